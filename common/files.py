@@ -1,0 +1,32 @@
+"""Files that are either the old or the new whole, and their digests."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside `path`, flush to disk, then rename over it."""
+    payload = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as stream:
+        stream.write(payload)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content, as hex."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

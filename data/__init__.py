@@ -1,0 +1,1 @@
+"""Text to instances, shards and batches. Knows neither the model nor DeepSpeed."""
