@@ -9,11 +9,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside `path`, flush to disk, then rename over it."""
     payload = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as stream:
+    with temporary.open("wb") as stream:
         stream.write(payload)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
     flush_folder(path.parent)
 
 
@@ -28,5 +28,5 @@ def flush_folder(folder: Path) -> None:
 
 def file_digest(path: Path) -> str:
     """sha256 of a file's content, as hex."""
-    with open(path, "rb") as stream:
+    with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
