@@ -1,0 +1,45 @@
+"""The activations a feed-forward layer can have, plain and gated."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,  # the exact one, x·Φ(x)
+    "gelu_tanh": _gelu_tanh,
+    "relu": functional.relu,
+    "swish": functional.silu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": functional.gelu, "swiglu": functional.silu}
+
+
+def is_gated(name: str) -> bool:
+    """A gated activation takes twice the width: act(first half) · second half."""
+    return name in _GATES
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name; a gated one halves the last dimension."""
+    if name in _PLAIN:
+        return _PLAIN[name]
+    gate = _GATES[name]
+
+    def gated(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return gate(left) * right
+
+    return gated
+
+
+def ungated(name: str) -> str:
+    """The activation for a layer that has no gate (the MLM head's transform): a gated one's inner function."""
+    return {"geglu": "gelu", "swiglu": "silu"}.get(name, name)

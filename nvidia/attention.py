@@ -1,0 +1,127 @@
+"""Self-attention: one projection to queries, keys and values, then a backend.
+
+T real tokens, H hidden size, A heads, D head size, S padded length.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nvidia.attention_backends import choose_backend, plain_attention, sdpa_attention
+from nvidia.config import BertConfig
+from nvidia.layers import ResidualOutput
+from nvidia.unpadding import Packing
+
+
+class AttentionOptions(NamedTuple):
+    """What a caller may ask of every layer's attention beyond the context."""
+
+    head_mask: Tensor | None = None  # [layers, A]; one layer's is [A]
+    return_probabilities: bool = False
+
+    @property
+    def are_default(self) -> bool:
+        return self.head_mask is None and not self.return_probabilities
+
+    def of_layer(self, layer: int) -> "AttentionOptions":
+        return self if self.head_mask is None else self._replace(head_mask=self.head_mask[layer])
+
+
+PLAIN_REQUEST = AttentionOptions()
+
+
+class BertSelfAttention(nn.Module):
+    """softmax(QKᵀ/√D)·V on packed tokens. Query, key and value keep their own parameters but share one matmul."""
+
+    def __init__(self, config: BertConfig, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_size = config.head_size
+        width = num_heads * config.head_size
+        self.query = nn.Linear(config.hidden_size, width, bias=config.use_bias)
+        self.key = nn.Linear(config.hidden_size, width, bias=config.use_bias)
+        self.value = nn.Linear(config.hidden_size, width, bias=config.use_bias)
+        self.dropout_prob = config.attention_probs_dropout_prob
+        self.backend = config.attention_backend
+        self.position_type = config.position_embedding_type
+        self.max_positions = config.max_position_embeddings
+        self.distance_embedding = (
+            None
+            if config.position_embedding_type == "absolute"
+            else nn.Embedding(2 * config.max_position_embeddings - 1, config.head_size)
+        )
+
+    def forward(self, hidden: Tensor, packing: Packing, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
+        """[T, H] → context [T, A·D] and, when asked for, probabilities [B, A, S, S]"""
+        query, key, value = self.project(hidden)
+        dropout_prob = self.dropout_prob if self.training else 0.0
+        needs_plain = not options.are_default or self.distance_embedding is not None
+        backend = choose_backend(self.backend, hidden.device.type, dropout_prob, needs_plain)
+        probabilities = None
+        if backend == "plain":
+            context, probabilities = plain_attention(
+                query,
+                key,
+                value,
+                packing,
+                dropout_prob,
+                bias=self.relative_scores(query, key, packing),
+                head_mask=None if options.head_mask is None else options.head_mask[:, None, None],
+            )
+        else:
+            context = sdpa_attention(query, key, value, packing, dropout_prob)
+        return context.flatten(1), probabilities if options.return_probabilities else None
+
+    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, H] → three [T, A, D], from one matmul with the three weights side by side."""
+        parts = (self.query, self.key, self.value)
+        weight = torch.cat([part.weight for part in parts])
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
+        joined = functional.linear(hidden, weight, bias).unflatten(-1, (3, self.num_heads, self.head_size))
+        query, key, value = joined.unbind(dim=1)
+        return query, key, value
+
+    def relative_scores(self, query: Tensor, key: Tensor, packing: Packing) -> Tensor | None:
+        """Scaled score terms of relative positions, [B, A, S, S], or None where positions are absolute."""
+        if self.distance_embedding is None:
+            return None
+        positions = torch.arange(packing.row_length, device=query.device)
+        distance = positions[:, None] - positions[None, :] + self.max_positions - 1  # [S, S]
+        vectors = self.distance_embedding(distance).to(query.dtype)  # [S, S, D]
+        q = packing.unpack(query) * self.head_size**-0.5  # [B, S, A, D]
+        scores = torch.einsum("bqad,qkd->baqk", q, vectors)
+        if self.position_type == "relative_key_query":
+            k = packing.unpack(key) * self.head_size**-0.5
+            scores = scores + torch.einsum("bkad,qkd->baqk", k, vectors)
+        return scores
+
+
+class BertAttention(nn.Module):
+    """Self-attention and the projection that ends its branch, under the names checkpoints have."""
+
+    def __init__(self, config: BertConfig, layer: int, output: type[ResidualOutput]) -> None:
+        super().__init__()
+        num_heads = config.num_heads(layer)
+        self.self = BertSelfAttention(config, num_heads)
+        self.output = output(num_heads * config.head_size, config)
+
+    def prune(self, before: tuple[int, ...], after: tuple[int, ...], config: BertConfig) -> None:
+        """Drop the weights of heads in `after` but not in `before`; heads are numbered as in the unpruned layer."""
+        left = [head for head in range(config.num_attention_heads) if head not in before]
+        kept = [place for place, head in enumerate(left) if head not in after]
+        columns = (torch.tensor(kept)[:, None] * config.head_size + torch.arange(config.head_size)).flatten()
+        for part in (self.self.query, self.self.key, self.self.value):
+            _select(part, columns, dim=0)
+        _select(self.output.dense, columns, dim=1)
+        self.self.num_heads = len(kept)
+
+
+def _select(linear: nn.Linear, index: Tensor, dim: int) -> None:
+    """Keep the given rows (dim 0, with their biases) or columns (dim 1) of a linear layer, in place."""
+    index = index.to(linear.weight.device)
+    linear.weight = nn.Parameter(linear.weight.detach().index_select(dim, index))
+    if dim == 0 and linear.bias is not None:
+        linear.bias = nn.Parameter(linear.bias.detach().index_select(0, index))
+    linear.out_features, linear.in_features = linear.weight.shape

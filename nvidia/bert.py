@@ -1,0 +1,107 @@
+"""The encoder as a model of its own: padded batch in, states out, with the options that users of BERT know.
+
+B sequences, S padded length, T real tokens, U used tokens, H hidden size, A heads.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import UserError
+from nvidia.attention import AttentionOptions, BertAttention
+from nvidia.config import BertConfig
+from nvidia.encoder import BertEncoder
+from nvidia.heads import BertPooler
+from nvidia.layers import BertEmbeddings, initialize_weights
+from nvidia.unpadding import Packing, plan_packing, real_tokens
+
+
+class BertOutput(NamedTuple):
+    """Padded positions of the states are zero."""
+
+    last_hidden_state: Tensor  # [B, S, H]
+    pooled: Tensor | None  # [B, H]
+    hidden_states: tuple[Tensor, ...]  # each [B, S, H], the embeddings first; empty unless asked for
+    attentions: tuple[Tensor, ...]  # each [B, A, S, S]; empty unless asked for
+
+
+class BertModelBase(nn.Module):
+    """Embeddings, encoder and pooler. `pre_ln` is what tells the two models apart."""
+
+    pre_ln: bool
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config, self.pre_ln)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        initialize_weights(self, config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> BertOutput:
+        """ids [B, S] or `inputs_embeds` [B, S, H]; `head_mask` [A] or [layers, A]; the rest [B, S]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        words = input_ids if inputs_embeds is None else inputs_embeds
+        assert words is not None
+        if attention_mask is None:
+            attention_mask = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
+        packing = plan_packing(real_tokens(attention_mask))
+        if position_ids is not None:
+            position_ids = packing.pack(position_ids.expand(words.shape[:2]))
+        embedded = self.embed(packing.pack(words), packing.pack(token_type_ids), packing, position_ids)
+        options = AttentionOptions(self.expand_head_mask(head_mask), output_attentions)
+        output = self.encoder(embedded, packing, options, return_states=output_hidden_states)
+        return BertOutput(
+            packing.unpack(output.last),
+            self.pooler(output.last.index_select(0, packing.first)) if self.pooler is not None else None,
+            tuple(packing.unpack(state) for state in output.states),
+            output.probabilities,
+        )
+
+    def embed(self, words: Tensor, segments: Tensor, packing: Packing, position_ids: Tensor | None = None) -> Tensor:
+        """[T] or [T, H] → [T, H]; refuses rows longer than the position table."""
+        longest = self.config.max_position_embeddings
+        if packing.row_length > longest and position_ids is None:
+            raise UserError(
+                f"a batch is {packing.row_length} tokens wide, but max_position_embeddings is {longest}; "
+                "raise it in the model JSON or cut the sequences"
+            )
+        return self.embeddings(words, segments, packing, position_ids)
+
+    def expand_head_mask(self, head_mask: Tensor | None) -> Tensor | None:
+        """[A] or [layers, A] → [layers, A]"""
+        return None if head_mask is None else head_mask.expand(self.config.num_hidden_layers, head_mask.shape[-1])
+
+    def prune_heads(self, heads_to_prune: dict[int, list[int]]) -> None:
+        """Remove heads, numbered as in the whole model, and their weights; the config remembers which."""
+        pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
+        for layer, heads in heads_to_prune.items():
+            pruned.setdefault(layer, set()).update(heads)
+        config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
+        for layer in heads_to_prune:
+            before = self.config.pruned_heads.get(layer, ())
+            attention = self.encoder.layer[layer].attention
+            assert isinstance(attention, BertAttention)
+            attention.prune(before, config.pruned_heads[layer], config)
+        self.config = config
+
+
+def default_checkpoint_chunk(num_layers: int) -> int:
+    """⌈√layers⌉ layers a chunk: the states kept and the states recomputed at once are then about as many."""
+    return math.ceil(math.sqrt(num_layers))

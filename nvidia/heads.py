@@ -1,0 +1,70 @@
+"""What reads the encoder's states: the pooler, the masked-token head and the sentence head.
+
+N rows, H hidden size, V rows of the embedding table.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nvidia.activations import ungated
+from nvidia.config import BertConfig
+from nvidia.layers import LayerNorm, LinearActivation
+
+
+class BertPooler(nn.Module):
+    """tanh(W·h) of each sequence's first token."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense_act = LinearActivation(config.hidden_size, config.hidden_size, "tanh")
+
+    def forward(self, first_tokens: Tensor) -> Tensor:
+        return self.dense_act(first_tokens)
+
+
+class PredictionTransform(nn.Module):
+    """dense → activation → layer norm"""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense_act = LinearActivation(config.hidden_size, config.hidden_size, ungated(config.hidden_act))
+        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.LayerNorm(self.dense_act(x))
+
+
+class Decoder(nn.Linear):
+    """Scores against the word embeddings. The bias belongs to the head above, under the name checkpoints have."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        return functional.linear(x, self.weight, bias)
+
+
+class PredictionHead(nn.Module):
+    """Scores of every token for given rows; rows of the table that are padding get none."""
+
+    def __init__(self, config: BertConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.transform = PredictionTransform(config)
+        self.decoder = Decoder(config)
+        if config.tie_word_embeddings:
+            self.decoder.weight = word_embeddings.weight
+        self.bias = nn.Parameter(word_embeddings.weight.new_zeros(config.vocab_size))
+        self.num_tokens = config.num_tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H] → [N, tokens]"""
+        return self.decoder(self.transform(x), self.bias)[:, : self.num_tokens]
+
+
+class PreTrainingHeads(nn.Module):
+    """Both heads, under the names checkpoints have."""
+
+    def __init__(self, config: BertConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.predictions = PredictionHead(config, word_embeddings)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2) if config.has_sentence_head else None

@@ -1,0 +1,129 @@
+"""The small parts every block is made of: layer norm, linear + activation, embeddings, the residual branch's end.
+
+T real tokens, H hidden size, I intermediate size.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nvidia.activations import activation, is_gated
+from nvidia.config import BertConfig
+from nvidia.dropout import dropout, dropout_add
+from nvidia.unpadding import Packing
+
+
+class LayerNorm(nn.Module):
+    """Layer norm whose statistics and affine step are computed in fp32, whatever type its input and weights have."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.weight.shape
+        if x.dtype == torch.float32 == self.weight.dtype:
+            return functional.layer_norm(x, shape, self.weight, self.bias, self.eps)
+        normed = functional.layer_norm(x.float(), shape, self.weight.float(), self.bias.float(), self.eps)
+        return normed.to(x.dtype)
+
+
+class LinearActivation(nn.Module):
+    """x·Wᵀ + b, then an activation. A gated activation has twice as many rows in W as outputs."""
+
+    def __init__(self, in_size: int, out_size: int, act: str, bias: bool = True) -> None:
+        super().__init__()
+        rows = 2 * out_size if is_gated(act) else out_size
+        self.weight = nn.Parameter(torch.empty(rows, in_size))
+        self.bias = nn.Parameter(torch.empty(rows)) if bias else None
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(functional.linear(x, self.weight, self.bias))
+
+
+class BertEmbeddings(nn.Module):
+    """Sum of word, position and segment embeddings, normed, with dropout; on packed tokens."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = (
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.position_embedding_type == "absolute"
+            else None
+        )
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout_prob = config.hidden_dropout_prob
+
+    def forward(
+        self,
+        words: Tensor,
+        segments: Tensor,
+        packing: Packing,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """`words` are packed ids [T], or packed embeddings [T, H] given in their place → [T, H]"""
+        summed = self.word_embeddings(words) if words.dim() == 1 else words
+        summed = summed + self.token_type_embeddings(segments)
+        if self.position_embeddings is not None:
+            summed = summed + self.position_embeddings(packing.position_of if position_ids is None else position_ids)
+        return dropout(self.LayerNorm(summed), self.dropout_prob, self.training)
+
+
+class ResidualOutput(nn.Module):
+    """The end of a branch: project back to the stream, dropout, add. `scale` is progressive layer drop's."""
+
+    def __init__(self, in_size: int, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(in_size, config.hidden_size, bias=config.use_bias)
+        self.dropout_prob = config.hidden_dropout_prob
+
+    def forward(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        return dropout_add(self.dense(x), residual, self.dropout_prob, self.training, scale)
+
+
+class NormedResidualOutput(ResidualOutput):
+    """The same with the layer norm that a post-LN block has after the sum."""
+
+    def __init__(self, in_size: int, config: BertConfig) -> None:
+        super().__init__(in_size, config)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        return self.LayerNorm(super().forward(x, residual, scale))
+
+
+class BertIntermediate(nn.Module):
+    """The wide half of the feed-forward layer."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense_act = LinearActivation(
+            config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.use_bias
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense_act(x)
+
+
+def initialize_weights(model: nn.Module, config: BertConfig) -> None:
+    """All initialisation: N(0, range) for matrices and embeddings, zero biases, layer norms 1 and 0.
+
+    The projections that write into the residual stream get range/√(2·layers), so that the stream's variance does not
+    grow with depth.
+    """
+    shrunk = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
+    writers = {id(module.dense) for module in model.modules() if isinstance(module, ResidualOutput)}
+    for module in model.modules():
+        std = shrunk if id(module) in writers else config.initializer_range
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=std)
+            elif isinstance(module, LayerNorm) and name == "weight":
+                nn.init.ones_(parameter)
+            else:
+                nn.init.zeros_(parameter)

@@ -1,0 +1,123 @@
+"""Masked-token and next-sentence training on top of an encoder, in one forward pass.
+
+B sequences, S padded length, T real tokens, M masked tokens, H hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nvidia.bert import BertModelBase, default_checkpoint_chunk
+from nvidia.config import BertConfig
+from nvidia.heads import PreTrainingHeads
+from nvidia.layers import initialize_weights
+from nvidia.unpadding import Packing, plan_packing, real_tokens
+
+NO_LABEL = -1  # in masked_lm_labels and next_sentence_label
+
+
+class PreTrainingDetails(NamedTuple):
+    """What a forward pass measured: sums and counts that add up over micro-batches and ranks. 0-dim, detached."""
+
+    masked_lm_loss_sum: Tensor
+    masked_lm_correct: Tensor
+    masked_lm_count: Tensor
+    next_sentence_loss_sum: Tensor
+    next_sentence_correct: Tensor
+    next_sentence_count: Tensor
+    num_tokens: Tensor  # real ones
+
+
+class PreTrainingModel(nn.Module):
+    """An encoder with both heads. `forward` gives the total loss; `details` holds what the last forward measured."""
+
+    encoder_class: type[BertModelBase]
+
+    def __init__(self, config: BertConfig, args: Any = None) -> None:
+        """`args` is taken for callers that know the old signature; nothing is read from it."""
+        super().__init__()
+        self.config = config
+        self.bert = self.encoder_class(config, add_pooling_layer=config.has_sentence_head)
+        self.cls = PreTrainingHeads(config, self.bert.embeddings.word_embeddings)
+        self.details: PreTrainingDetails | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        initialize_weights(self, self.config)
+
+    def forward(self, batch: Sequence[Any], log: bool = True, masked_lm_total: Tensor | None = None) -> Tensor:
+        """Total loss of a batch (DESIGN's six fields): masked tokens' mean cross entropy + next sentence's mean.
+
+        `masked_lm_total` takes the place of this batch's number of masked tokens, so that a global batch gives the same
+        gradient however it is cut into micro-batches and ranks. `log` is taken for old callers and ignored.
+        """
+        _, input_ids, input_mask, segment_ids, next_sentence_label, masked_lm_labels = batch
+        mask = real_tokens(input_mask)
+        packing = plan_packing(mask)
+        labels = packing.pack(masked_lm_labels)  # [T]
+        masked = torch.nonzero(labels != NO_LABEL).squeeze(1)  # [M]
+        states = self.encode_rows(input_ids, segment_ids, packing, torch.cat([packing.first, masked]))
+        first, predicted = states[: packing.num_rows], states[packing.num_rows :]
+
+        scores = self.cls.predictions(predicted).float()  # [M, tokens]
+        masked_labels = labels.index_select(0, masked)
+        masked_loss = functional.cross_entropy(scores, masked_labels, reduction="sum")
+        count = scores.new_full((), masked.shape[0])
+        total = count if masked_lm_total is None else masked_lm_total.to(count)
+        loss = masked_loss / torch.where(total > 0, total, torch.ones_like(total))
+
+        zero = torch.zeros_like(count)
+        sentence_loss = sentence_correct = sentence_count = zero
+        if self.bert.pooler is not None and self.cls.seq_relationship is not None:
+            sentence_scores = self.cls.seq_relationship(self.bert.pooler(first)).float()  # [B, 2]
+            sentence_labels = next_sentence_label.view(-1)
+            sentence_loss = functional.cross_entropy(
+                sentence_scores, sentence_labels, reduction="sum", ignore_index=NO_LABEL
+            )
+            sentence_count = (sentence_labels != NO_LABEL).sum().to(count)
+            sentence_correct = (sentence_scores.detach().argmax(-1) == sentence_labels).sum().to(count)
+            loss = loss + sentence_loss / sentence_count.clamp(min=1)
+        self.details = PreTrainingDetails(
+            masked_lm_loss_sum=masked_loss.detach(),
+            masked_lm_correct=(scores.detach().argmax(-1) == masked_labels).sum().to(count),
+            masked_lm_count=count,
+            next_sentence_loss_sum=sentence_loss.detach(),
+            next_sentence_correct=sentence_correct,
+            next_sentence_count=sentence_count,
+            num_tokens=count.new_full((), packing.num_tokens),
+        )
+        return loss
+
+    def encode_rows(self, input_ids: Tensor, segment_ids: Tensor, packing: Packing, rows: Tensor | None) -> Tensor:
+        """Final states [U, H] of the packed positions `rows`, or [T, H] of all."""
+        embedded = self.bert.embed(packing.pack(input_ids), packing.pack(segment_ids), packing)
+        return self.bert.encoder(embedded, packing, rows=rows).last
+
+    def masked_lm_logits(
+        self, input_ids: Tensor, input_mask: Tensor, segment_ids: Tensor, positions: Tensor | None = None
+    ) -> Tensor:
+        """Scores of every token: [B, S, tokens] (zero on padding), or [B, P, tokens] at `positions` [B, P]."""
+        packing = plan_packing(real_tokens(input_mask))
+        states = packing.unpack(self.encode_rows(input_ids, segment_ids, packing, None))  # [B, S, H]
+        if positions is not None:
+            states = states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
+            return self.cls.predictions(states.flatten(0, 1)).unflatten(0, positions.shape)
+        return packing.unpack(self.cls.predictions(packing.pack(states)))
+
+    def sentence_logits(self, input_ids: Tensor, input_mask: Tensor, segment_ids: Tensor) -> Tensor:
+        """[B, 2]: column 0 for "B follows A", column 1 for "B is random" (or swapped, with a SOP head)."""
+        if self.bert.pooler is None or self.cls.seq_relationship is None:
+            raise ValueError("this model has no sentence head")
+        packing = plan_packing(real_tokens(input_mask))
+        first = self.encode_rows(input_ids, segment_ids, packing, packing.first)
+        return self.cls.seq_relationship(self.bert.pooler(first))
+
+    def gradient_checkpointing_enable(self, chunk_size: int | None = None) -> None:
+        """Keep only every `chunk_size`-th layer's state and recompute the rest; ⌈√layers⌉ by default."""
+        self.bert.encoder.checkpoint_chunk = chunk_size or default_checkpoint_chunk(self.config.num_hidden_layers)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.bert.encoder.checkpoint_chunk = 0

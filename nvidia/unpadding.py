@@ -1,0 +1,96 @@
+"""Which tokens of a padded batch are real: how rows are packed to them and where each sequence lies.
+
+B sequences, S padded length, T real tokens, L one sequence's length.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Packing:
+    """T real tokens of a [B, S] batch in one row, the sequences one after the other.
+
+    On CPU the sequences are ordered by length, longest first, so that all of one length lie side by side and a group of
+    them is a view: `groups` then lists (number of sequences, their length). On a device the order is the batch's and
+    `groups` is empty, because reading lengths on the host would wait for the device.
+    """
+
+    num_rows: int  # B
+    row_length: int  # S
+    indices: Tensor  # [T] where each real token lies in the flattened [B·S] batch
+    first: Tensor  # [B] packed position of each sequence's [CLS], in batch order
+    boundaries: Tensor  # [B + 1] int32, packed position where each sequence starts, in packed order
+    sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
+    position_of: Tensor  # [T] its position in its padded row
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.indices.shape[0]
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """[B, S, …] → [T, …]"""
+        return padded.reshape(self.num_rows * self.row_length, *padded.shape[2:]).index_select(0, self.indices)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """[T, …] → [B, S, …], zeros where there is padding."""
+        flat = packed.new_zeros(self.num_rows * self.row_length, *packed.shape[1:])
+        return flat.index_copy(0, self.indices, packed).view(self.num_rows, self.row_length, *packed.shape[1:])
+
+    def key_mask(self) -> Tensor:
+        """[B, S] bool, true where a token is real."""
+        flat = torch.zeros(self.num_rows * self.row_length, dtype=torch.bool, device=self.indices.device)
+        return flat.index_fill(0, self.indices, True).view(self.num_rows, self.row_length)
+
+
+def real_tokens(input_mask: Tensor) -> Tensor:
+    """[B, S] bool. Position 0 counts as real always, so a fully masked row is a sequence of one token, not of none."""
+    mask = input_mask.bool()
+    return torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
+
+
+def plan_packing(mask: Tensor) -> Packing:
+    """Find the real tokens of a bool [B, S] mask whose first column is true. The one wait for the device is here."""
+    if mask.device.type == "cpu":
+        return _plan_by_length(mask)
+    return make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))
+
+
+def make_packing(mask: Tensor, indices: Tensor) -> Packing:
+    """The plan in batch order, given where the real tokens are; nothing here waits for a device."""
+    rows, length = mask.shape
+    lengths = mask.sum(dim=1, dtype=torch.int32)
+    boundaries = functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return Packing(
+        num_rows=rows,
+        row_length=length,
+        indices=indices,
+        first=boundaries[:-1].long(),
+        boundaries=boundaries,
+        sequence_of=indices // length,
+        position_of=indices % length,
+        groups=(),
+    )
+
+
+def _plan_by_length(mask: Tensor) -> Packing:
+    rows, length = mask.shape
+    lengths, order = mask.sum(dim=1).sort(descending=True, stable=True)
+    within = torch.nonzero(mask.index_select(0, order).flatten()).squeeze(1)  # in the reordered batch
+    sequence_of, position_of = order[within // length], within % length
+    boundaries = functional.pad(lengths.cumsum(0), (1, 0))
+    values, counts = torch.unique_consecutive(lengths, return_counts=True)
+    return Packing(
+        num_rows=rows,
+        row_length=length,
+        indices=sequence_of * length + position_of,
+        first=torch.empty_like(order).index_copy(0, order, boundaries[:-1]),
+        boundaries=boundaries.int(),
+        sequence_of=sequence_of,
+        position_of=position_of,
+        groups=tuple(zip(counts.tolist(), values.tolist(), strict=True)),
+    )

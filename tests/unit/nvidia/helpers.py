@@ -1,0 +1,52 @@
+"""Small models and batches of odd sizes for the model's tests."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvidia.config import BertConfig
+
+TINY = BertConfig(
+    vocab_size=101,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=41,
+    max_position_embeddings=19,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
+def tiny_config(**changes: Any) -> BertConfig:
+    return replace(TINY, **changes)
+
+
+def make_batch(lengths: tuple[int, ...] = (11, 7, 11, 1, 4), width: int = 11, seed: int = 0) -> tuple[Any, ...]:
+    """DESIGN's six fields: two segments, padding, about a third of the tokens masked, one sentence label absent."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(lengths)
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(1, TINY.vocab_size, (rows, width), generator=generator) * mask
+    segments = (torch.arange(width) >= width // 2).long().expand(rows, width) * mask
+    chosen = (torch.rand(rows, width, generator=generator) < 0.35) & mask.bool()
+    chosen[:, 0] = False
+    labels = torch.where(chosen, torch.randint(1, TINY.vocab_size, (rows, width), generator=generator), -1)
+    sentence = torch.randint(0, 2, (rows,), generator=generator)
+    sentence[-1] = -1
+    return 2, ids, mask, segments, sentence, labels
+
+
+def spread_weights(model: torch.nn.Module, seed: int = 3) -> None:
+    """Weights large enough that an error anywhere shows in the outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.25
+            parameter.copy_(1 + noise if "LayerNorm.weight" in name else noise)
+
+
+def largest_difference(left: Tensor, right: Tensor) -> float:
+    return float((left.detach().float() - right.detach().float()).abs().max()) if left.numel() else 0.0

@@ -1,0 +1,73 @@
+"""BertConfig: what it takes, what it refuses, and how it says so."""
+
+import pytest
+
+from common.errors import UserError
+from nvidia.config import BertConfig, padded_vocab_size
+from tests.unit.nvidia.helpers import tiny_config
+
+BING_BERT_BASE = {
+    "vocab_size_or_config_json_file": 119547,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+}
+
+
+def test_the_json_that_bing_bert_ships_loads() -> None:
+    assert BertConfig.from_dict(BING_BERT_BASE) == BertConfig(vocab_size=119547)
+
+
+def test_round_trip_through_plain_values() -> None:
+    config = tiny_config(pruned_heads={1: (0, 2)}, hidden_act="geglu", unpadded_vocab_size=99)
+    assert BertConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(("size", "padded"), [(30522, 30528), (30528, 30528), (1, 8)])
+def test_vocabulary_is_padded_to_eight(size: int, padded: int) -> None:
+    assert padded_vocab_size(size) == padded
+    config = BertConfig(vocab_size=size).with_padded_vocab()
+    assert (config.vocab_size, config.num_tokens) == (padded, size)
+    assert config.with_padded_vocab() == config
+
+
+def test_an_unknown_key_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'hidden_sise'; did you mean 'hidden_size'\?"):
+        BertConfig.from_dict({"vocab_size": 8, "hidden_sise": 4})
+
+
+def test_the_two_names_of_the_vocabulary_must_agree() -> None:
+    with pytest.raises(UserError, match="both vocab_size"):
+        BertConfig.from_dict({"vocab_size": 8, "vocab_size_or_config_json_file": 9})
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        BertConfig(vocab_size=0, hidden_act="gelo", hidden_dropout_prob=1.0, num_hidden_layers=True)
+    message = str(caught.value)
+    for part in ("vocab_size is 0", "hidden_act is 'gelo'", "did you mean 'gelu'", "hidden_dropout_prob is 1.0",
+                 "num_hidden_layers is True", "4 problems"):  # fmt: skip
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 5}, "which 5 attention heads do not divide"),
+        ({"pad_token_id": 200}, "pad_token_id 200 is past"),
+        ({"unpadded_vocab_size": 300}, "unpadded_vocab_size is 300"),
+        ({"pruned_heads": {7: (0,)}}, "names layer 7"),
+        ({"pruned_heads": {0: (0, 1, 2)}}, "with no head"),
+        ({"pruned_heads": {0: (5,)}}, "different heads from 0 to 2"),
+    ],
+)
+def test_values_that_do_not_fit_together(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_config(**changes)
