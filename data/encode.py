@@ -1,0 +1,168 @@
+"""Sentences to token ids, many at once, and where each word begins.
+
+BERT's tokenizer treats every word by itself, so a word needs to be looked up only once: after that a corpus costs one
+regular expression and one dictionary access a word, a fraction of encoding it sentence by sentence. What a word is, and
+which ids it has, is still decided by the tokenizer itself; the tests hold both ways equal.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.tokenizer import BertTokenizer
+
+_LINE_END = "\u2424"  # stands for "\n", which the normaliser would turn into a space
+_ASCII_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")
+_ASCII_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_LONGEST_WORD = 1000  # a longer "word" is not remembered: junk must not fill the memory
+_MAX_REMEMBERED = 2_000_000  # words; about 300 MB. Beyond it the table starts anew
+
+
+class Encoded(NamedTuple):
+    """Token ids of several sentences, end to end."""
+
+    ids: np.ndarray  # [T] int32
+    word_starts: np.ndarray  # [T] bool
+    ends: np.ndarray  # [sentences] int64; where each sentence's ids end
+
+
+class Encoder:
+    """Encodes with one tokenizer, remembering words."""
+
+    def __init__(self, tokenizer: BertTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.unk_id = tokenizer.unk_id
+        self._is_bert = tokenizer.is_bert
+        self._backend = tokenizer.backend
+        self._lower_case = tokenizer.lower_case
+        added = [token.content for token in self._backend.get_added_tokens_decoder().values()]
+        self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
+        self._punctuation: dict[str, str] = {}  # non-ASCII characters → "word", "space" or "punctuation"
+        self._words = _ASCII_WORDS
+        self._number_of: dict[str, int] = {}
+        self._table = np.empty(0, dtype=np.int32)  # ids of all known words, end to end
+        self._sizes = np.zeros(1, dtype=np.int64)  # of each word; word 0 is the end of a line and has no ids
+        self._firsts = np.zeros(1, dtype=np.int64)  # where each word's ids begin in the table
+
+    def encode(self, sentences: Sequence[str]) -> Encoded:
+        """Ids without [CLS] and [SEP]. A sentence may come out empty."""
+        if not self._is_bert:
+            return _assemble([self._encode_plainly(sentence) for sentence in sentences])
+        if len(self._number_of) > _MAX_REMEMBERED:
+            self._forget()
+        groups: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for i, sentence in enumerate(sentences):
+            groups[self._way_of(sentence)].append(i)
+        ways = (self._encode_ascii, self._encode_unicode)
+        if not groups[1] and not groups[2]:
+            return ways[0](sentences)
+        parts: list[tuple[np.ndarray, np.ndarray]] = [(_NO_IDS, _NO_STARTS)] * len(sentences)
+        for way, group in zip(ways, groups[:2], strict=True):
+            if group:
+                for i, part in zip(group, _split(way([sentences[i] for i in group])), strict=True):
+                    parts[i] = part
+        for i in groups[2]:
+            parts[i] = self._encode_plainly(sentences[i])
+        return _assemble(parts)
+
+    def _way_of(self, sentence: str) -> int:
+        if self._added and "[" in sentence and self._added.search(sentence):
+            return 2  # the text names a special token: never split, so the tokenizer must see it whole
+        if sentence.isascii():
+            return 0
+        return 2 if _LINE_END in sentence else 1
+
+    def _encode_ascii(self, sentences: Sequence[str]) -> Encoded:
+        text = "\n".join(sentence.replace("\n", " ") for sentence in sentences) + "\n"
+        if _ASCII_CONTROLS.search(text):
+            text = _ASCII_CONTROLS.sub("", text)
+        if self._lower_case:
+            text = text.lower()
+        return self._look_up(_ASCII_WORDS.findall(text), "\n")
+
+    def _encode_unicode(self, sentences: Sequence[str]) -> Encoded:
+        text = self._backend.normalizer.normalize_str(_LINE_END.join(sentences) + _LINE_END)
+        self._learn_characters(text)
+        return self._look_up(self._words.findall(text), _LINE_END)
+
+    def _learn_characters(self, text: str) -> None:
+        """Ask the tokenizer how it treats each character not met before, and extend the expression by the answer."""
+        new = set(text) - self._punctuation.keys()
+        if not new:
+            return
+        for character in new:
+            pieces = len(self._backend.pre_tokenizer.pre_tokenize_str(f"a{character}a"))
+            self._punctuation[character] = {1: "word", 2: "space", 3: "punctuation"}[pieces]
+        by_kind = {
+            kind: "".join(
+                re.escape(c) for c, found in sorted(self._punctuation.items()) if found == kind and c != _LINE_END
+            )
+            for kind in ("space", "punctuation")
+        }
+        punctuation = by_kind["punctuation"]
+        isolated = f"[{punctuation}]|" if punctuation else ""
+        self._words = re.compile(f"[^ {by_kind['space']}{punctuation}{_LINE_END}]+|{isolated}{_LINE_END}")
+
+    def _look_up(self, words: list[str], line_end: str) -> Encoded:
+        unknown = set(words).difference(self._number_of)
+        unknown.discard(line_end)
+        self._remember(sorted(unknown))
+        number_of = self._number_of
+        number_of[line_end] = 0
+        numbers = np.fromiter(map(number_of.__getitem__, words), dtype=np.int64, count=len(words))
+        del number_of[line_end]
+        sizes = self._sizes[numbers]
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        # Token t of a word that begins at `first` is the table's entry first-of-word + (t - first).
+        firsts = ends - sizes
+        ids = self._table[np.repeat(self._firsts[numbers] - firsts, sizes) + np.arange(total)]
+        starts = np.zeros(total, dtype=bool)
+        starts[firsts[sizes > 0]] = True
+        return Encoded(ids, starts, ends[numbers == 0])
+
+    def _remember(self, words: list[str]) -> None:
+        """Add words to the table."""
+        if not words:
+            return
+        found = [encoding.ids for encoding in self._backend.encode_batch_fast(words, add_special_tokens=False)]
+        sizes = np.array([len(ids) for ids in found], dtype=np.int64)
+        first = len(self._table) + np.cumsum(sizes) - sizes
+        for number, word in enumerate(words, start=len(self._sizes)):
+            self._number_of[word] = number
+        self._table = np.concatenate([self._table, *(np.array(ids, dtype=np.int32) for ids in found)])
+        self._sizes = np.concatenate([self._sizes, sizes])
+        self._firsts = np.concatenate([self._firsts, first])
+
+    def _forget(self) -> None:
+        self._number_of = {}
+        self._table = np.empty(0, dtype=np.int32)
+        self._sizes = np.zeros(1, dtype=np.int64)
+        self._firsts = np.zeros(1, dtype=np.int64)
+
+    def _encode_plainly(self, sentence: str) -> tuple[np.ndarray, np.ndarray]:
+        encoding = self._backend.encode(sentence, add_special_tokens=False)
+        words = [-1 if word is None else word for word in encoding.word_ids]
+        starts = np.ones(len(words), dtype=bool)
+        starts[1:] = np.diff(np.array(words)) != 0 if len(words) > 1 else starts[1:]
+        return np.array(encoding.ids, dtype=np.int32), starts
+
+
+_NO_IDS = np.empty(0, dtype=np.int32)
+_NO_STARTS = np.empty(0, dtype=bool)
+
+
+def _split(encoded: Encoded) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    first = 0
+    for end in encoded.ends.tolist():
+        yield encoded.ids[first:end], encoded.word_starts[first:end]
+        first = end
+
+
+def _assemble(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Encoded:
+    ids = np.concatenate([_NO_IDS, *(part[0] for part in parts)])
+    starts = np.concatenate([_NO_STARTS, *(part[1] for part in parts)])
+    return Encoded(ids, starts, np.cumsum([len(part[0]) for part in parts], dtype=np.int64))

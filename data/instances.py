@@ -1,0 +1,181 @@
+"""Cuts documents into instances: which tokens make segment A, which make segment B.
+
+An instance is six numbers, not tokens, so a corpus of them is small, and rows are put together from it in any order.
+S tokens a row, of which S - 3 are text where there are two segments, S - 2 where there is one.
+"""
+
+from bisect import bisect_left, bisect_right
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Objective = Literal["nsp", "mlm", "sop"]
+OBJECTIVES: tuple[Objective, ...] = ("nsp", "mlm", "sop")
+
+
+class Documents(NamedTuple):
+    """Tokenized documents end to end."""
+
+    tokens: np.ndarray  # [T] uint16 or uint32
+    word_starts: np.ndarray  # [T] bool
+    sentence_ends: np.ndarray  # [sentences] int64, in tokens; no sentence is empty
+    document_ends: np.ndarray  # [documents] int64, in sentences; no document is empty
+
+
+class Instances(NamedTuple):
+    """[N] each. Segment B lies in the instance's own documents, or in the donor's where `b_is_donated`."""
+
+    a_start: np.ndarray
+    a_length: np.ndarray
+    b_start: np.ndarray
+    b_length: np.ndarray  # 0 = no segment B
+    b_is_donated: np.ndarray
+    label: np.ndarray  # 0 = B follows A, 1 = B is random, or A and B are swapped
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.a_start)
+
+
+def make_instances(
+    documents: Documents,
+    donor: Documents,
+    objective: Objective,
+    max_seq_length: int,
+    short_seq_prob: float,
+    rng: np.random.Generator,
+) -> Instances:
+    """All instances of `documents`; `donor` gives the random segments B."""
+    if len(documents.document_ends) == 0:
+        return Instances(*(np.empty(0, dtype=np.int64) for _ in Instances._fields))
+    if objective == "mlm":
+        return _full_sentences(documents, max_seq_length - 2, short_seq_prob, rng)
+    pairs = _Pairs(documents, donor, max_seq_length - 3, short_seq_prob, rng)
+    return _truncated(pairs.build(is_sop=objective == "sop"), max_seq_length - 3, rng)
+
+
+class _Pairs:
+    """BERT's sentence pairs. The loop is a dozen list accesses an instance; everything per token comes later."""
+
+    def __init__(
+        self, documents: Documents, donor: Documents, room: int, short: float, rng: np.random.Generator
+    ) -> None:
+        self.ends: list[int] = [0, *documents.sentence_ends.tolist()]  # ends[i] = where sentence i begins
+        self.bounds: list[int] = [0, *documents.document_ends.tolist()]
+        self.donor_ends: list[int] = [0, *donor.sentence_ends.tolist()]
+        self.donor_bounds: list[int] = [0, *donor.document_ends.tolist()]
+        self.donates_itself = donor is documents
+        self.room = room
+        self.short = short
+        self.rng = rng
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.store: list[list[float]] = []  # random numbers drawn in bulk
+        self.draws: list[float] = []  # six of them, uniform, for the instance at hand
+        self.target = room
+
+    def build(self, *, is_sop: bool) -> np.ndarray:
+        add = self._add_ordered if is_sop else self._add_next
+        for document in range(len(self.bounds) - 1):
+            sentence, last = self.bounds[document], self.bounds[document + 1]
+            while sentence < last:
+                sentence = add(document, sentence, self._chunk_end(sentence, last))
+        return np.array(self.rows, dtype=np.int64).reshape(-1, 6)
+
+    def _chunk_end(self, first: int, last: int) -> int:
+        """The sentences from `first` that reach the target length, or all that the document still has."""
+        if not self.store:
+            self.store = self.rng.random((1024, 6)).tolist()
+        self.draws = self.store.pop()
+        self.target = self.room
+        if self.draws[0] < self.short:
+            self.target = 2 + int(self.draws[1] * (self.room - 1))
+        return bisect_left(self.ends, self.ends[first] + self.target, first + 1, last)
+
+    def _add_next(self, document: int, first: int, end: int) -> int:
+        """One instance of next-sentence prediction; returns the sentence at which the next one begins."""
+        ends = self.ends
+        count = end - first
+        split = first + 1 + int(self.draws[2] * (count - 1)) if count >= 2 else first + 1
+        a_start, a_stop = ends[first], ends[split]
+        if count == 1 or self.draws[3] < 0.5:
+            found = self._random_segment(document, self.target - (a_stop - a_start))
+            if found is not None:
+                self.rows.append((a_start, a_stop - a_start, *found, 1, 1))
+                return split  # what B would have been is used again
+        if count == 1:
+            return self._add_halves(a_start, a_stop, split)
+        self.rows.append((a_start, a_stop - a_start, a_stop, ends[end] - a_stop, 0, 0))
+        return end
+
+    def _add_halves(self, start: int, stop: int, following: int) -> int:
+        """A lone sentence and no other document to draw from: its own two halves, if it has two tokens."""
+        middle = (start + stop) // 2
+        if middle > start:
+            self.rows.append((start, middle - start, middle, stop - middle, 0, 0))
+        return following
+
+    def _random_segment(self, document: int, target: int) -> tuple[int, int] | None:
+        """(start, length) of a run of another document's sentences, from a random one on; None if there is none."""
+        bounds, ends = self.donor_bounds, self.donor_ends
+        others = len(bounds) - 1 - int(self.donates_itself)
+        if others < 1:
+            return None
+        other = int(self.draws[4] * others)
+        if self.donates_itself and other >= document:
+            other += 1
+        low, high = bounds[other], bounds[other + 1]
+        first = low + int(self.draws[5] * (high - low))
+        end = bisect_left(ends, ends[first] + max(1, target), first + 1, high)
+        return ends[first], ends[end] - ends[first]
+
+    def _add_ordered(self, document: int, first: int, end: int) -> int:
+        """One instance of sentence-order prediction: two neighbours, swapped half of the time."""
+        ends = self.ends
+        count = end - first
+        if count == 1:
+            middle = (ends[first] + ends[end]) // 2
+            if middle == ends[first]:
+                return end
+        else:
+            middle = ends[first + 1 + int(self.draws[2] * (count - 1))]
+        a = (ends[first], middle - ends[first])
+        b = (middle, ends[end] - middle)
+        swapped = self.draws[3] < 0.5
+        self.rows.append((*b, *a, 0, 1) if swapped else (*a, *b, 0, 0))
+        return end
+
+
+def _truncated(rows: np.ndarray, room: int, rng: np.random.Generator) -> Instances:
+    """Shorten pairs to `room` tokens as BERT does: always the longer segment, at either end with equal chance."""
+    a_start, a_length, b_start, b_length, donated, label = rows.T
+    excess = np.maximum(0, a_length + b_length - room)
+    difference = np.abs(a_length - b_length)
+    # The longer loses until both are equal, then they take turns, B first.
+    alone = np.minimum(excess, difference)
+    turns = excess - alone
+    a_is_longer = a_length > b_length
+    cut_a = np.where(a_is_longer, alone, 0) + turns // 2
+    cut_b = np.where(a_is_longer, 0, alone) + (turns + 1) // 2
+    front_a, front_b = rng.binomial(cut_a, 0.5), rng.binomial(cut_b, 0.5)
+    return Instances(a_start + front_a, a_length - cut_a, b_start + front_b, b_length - cut_b, donated, label)
+
+
+def _full_sentences(documents: Documents, room: int, short: float, rng: np.random.Generator) -> Instances:
+    """One segment of whole sentences up to `room` tokens, within a document; a longer sentence is cut."""
+    ends: list[int] = documents.sentence_ends.tolist()
+    starts: list[int] = []
+    lengths: list[int] = []
+    begin = 0
+    for last in documents.document_ends.tolist():
+        stop = ends[last - 1]
+        while begin < stop:
+            draw, size = rng.random(2).tolist()
+            target = 2 + int(size * (room - 1)) if draw < short else room
+            sentence = bisect_right(ends, begin + target)  # the first sentence that ends beyond the target
+            end = ends[sentence - 1] if sentence and ends[sentence - 1] > begin else begin + target
+            end = min(end, stop)
+            starts.append(begin)
+            lengths.append(end - begin)
+            begin = end
+    zeros = np.zeros(len(starts), dtype=np.int64)
+    return Instances(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64), zeros, zeros, zeros, zeros)

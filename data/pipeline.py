@@ -1,0 +1,220 @@
+"""Runs the stages of a preparation in order, each task once, on any executor."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.console import console
+from common.errors import UserError
+from data.randomness import generator
+from data.settings import SPLITS, Settings
+from data.sources import Source
+from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, write
+from data.store import WorkFolder
+from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
+
+_HASHES_AT_ONCE = 4_000_000  # compared in memory together: 32 MB and some temporaries
+_IN_FLIGHT = 4  # tasks submitted ahead per worker: enough to keep them busy, few enough to stay small
+
+Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
+
+
+class Pipeline:
+    """One preparation on its way. `executor` None runs the tasks here, one after the other."""
+
+    def __init__(self, job: Job, executor: Executor | None, workers: int) -> None:
+        self.job = job
+        self.folder: WorkFolder = job.folder
+        self.executor = executor
+        self.workers = workers
+
+    def run_stage(self, stage: str, function: Callable[..., Any], tasks: Sequence[Task], unit: str) -> list[Any]:
+        """The results of all tasks in order; those that an earlier run finished are not run again."""
+        results: list[Any] = [self.folder.result(stage, name) for name, _ in tasks]
+        missing = [i for i, result in enumerate(results) if result is None]
+        with console.progress(total=len(tasks), initial=len(tasks) - len(missing), desc=stage, unit=unit) as bar:
+            for i, result in self._completed(stage, function, tasks, missing):
+                results[i] = result
+                bar.update()
+        return results
+
+    def _completed(
+        self, stage: str, function: Callable[..., Any], tasks: Sequence[Task], missing: Sequence[int]
+    ) -> Iterator[tuple[int, Any]]:
+        if self.executor is None:
+            for i in missing:
+                yield i, run_task(function, self.job, stage, *tasks[i])
+            return
+        waiting = iter(missing)
+        running: dict[Future[Any], int] = {}
+        try:
+            while True:
+                for i in islice(waiting, self.workers * _IN_FLIGHT - len(running)):
+                    running[self.executor.submit(run_task, function, self.job, stage, *tasks[i])] = i
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield running.pop(future), future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    # --- the stages -----------------------------------------------------------------------------------------------
+
+    def ingest(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
+        tasks = [(f"{number:06d}", (number, source)) for number, source in enumerate(sources)]
+        return self.run_stage("reading", ingest, tasks, "file part")
+
+    def deduplicate(self, pieces: Sequence[str]) -> int:
+        """Keep the first of equal documents. Memory is bounded: hashes are compared residue class by residue class."""
+        done = self.folder.result("deduplicate", "all")
+        if done is not None:
+            return int(done["dropped"])
+        hashes = [self.folder.load_array("hashes", piece) for piece in pieces]
+        keep = [np.ones(len(found), dtype=bool) for found in hashes]
+        dropped = _mark_repeated(hashes, keep)
+        for piece, kept in zip(pieces, keep, strict=True):
+            self.folder.save_array("keep", piece, kept)
+        self.folder.save_result("deduplicate", "all", {"dropped": dropped})
+        return dropped
+
+    def tokenizer(self, pieces: Sequence[str], given: BertTokenizer | None) -> BertTokenizer:
+        """The given tokenizer, or one trained on a sample of the whole corpus; saved where tasks look for it."""
+
+        if self.folder.result("tokenizer", "all") is not None:
+            return load_tokenizer(Path(self.job.tokenizer))
+        tokenizer = given or self._train(pieces)
+        tokenizer.save(Path(self.job.tokenizer))
+        self.folder.save_result("tokenizer", "all", {"digest": tokenizer.digest})
+        return tokenizer
+
+    def _train(self, pieces: Sequence[str]) -> BertTokenizer:
+        settings = self.job.settings
+        assert settings.vocab_size is not None
+        limit = settings.tokenizer_sample_mb * 2**20
+        order = generator(settings.seed, "tokenizer sample").permutation(len(pieces))
+        sample: list[str] = []
+        size = 0
+        for i in order.tolist():
+            if size >= limit:
+                break
+            text = self.folder.text_path(pieces[i]).read_text(encoding="utf-8")
+            size += len(text)
+            sample.extend(text.split("\n"))
+        console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
+        return train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+
+    def encode(self, pieces: Sequence[str]) -> list[dict[str, Any]]:
+        return self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
+
+    def cut(self, encoded: dict[str, dict[str, Any]]) -> dict[tuple[str, int], list[tuple[str, str, int, int]]]:
+        """(split, length) → (piece, donor, copy, number of instances), in the order in which rows are numbered."""
+        settings = self.job.settings
+        plans: list[tuple[str, int, str, dict[str, str]]] = []
+        for split in SPLITS:
+            filled = [piece for piece, result in encoded.items() if result["splits"][split]["documents"]]
+            for length in settings.max_seq_lengths:
+                shifts = [
+                    donor_shift(settings, split, length, copy, len(filled)) for copy in range(settings.copies(split))
+                ]
+                for i, piece in enumerate(filled):
+                    donors = {str(copy): filled[(i + shift) % len(filled)] for copy, shift in enumerate(shifts)}
+                    plans.append((split, length, piece, donors))
+        tasks = [
+            (f"{split}-{length}-{piece}", (piece, donors, split, length)) for split, length, piece, donors in plans
+        ]
+        counts = self.run_stage("cutting", cut, tasks, "piece")
+        made: dict[tuple[str, int], list[tuple[str, str, int, int]]] = {}
+        for (split, length, piece, donors), count in zip(plans, counts, strict=True):
+            for copy, donor in donors.items():
+                made.setdefault((split, length), []).append((piece, donor, int(copy), int(count[copy])))
+        # Copies of the same text lie as far apart as the number of copies allows.
+        return {key: sorted(parts, key=lambda part: part[2]) for key, parts in made.items()}
+
+    def write(self, made: dict[tuple[str, int], list[tuple[str, str, int, int]]]) -> dict[int, list[dict[str, Any]]]:
+        """Shards by length, as the manifest lists them."""
+        settings = self.job.settings
+        predictions = dict(zip(settings.max_seq_lengths, settings.max_predictions, strict=True))
+        tasks = [
+            task
+            for (split, length), parts in made.items()
+            for task in plan_shards(split, length, predictions[length], parts, settings.shard_rows)
+        ]
+        results = self.run_stage("writing", write, [(task.name, (task,)) for task in tasks], "shard")
+        shards: dict[int, list[dict[str, Any]]] = {length: [] for length in settings.max_seq_lengths}
+        for task, result in zip(tasks, results, strict=True):
+            shards[task.length].append(result)
+        return shards
+
+
+def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, arguments: tuple[Any, ...]) -> Any:
+    """Run one task where it is, and record its result last, so that a killed task leaves none."""
+    result = function(job, *arguments)
+    job.folder.save_result(stage, name, result)
+    return result
+
+
+def donor_shift(settings: Settings, split: str, length: int, copy: int, num_pieces: int) -> int:
+    """Which piece, counted from a piece's own, gives its random segments: another one wherever there is another."""
+    if num_pieces < 2:
+        return 0
+    return 1 + int(generator(settings.seed, "donor", split, length, copy).integers(num_pieces - 1))
+
+
+def plan_shards(
+    split: str, length: int, predictions: int, parts: Sequence[tuple[str, str, int, int]], shard_rows: int
+) -> list[ShardTask]:
+    """Cut the numbered rows of a split into shards of at most `shard_rows`, as even as can be."""
+    total_rows = sum(part[3] for part in parts)
+    if total_rows == 0:
+        return []
+    total = -(-total_rows // shard_rows)
+    bounds = [total_rows * i // total for i in range(total + 1)]
+    firsts = np.cumsum([0] + [part[3] for part in parts]).tolist()
+    tasks = []
+    for index in range(total):
+        ranges = []
+        for (piece, donor, copy, count), first in zip(parts, firsts, strict=False):
+            low, high = max(bounds[index], first), min(bounds[index + 1], first + count)
+            if low < high:
+                ranges.append(RowRange(piece, donor, copy, low - first, high - first, low))
+        tasks.append(ShardTask(split, length, predictions, index, total, tuple(ranges)))
+    return tasks
+
+
+def _mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> int:
+    """Clear `keep` for every document whose hash an earlier one has; returns how many."""
+    total = sum(len(found) for found in hashes)
+    classes = max(1, -(-total // _HASHES_AT_ONCE))
+    flat_keep = np.concatenate(keep) if keep else np.empty(0, dtype=bool)
+    for residue in range(classes):
+        numbers = np.concatenate(
+            [
+                np.flatnonzero(found % np.uint64(classes) == residue) + first
+                for found, first in zip(hashes, np.cumsum([0] + [len(found) for found in hashes]), strict=False)
+            ]
+        )
+        values = np.concatenate([found[found % np.uint64(classes) == residue] for found in hashes])
+        _, first_seen = np.unique(values, return_index=True)
+        flat_keep[numbers] = False
+        flat_keep[numbers[first_seen]] = True
+    first = 0
+    for mask in keep:
+        mask[:] = flat_keep[first : first + len(mask)]
+        first += len(mask)
+    return int(total - flat_keep.sum())
+
+
+def require_documents(results: Sequence[dict[str, Any]], inputs: Sequence[str]) -> list[str]:
+    """The names of all pieces; an input without one usable document is the user's mistake."""
+    pieces = [name for result in results for name, _ in result["pieces"]]
+    if not pieces:
+        raise UserError(
+            f"--input {' '.join(inputs)}: no document of usable text was found; give files with text in UTF-8"
+        )
+    return pieces

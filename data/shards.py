@@ -1,0 +1,227 @@
+"""A dataset on disk: folders of shards, checked when opened, read block by block."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import Problems, UserError
+from common.files import file_digest
+from data.plan import Extent
+from data.reader import PREPARE_COMMAND, REMEDY, ShardFile, Split
+from data.schema import MANIFEST_NAME, Rows, concatenate_rows
+
+SUFFIXES = (".hdf5", ".h5")
+_OPEN_FILES = 32
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What is known of a shard without keeping it open."""
+
+    path: Path
+    folder: int  # which of the dataset's folders it lies in
+    num_rows: int
+    block_rows: int
+    attributes: dict[str, Any] | None  # None: made elsewhere
+    digest: str  # the manifest's sha256, or a digest of name, size and rows where there is no manifest
+
+    @property
+    def is_masked(self) -> bool:
+        return self.attributes is None or bool(self.attributes.get("masked", True))
+
+
+class PretrainingDataset:
+    """Rows of several shards under one numbering. Holds a few open files, never the corpus."""
+
+    def __init__(self, shards: Sequence[ShardInfo], vocab_size: int | None, weights: Sequence[float] | None) -> None:
+        self.shards = tuple(shards)
+        self.weights = None if weights is None else tuple(weights)
+        self._vocab_size = vocab_size
+        self._first_rows = np.cumsum([0] + [shard.num_rows for shard in self.shards])
+        self._open: OrderedDict[int, ShardFile] = OrderedDict()
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._first_rows[-1])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(shard.path for shard in self.shards)
+
+    @property
+    def extents(self) -> list[Extent]:
+        return [Extent(shard.num_rows, shard.block_rows) for shard in self.shards]
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the tokenizer that made the shards; None where a shard does not say."""
+        found = {
+            None if shard.attributes is None else shard.attributes.get("tokenizer_digest") for shard in self.shards
+        }
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def digest(self) -> str:
+        """The identity of the data: names, row counts and digests of all shards, in order, and the weights."""
+        identity = [[shard.path.name, shard.num_rows, shard.digest] for shard in self.shards]
+        return hashlib.sha256(json.dumps([identity, self.weights]).encode()).hexdigest()
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether every shard carries masks of its own."""
+        return all(shard.is_masked for shard in self.shards)
+
+    def row_numbers(self, located: np.ndarray) -> np.ndarray:
+        """[K] numbers within the dataset of [K, 2] (shard, row)."""
+        return self._first_rows[located[:, 0]] + located[:, 1]
+
+    def describe_row(self, number: int) -> str:
+        """`file, row` of a row's number, for messages about a bad batch."""
+        shard = int(np.searchsorted(self._first_rows, number, side="right")) - 1
+        return f"{self.shards[shard].path}, row {number - int(self._first_rows[shard])}"
+
+    def read(self, shard: int, start: int, stop: int) -> Rows:
+        return self._shard_file(shard).read(start, stop, vocab_size=self._vocab_size)
+
+    def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
+        """Several blocks laid end to end; read in file order, returned in the order asked for."""
+        parts: list[Rows | None] = [None] * len(shards)
+        for i in np.lexsort((starts, shards)):
+            parts[i] = self.read(int(shards[i]), int(starts[i]), int(stops[i]))
+        return concatenate_rows([part for part in parts if part is not None])
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _shard_file(self, shard: int) -> ShardFile:
+        """An open file, the least recently used closed first when there are many."""
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard]
+        file = ShardFile(self.shards[shard].path)
+        if file.num_rows != self.shards[shard].num_rows:
+            raise UserError(f"{file.path}: has changed since the run began; stop writing to it, or start the run again")
+        self._open[shard] = file
+        if len(self._open) > _OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        return file
+
+
+def open_dataset(
+    folders: Sequence[Path],
+    *,
+    split: Split,
+    max_seq_length: int,
+    max_predictions_per_seq: int,
+    vocab_size: int | None = None,
+    weights: Sequence[float] | None = None,
+    verify: bool = False,
+) -> PretrainingDataset:
+    """Find and check one split's shards in `folders`. All that is wrong with any file is reported at once.
+
+    `verify` also compares every file with the manifest's digest: one full read of the data.
+    """
+    problems = Problems()
+    shards: list[ShardInfo] = []
+    for number, folder in enumerate(folders):
+        try:
+            paths = find_shards(Path(folder), split)
+            manifest = read_manifest(Path(folder))
+        except UserError as error:
+            problems.add(str(error))
+            continue
+        for path in paths:
+            try:
+                shards.append(_check_shard(path, number, manifest, max_seq_length, max_predictions_per_seq, verify))
+            except UserError as error:
+                problems.add(str(error))
+    if not folders:
+        problems.add("no data folder was given; name one in the model JSON under data.mixed_seq_datasets")
+    _check_weights(weights, len(folders), problems)
+    problems.raise_if_any()
+    return PretrainingDataset(shards, vocab_size, weights)
+
+
+def find_shards(folder: Path, split: Split) -> list[Path]:
+    """The shards of one split that lie directly in `folder`, by name.
+
+    NVIDIA's tools know `training` and `test` only: without `validation` files, the `test` files serve as validation.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: no such folder; check --data_path_prefix and the model JSON's data.mixed_seq_datasets, "
+            f"or prepare data with `{PREPARE_COMMAND} --output_dir …`"
+        )
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    found = [path for path in files if split in path.name]
+    if not found and split == "validation":
+        found = [path for path in files if "test" in path.name]
+    if not found:
+        held = f"{len(files)} other HDF5 files" if files else "no HDF5 file"
+        raise UserError(
+            f"{folder}: has {held}, but none with {split!r} in its name; "
+            f"prepare data with `{PREPARE_COMMAND} --output_dir …`, or point the model JSON at another folder"
+        )
+    return found
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """name → {rows, bytes, sha256} of a folder's shards; empty where there is no manifest."""
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return {}
+    try:
+        files = json.loads(path.read_text())["files"]
+        return {str(entry["name"]): {key: entry[key] for key in ("rows", "bytes", "sha256")} for entry in files}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: is no manifest of shards ({error}); {REMEDY}") from error
+
+
+def _check_shard(
+    path: Path, folder: int, manifest: dict[str, Any], width: int, predictions: int, verify: bool
+) -> ShardInfo:
+    size = path.stat().st_size
+    entry = manifest.get(path.name)
+    if entry is not None and entry["bytes"] != size:
+        raise UserError(f"{path}: has {size:,} bytes, the manifest says {entry['bytes']:,}; {REMEDY}")
+    if entry is not None and verify and file_digest(path) != entry["sha256"]:
+        raise UserError(f"{path}: its content is not what the manifest's sha256 says; {REMEDY}")
+    file = ShardFile(path)
+    try:
+        if file.max_seq_length != width:
+            raise UserError(
+                f"{path}: rows are {file.max_seq_length} tokens wide, but --max_seq_length is {width}; "
+                f"prepare data for {width} with `{PREPARE_COMMAND} --max_seq_length {width} …` "
+                f"or pass --max_seq_length {file.max_seq_length}"
+            )
+        if file.max_predictions_per_seq > predictions:
+            raise UserError(
+                f"{path}: rows hold up to {file.max_predictions_per_seq} predictions, but --max_predictions_per_seq is "
+                f"{predictions}; pass --max_predictions_per_seq {file.max_predictions_per_seq}"
+            )
+        if entry is not None and entry["rows"] != file.num_rows:
+            raise UserError(f"{path}: has {file.num_rows:,} rows, the manifest says {entry['rows']:,}; {REMEDY}")
+        digest = (
+            entry["sha256"] if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
+        )
+        return ShardInfo(path, folder, file.num_rows, file.block_rows, file.attributes, str(digest))
+    finally:
+        file.close()
+
+
+def _check_weights(weights: Sequence[float] | None, num_folders: int, problems: Problems) -> None:
+    if weights is None:
+        return
+    if len(weights) != num_folders:
+        problems.add(f"dataset weights: found {len(weights)} for {num_folders} folders; give one for each")
+    if not all(weight > 0 for weight in weights):
+        problems.add(
+            f"dataset weights: found {list(weights)}, expected positive numbers; leave a folder out instead of 0"
+        )

@@ -1,0 +1,256 @@
+"""The tasks of a preparation. Each is a function of small arguments that reads and writes the work folder.
+
+ingest   a source          → pieces of cleaned text, a hash for every document
+(dedup)  all hashes        → which documents to keep
+encode   a piece           → token ids, by split
+cut      a piece           → instances, by split, length and copy
+write    a range of rows   → one shard
+"""
+
+import hashlib
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.encode import Encoder
+from data.instances import Documents, make_instances
+from data.masking import MaskingPolicy, mask_rows
+from data.randomness import derive_key, generator
+from data.rows import SpecialIds, assemble_rows
+from data.schema import Rows, concatenate_rows
+from data.settings import SPLITS, Settings
+from data.sources import Source
+from data.store import WorkFolder
+from data.text import read_documents
+from data.tokenizer import BertTokenizer, load_tokenizer
+from data.writer import shard_name, write_shard
+
+PIECE_BYTES = 2 * 2**20
+_ROWS_AT_ONCE = 4096  # rows assembled and masked together: what fits the processor's cache
+
+
+class Job(NamedTuple):
+    """What every task is told."""
+
+    settings: Settings
+    work: str
+    output: str
+    tokenizer: str
+
+    @property
+    def folder(self) -> WorkFolder:
+        return WorkFolder(Path(self.work))
+
+
+class RowRange(NamedTuple):
+    """Rows [start, stop) of one piece's instances of one copy, and the number of the first in the whole split."""
+
+    piece: str
+    donor: str
+    copy: int
+    start: int
+    stop: int
+    first_number: int
+
+
+class ShardTask(NamedTuple):
+    split: str
+    length: int
+    predictions: int
+    number: int
+    total: int
+    ranges: tuple[RowRange, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.length}-{self.number:05d}-of-{self.total:05d}"
+
+
+def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
+    """Clean a source's documents into pieces. A document's hash decides its split and whether it is a duplicate."""
+    folder = job.folder
+    counts: Counter[str] = Counter()
+    pieces: list[list[Any]] = []
+    texts: list[str] = []
+    size = 0
+
+    def flush() -> None:
+        nonlocal texts, size
+        if texts:
+            name = f"{number:06d}-{len(pieces):06d}"
+            folder.text_path(name).write_text("\n".join(texts), encoding="utf-8")
+            folder.save_array("hashes", name, np.array([_text_hash(text) for text in texts], dtype=np.uint64))
+            pieces.append([name, len(texts)])
+        texts, size = [], 0
+
+    for sentences in read_documents(source, counts):
+        counts["documents"] += 1
+        if sum(len(sentence.split()) for sentence in sentences) < job.settings.min_document_words:
+            counts["documents_too_short"] += 1
+            continue
+        counts["sentences"] += len(sentences)
+        texts.append("\n".join(sentences) + "\n")
+        size += len(texts[-1])
+        if size >= PIECE_BYTES:
+            flush()
+    flush()
+    return {"pieces": pieces, "counts": counts}
+
+
+def _text_hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def piece_documents(folder: WorkFolder, piece: str) -> list[list[str]]:
+    """The documents of a piece that were kept, as lists of sentences."""
+    documents = folder.text_path(piece).read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    keep = folder.load_array("keep", piece)
+    return [document.split("\n") for document, kept in zip(documents, keep, strict=True) if kept]
+
+
+def encode(job: Job, piece: str) -> dict[str, Any]:
+    """Token ids of a piece's documents, those of each split apart."""
+    folder = job.folder
+    documents = piece_documents(folder, piece)
+    keep = folder.load_array("keep", piece)
+    splits = _splits_of(folder.load_array("hashes", piece)[keep], job.settings)
+    encoder = _encoder(job.tokenizer)
+    encoded = encoder.encode([sentence for document in documents for sentence in document])
+    kind = np.uint16 if encoder.vocab_size <= 0xFFFF else np.uint32
+    bounds = np.cumsum([0] + [len(document) for document in documents])
+    result: dict[str, Any] = {"splits": {}, "unknown": int((encoded.ids == encoder.unk_id).sum())}
+    starts = np.concatenate([[0], encoded.ends])
+    for number, split in enumerate(SPLITS):
+        chosen = np.flatnonzero(splits == number)
+        sentences = (
+            np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in chosen]) if len(chosen) else np.empty(0, int)
+        )
+        lengths = (encoded.ends - starts[:-1])[sentences]
+        tokens = _gather(starts[sentences], lengths)
+        kept = lengths > 0
+        counted = (
+            np.add.reduceat(kept, np.cumsum([0] + [len(documents[i]) for i in chosen])[:-1]) if len(chosen) else kept
+        )
+        stored = Documents(
+            tokens=encoded.ids[tokens].astype(kind),
+            word_starts=encoded.word_starts[tokens],
+            sentence_ends=np.cumsum(lengths[kept]),
+            document_ends=np.cumsum(counted[counted > 0]),
+        )
+        folder.save_documents(f"{split}-{piece}", stored)
+        result["splits"][split] = {
+            "documents": len(stored.document_ends), "sentences": len(stored.sentence_ends), "tokens": len(stored.tokens)
+        }  # fmt: skip
+    return result
+
+
+def _splits_of(hashes: np.ndarray, settings: Settings) -> np.ndarray:
+    """[documents] 0 training, 1 validation, 2 test: a function of the document's text and the seed alone."""
+    mixed = (hashes ^ np.uint64(derive_key(settings.seed, "split"))) * np.uint64(0x9E3779B97F4A7C15)
+    share = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
+    below = settings.validation_share + settings.test_share
+    return np.where(share < settings.validation_share, 1, np.where(share < below, 2, 0))
+
+
+def _gather(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Indices of several runs, end to end."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def cut(job: Job, piece: str, donors: dict[str, str], split: str, length: int) -> dict[str, int]:
+    """Instances of one piece, a set for each copy; `donors`: copy → the piece that random segments come from."""
+    folder = job.folder
+    documents = folder.load_documents(f"{split}-{piece}")
+    counts = {}
+    for copy, donor in donors.items():
+        donated = documents if donor == piece else folder.load_documents(f"{split}-{donor}")
+        rng = generator(job.settings.seed, "instances", split, length, int(copy), piece)
+        settings = job.settings
+        instances = make_instances(documents, donated, settings.objective, length, settings.short_seq_prob, rng)
+        folder.save_instances(instance_name(split, length, int(copy), piece), instances)
+        counts[copy] = instances.num_rows
+    return counts
+
+
+def instance_name(split: str, length: int, copy: int, piece: str) -> str:
+    return f"{split}-{length}-{copy}-{piece}"
+
+
+def write(job: Job, task: ShardTask) -> dict[str, Any]:
+    """Assemble, mask and shuffle one shard's rows and write them."""
+    settings, folder = job.settings, job.folder
+    tokenizer = _encoder(job.tokenizer).tokenizer
+    special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    policy = masking_policy(tokenizer, settings, task.predictions) if settings.is_masked(task.split) else None
+    parts: list[Rows] = []
+    for part in task.ranges:
+        documents = folder.load_documents(f"{task.split}-{part.piece}")
+        donor = documents if part.donor == part.piece else folder.load_documents(f"{task.split}-{part.donor}")
+        for start in range(part.start, part.stop, _ROWS_AT_ONCE):
+            stop = min(part.stop, start + _ROWS_AT_ONCE)
+            name = instance_name(task.split, task.length, part.copy, part.piece)
+            instances = folder.load_instances(name, start, stop)
+            rows = assemble_rows(documents, donor, instances, special, task.length, task.predictions)
+            if policy is not None:
+                first = part.first_number + start - part.start
+                numbers = np.arange(first, first + len(rows))
+                seed = derive_key(settings.seed, task.split, task.length)
+                rows = mask_rows(rows, policy, seed=seed, epoch=0, row_numbers=numbers)
+            parts.append(rows)
+    rows = concatenate_rows(parts)
+    rows = rows.take(generator(settings.seed, "shuffle", task.name).permutation(len(rows)))
+    path = Path(job.output) / str(task.length) / shard_name(task.split, task.number, task.total)
+    content = write_shard(path, rows, _attributes(job, task, tokenizer), compression=settings.deflate_level)
+    return {
+        "name": path.name,
+        "split": task.split,
+        "rows": len(rows),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "tokens": int(rows.input_mask.sum(dtype=np.int64)),
+        "predictions": int((rows.masked_lm_positions > 0).sum()),
+        "lengths": np.bincount(rows.input_mask.sum(axis=1, dtype=np.int64), minlength=task.length + 1).tolist(),
+    }
+
+
+def masking_policy(tokenizer: BertTokenizer, settings: Settings, predictions: int) -> MaskingPolicy:
+    return MaskingPolicy(
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+        vocab_size=tokenizer.vocab_size,
+        max_predictions_per_seq=predictions,
+        rate=settings.masking_rate,
+        unit=settings.masking_unit,
+    )
+
+
+def _attributes(job: Job, task: ShardTask, tokenizer: BertTokenizer) -> dict[str, Any]:
+    settings = job.settings
+    return {
+        "max_seq_length": task.length,
+        "max_predictions_per_seq": task.predictions,
+        "split": task.split,
+        "objective": settings.objective,
+        "masked": settings.is_masked(task.split),
+        "masking_unit": settings.masking_unit,
+        "masking_rate": settings.masking_rate,
+        "seed": settings.seed,
+        "tokenizer_digest": tokenizer.digest,
+        "vocab_size": tokenizer.vocab_size,
+        "pad_id": tokenizer.pad_id,
+        "unk_id": tokenizer.unk_id,
+        "cls_id": tokenizer.cls_id,
+        "sep_id": tokenizer.sep_id,
+        "mask_id": tokenizer.mask_id,
+        "special_ids": list(tokenizer.special_ids),
+    }
+
+
+@lru_cache(maxsize=1)
+def _encoder(tokenizer: str) -> Encoder:
+    """One encoder a process: its memory of words is what makes it fast."""
+    return Encoder(load_tokenizer(Path(tokenizer)))

@@ -1,0 +1,59 @@
+"""The work folder of a preparation: what each task made, and which tasks are done."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.files import write_atomically
+from data.instances import Documents, Instances
+
+
+class Piece(NamedTuple):
+    """About two megabytes of cleaned text: the unit in which documents are encoded and cut into instances."""
+
+    name: str
+    num_documents: int
+
+
+class WorkFolder:
+    """Paths and small files. A task's result is written last and whole, so a task without one is simply run again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("text", "hashes", "keep", "tokens", "instances", "done"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+
+    def result_path(self, stage: str, task: str) -> Path:
+        return self.root / "done" / f"{stage}.{task}.json"
+
+    def result(self, stage: str, task: str) -> Any | None:
+        path = self.result_path(stage, task)
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def save_result(self, stage: str, task: str, result: Any) -> None:
+        write_atomically(self.result_path(stage, task), json.dumps(result))
+
+    def text_path(self, piece: str) -> Path:
+        return self.root / "text" / f"{piece}.txt"
+
+    def save_array(self, kind: str, name: str, array: np.ndarray) -> None:
+        np.save(self.root / kind / f"{name}.npy", array, allow_pickle=False)
+
+    def load_array(self, kind: str, name: str) -> np.ndarray:
+        return np.load(self.root / kind / f"{name}.npy", allow_pickle=False)
+
+    def save_documents(self, name: str, documents: Documents) -> None:
+        np.savez(self.root / "tokens" / f"{name}.npz", **documents._asdict())
+
+    def load_documents(self, name: str) -> Documents:
+        with np.load(self.root / "tokens" / f"{name}.npz", allow_pickle=False) as stored:
+            return Documents(*(stored[field] for field in Documents._fields))
+
+    def save_instances(self, name: str, instances: Instances) -> None:
+        self.save_array("instances", name, np.stack(instances).astype(np.int32))
+
+    def load_instances(self, name: str, start: int, stop: int) -> Instances:
+        """Rows [start, stop) of a task's instances."""
+        return Instances(*self.load_array("instances", name)[:, start:stop].astype(np.int64))

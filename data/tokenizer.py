@@ -1,0 +1,278 @@
+"""The tokenizer: loaded from what people have, or trained here, and saved so that stock transformers loads it."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from common.errors import UserError
+from common.files import write_atomically
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIALS = (PAD, UNK, CLS, SEP, MASK)
+# Names that other tokenizers give to the same five.
+_ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
+_CONTINUATION = "##"
+_MAX_LENGTH = 512
+_LARGEST_ALPHABET = 1000
+_LINES_AT_ONCE = 50_000
+
+
+class BertTokenizer:
+    """A `tokenizers.Tokenizer` together with what BERT pretraining needs to know of it."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.special_tokens = {name: _special(backend, name) for name in SPECIALS}
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: what an embedding table must hold."""
+        return max(self.vocabulary.values()) + 1
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        return dict(self.backend.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of everything that decides which ids a text gets."""
+        return hashlib.sha256(self.backend.to_str(pretty=False).encode()).hexdigest()
+
+    @property
+    def pad_id(self) -> int:
+        return self._id(PAD)
+
+    @property
+    def unk_id(self) -> int:
+        return self._id(UNK)
+
+    @property
+    def cls_id(self) -> int:
+        return self._id(CLS)
+
+    @property
+    def sep_id(self) -> int:
+        return self._id(SEP)
+
+    @property
+    def mask_id(self) -> int:
+        return self._id(MASK)
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Every id never masked nor drawn at random: the five, and whatever else the tokenizer marks special."""
+        marked = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        return tuple(sorted(marked | {self._id(name) for name in SPECIALS}))
+
+    @cached_property
+    def continuation_ids(self) -> tuple[int, ...]:
+        """WordPiece ids that go on a word; empty for other models, whose shards carry word starts instead."""
+        if not isinstance(self.backend.model, models.WordPiece):
+            return ()
+        prefix = self.backend.model.continuing_subword_prefix
+        return tuple(sorted(i for token, i in self.vocabulary.items() if token.startswith(prefix) and token != prefix))
+
+    @property
+    def lower_case(self) -> bool:
+        normalizer = self._described("normalizer") or {}
+        parts = normalizer.get("normalizers", [normalizer])
+        return any(part.get("lowercase") or part.get("type") == "Lowercase" for part in parts)
+
+    @property
+    def is_bert(self) -> bool:
+        """Whether text goes BERT's way: its normaliser, its word splitting, WordPiece."""
+        kinds = [(self._described(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` looks for."""
+        folder.mkdir(parents=True, exist_ok=True)
+        by_id = sorted(self.vocabulary.items(), key=lambda item: item[1])
+        names = {f"{name[1:-1].lower()}_token": token for name, token in self.special_tokens.items()}
+        settings: dict[str, Any] = {**names, "model_max_length": _MAX_LENGTH}
+        if self.is_bert:
+            normalizer = self._described("normalizer") or {}
+            settings |= {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": self.lower_case,
+                "strip_accents": normalizer.get("strip_accents"),
+                "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
+            }
+        else:
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_atomically(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in by_id))
+        write_atomically(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        write_atomically(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
+        write_atomically(folder / "special_tokens_map.json", json.dumps(names, indent=2) + "\n")
+
+    def _id(self, name: str) -> int:
+        return self.vocabulary[self.special_tokens[name]]
+
+    def _described(self, part: str) -> dict[str, Any] | None:
+        return self._description[part]
+
+    @cached_property
+    def _description(self) -> dict[str, Any]:
+        return json.loads(self.backend.to_str(pretty=False))
+
+
+def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokenizer:
+    """A tokenizer from a vocab.txt, a tokenizer.json, or a folder with one.
+
+    `lower_case` None takes what the files say; a bare vocab.txt is cased when one of its words has a capital letter.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _load_folder(path, lower_case)
+    if not path.is_file():
+        raise UserError(f"{path}: no such tokenizer; give a vocab.txt, a tokenizer.json or a folder with one of them")
+    if path.suffix == ".json":
+        return _load_json(path, lower_case)
+    return _load_vocabulary(path, lower_case)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> BertTokenizer:
+    """Train a WordPiece vocabulary of at most `vocab_size` on `texts`, with BERT's rules."""
+    if vocab_size < len(SPECIALS) + 2:
+        raise UserError(f"--vocab_size {vocab_size} is too small; BERT uses 30522, a small corpus 8192")
+    backend = Tokenizer(models.WordPiece(unk_token=UNK))
+    _add_bert_rules(backend, lower_case)
+    sample = list(texts)
+    # The trainer numbers "##" characters in the order of a hash table that differs from run to run, and breaks ties
+    # by these numbers. Naming them beforehand makes the vocabulary a function of the text alone.
+    numbered = [*SPECIALS, *_alphabet(sample, backend, lower_case)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=max(vocab_size, len(numbered)),
+        special_tokens=numbered,
+        continuing_subword_prefix=_CONTINUATION,
+        show_progress=False,
+    )
+    backend.train_from_iterator(sample, trainer=trainer)
+    tokens = sorted(backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    return _bert_from_tokens([token for token, _ in tokens], lower_case)
+
+
+def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool) -> list[str]:
+    """The commonest characters after normalising, first as word beginnings, then those that can go on a word."""
+    counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
+    for first in range(0, len(texts), _LINES_AT_ONCE):
+        text = _normalise(" ".join(texts[first : first + _LINES_AT_ONCE]), backend, lower_case)
+        counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), minlength=len(counts))
+    counts[ord(" ")] = 0
+    commonest = np.argsort(-counts, kind="stable")[:_LARGEST_ALPHABET]
+    characters = sorted(chr(code) for code in commonest if counts[code])
+    return characters + [_CONTINUATION + character for character in characters if _goes_on_words(character, backend)]
+
+
+def _normalise(text: str, backend: Tokenizer, lower_case: bool) -> str:
+    """BERT's normaliser; for plain ASCII that is lower-casing and blanks, at a hundredth of the cost."""
+    if text.isascii() and text.isprintable():
+        return text.lower() if lower_case else text
+    return backend.normalizer.normalize_str(text)
+
+
+def _goes_on_words(character: str, backend: Tokenizer) -> bool:
+    """Not punctuation, nor Chinese, which are words by themselves."""
+    return len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(f"a{character}a"))) == 1
+
+
+def _load_folder(folder: Path, lower_case: bool | None) -> BertTokenizer:
+    if lower_case is None and (folder / "tokenizer_config.json").is_file():
+        lower_case = _read_json(folder / "tokenizer_config.json").get("do_lower_case")
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (folder / name).is_file():
+            return load_tokenizer(folder / name, lower_case=lower_case)
+    raise UserError(f"{folder}: has neither tokenizer.json nor vocab.txt; give a folder with one of them")
+
+
+def _load_json(path: Path, lower_case: bool | None) -> BertTokenizer:
+    _read_json(path)
+    try:
+        tokenizer = BertTokenizer(Tokenizer.from_file(str(path)))
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare Exceptions for a file it cannot read
+        raise UserError(f"{path}: is no tokenizer of the tokenizers library ({error})") from error
+    if lower_case is not None and tokenizer.is_bert and tokenizer.lower_case != lower_case:
+        tokenizer.backend.normalizer = _bert_normalizer(lower_case)
+        return BertTokenizer(tokenizer.backend)
+    return tokenizer
+
+
+def _load_vocabulary(path: Path, lower_case: bool | None) -> BertTokenizer:
+    try:
+        tokens = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: is no vocabulary in UTF-8 ({error.reason}); give a vocab.txt with one token a line"
+        ) from error
+    if tokens[-1] == "":
+        tokens.pop()
+    tokens = [token.rstrip("\r") for token in tokens]
+    repeated = len(tokens) - len(set(tokens))
+    if repeated:
+        raise UserError(
+            f"{path}: {repeated} tokens stand in it more than once; a vocab.txt has one token a line, each once"
+        )
+    missing = [name for name in SPECIALS if name not in tokens]
+    if missing:
+        raise UserError(f"{path}: lacks {', '.join(missing)}; a BERT vocabulary has all of {', '.join(SPECIALS)}")
+    if lower_case is None:
+        lower_case = not any(token != token.lower() for token in tokens if not token.startswith("["))
+    return _bert_from_tokens(tokens, lower_case)
+
+
+def _bert_from_tokens(tokens: Sequence[str], lower_case: bool) -> BertTokenizer:
+    backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token=UNK))
+    _add_bert_rules(backend, lower_case)
+    return _finish_bert(backend)
+
+
+def _add_bert_rules(backend: Tokenizer, lower_case: bool) -> None:
+    backend.normalizer = _bert_normalizer(lower_case)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=_CONTINUATION)
+
+
+def _bert_normalizer(lower_case: bool) -> normalizers.Normalizer:
+    """BERT's one switch: lower-casing strips accents too (`strip_accents` None follows `lowercase`)."""
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
+    )
+
+
+def _finish_bert(backend: Tokenizer) -> BertTokenizer:
+    """Mark the specials as never to be split, and add [CLS] … [SEP] … [SEP] around what is encoded."""
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+        special_tokens=[(CLS, backend.token_to_id(CLS)), (SEP, backend.token_to_id(SEP))],
+    )
+    return BertTokenizer(backend)
+
+
+def _special(backend: Tokenizer, name: str) -> str:
+    for alias in _ALIASES[name]:
+        if backend.token_to_id(alias) is not None:
+            return alias
+    raise UserError(f"the tokenizer has no {name} token, which BERT needs; looked for {' and '.join(_ALIASES[name])}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: is no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object")
+    return content
