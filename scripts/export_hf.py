@@ -1,0 +1,49 @@
+"""Write a Hugging Face folder from a checkpoint: safetensors, config, tokenizer files and a model card."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from common.console import console
+from common.errors import run_command
+from training.arguments import Parser
+from training.export import export_checkpoint, locate_checkpoint
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="export_hf.py", description=__doc__, allow_abbrev=False)
+    group = parser.add_argument_group("required")
+    group.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a checkpoint, or a run's saved_models/<job_name> folder for its newest one",
+    )
+    group.add_argument("--output", type=Path, required=True, metavar="DIR", help="the Hugging Face folder to write")
+    group = parser.add_argument_group("optional")
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="a tokenizer folder or file to put into the export; without it the folder holds no tokenizer",
+    )
+    group.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="the run's metrics.jsonl, for the figures on the model card"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    checkpoint = locate_checkpoint(flags.checkpoint)
+    state = export_checkpoint(checkpoint, flags.output, flags.tokenizer, flags.metrics)
+    console.say(f"{checkpoint} (step {state.step}) was exported to {flags.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# From nothing to a BERT that fills in masks, on a laptop: text, tokenizer, shards, training, export, predictions.
+# Run again, it goes on from what is there. --fresh starts over.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/install.sh"
+
+output=outputs/quickstart
+case "${1:-}" in
+    "") ;;
+    --fresh) rm -rf data/corpus data/hdf5/128 data/hdf5/tokenizer "$output" ;;
+    *) echo "usage: scripts/quickstart.sh [--fresh]" >&2; exit 2 ;;
+esac
+
+install_requirements requirements.txt
+started=$SECONDS
+
+echo "== 1. Text: the documentation that comes with Python and the installed packages"
+python -m data.corpus --output data/corpus
+
+echo "== 2. Tokenizer and shards"
+python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_size 8192 \
+    --max_seq_length 128 --max_predictions_per_seq 20 --dupe_factor 1 --seed 42 --workers 2
+
+echo "== 3. Training"
+port=$(python -c 'import socket; probe = socket.socket(); probe.bind(("127.0.0.1", 0)); print(probe.getsockname()[1])')
+deepspeed --num_gpus 1 --master_port "$port" deepspeed_train.py \
+    --cf configs/quickstart.json --deepspeed_config configs/ds_quickstart.json --deepspeed \
+    --max_seq_length 128 --max_predictions_per_seq 20 --data_path_prefix data --use_nvidia_dataset \
+    --output_dir "$output" --job_name quickstart --lr_schedule linear \
+    --print_steps 20 --validate_every_steps 200 --save_every_steps 200 --keep_last 2
+
+echo "== 4. Export to Hugging Face"
+python scripts/export_hf.py --checkpoint "$output/saved_models/quickstart" --output "$output/huggingface" \
+    --tokenizer data/hdf5/tokenizer --metrics "$output/runs/quickstart/metrics.jsonl"
+
+echo "== 5. What it has learned"
+python scripts/plot_run.py "$output/runs/quickstart" --output "$output/loss.png"
+python scripts/predict.py --model "$output/huggingface" \
+    "returns a new [MASK] with the same elements ." \
+    "raises a type [MASK] if the argument is not a string ." \
+    "the [MASK] of the array must be an integer ."
+python scripts/compare_unigram.py --metrics "$output/runs/quickstart/metrics.jsonl" --data data/hdf5/128
+
+cat <<END
+
+Everything was written below $output (in $((SECONDS - started)) s without the installation):
+  $output/huggingface            the model, for stock transformers
+  $output/loss.png               the loss, drawn
+  $output/runs/quickstart        TensorBoard: tensorboard --logdir $output/runs
+  $output/saved_models           checkpoints
+  data/hdf5                      the shards and the tokenizer, where bert_base.json expects them
+END

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Lint, types and tests. --slow runs the long tests too; other words go to pytest: scripts/test.sh tests/unit -k masking
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/install.sh"
+install_requirements requirements-dev.txt
+
+selection=(-m "not slow")
+if [ "${1:-}" = --slow ]; then
+    selection=()
+    shift
+fi
+ruff check .
+ruff format --check .
+mypy
+python -m pytest "${selection[@]}" "$@"

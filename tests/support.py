@@ -1,0 +1,146 @@
+"""What several tests need: small data in NVIDIA's layout, small configs, and the real launcher with a time limit."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+PROJECT = Path(__file__).resolve().parent.parent
+VOCAB = 61
+PAD, UNK, CLS, SEP, MASK = range(5)
+
+
+def make_rows(num_rows: int, width: int, predictions: int, seed: int, vocab: int = VOCAB) -> dict[str, np.ndarray]:
+    """Rows of two segments and varying length. Each token follows from the one before, so that they can be learned."""
+    generator = np.random.default_rng(seed)
+    ids = np.zeros((num_rows, width), np.int32)
+    mask = np.zeros((num_rows, width), np.int8)
+    segments = np.zeros((num_rows, width), np.int8)
+    positions = np.zeros((num_rows, predictions), np.int32)
+    labels = np.zeros((num_rows, predictions), np.int32)
+    follows = generator.integers(0, 2, num_rows).astype(np.int8)
+    for row in range(num_rows):
+        length = int(generator.integers(width // 2, width + 1))
+        tokens = 5 + (generator.integers(0, vocab - 5) + np.arange(length)) % (vocab - 5)
+        tokens[0], tokens[length // 2], tokens[length - 1] = CLS, SEP, SEP
+        candidates = [place for place in range(1, length) if tokens[place] not in (SEP, CLS)]
+        count = int(generator.integers(1, min(predictions, len(candidates)) + 1))
+        chosen = np.sort(generator.choice(candidates, count, replace=False))
+        positions[row, :count] = chosen
+        labels[row, :count] = tokens[chosen]
+        tokens[chosen] = MASK
+        ids[row, :length] = tokens
+        mask[row, :length] = 1
+        segments[row, length // 2 + 1 : length] = 1
+    return {
+        "input_ids": ids,
+        "input_mask": mask,
+        "segment_ids": segments,
+        "masked_lm_positions": positions,
+        "masked_lm_ids": labels,
+        "next_sentence_labels": follows,
+    }
+
+
+def write_nvidia_shard(path: Path, rows: dict[str, np.ndarray]) -> None:
+    """A file as NVIDIA's tools write it: gzip, no attributes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, values in rows.items():
+            file.create_dataset(name, data=values, compression="gzip")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2))
+    return path
+
+
+def write_project(folder: Path, *, width: int = 24, predictions: int = 4, **deepspeed: Any) -> list[str]:
+    """Data, model JSON and DeepSpeed JSON for a tiny run below `folder`; the launcher's words for it."""
+    for index, num_rows in enumerate((37, 5, 22)):
+        rows = make_rows(num_rows, width, predictions, seed=index)
+        write_nvidia_shard(folder / "data" / f"wiki_training_{index}.hdf5", rows)
+    write_nvidia_shard(folder / "data" / "wiki_test_0.hdf5", make_rows(11, width, predictions, seed=9))
+    model = {
+        "name": "tiny",
+        "bert_model_config": {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "max_position_embeddings": 32,
+        },
+        "data": {"mixed_seq_datasets": {str(width): {"wiki": "data"}}},
+        "mixed_seq_training": {
+            str(width): {
+                "num_epochs": 100,
+                "warmup_proportion": 0.1,
+                "learning_rate": 0.003,
+                "total_training_steps": 60,
+            }
+        },
+        "validation": {"path": "data"},
+    }
+    engine = {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW"}, **deepspeed}
+    write_json(folder / "model.json", model)
+    write_json(folder / "deepspeed.json", engine)
+    return [
+        *("--cf", str(folder / "model.json"), "--deepspeed_config", str(folder / "deepspeed.json")),
+        *("--output_dir", str(folder / "out"), "--data_path_prefix", str(folder)),
+        *("--max_seq_length", str(width), "--max_predictions_per_seq", str(predictions), "--print_steps", "1"),
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_command(
+    command: list[str], *, timeout: float = 180, env: dict[str, str] | None = None, cwd: Path = PROJECT
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end, or kill the whole process group and fail."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), **(env or {})}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{command} did not end within {timeout} s\n{out[-4000:]}\n{err[-4000:]}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run_plain(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """The launcher under plain python."""
+    return run_command([sys.executable, "deepspeed_train.py", *words], **options)
+
+
+def run_deepspeed(words: list[str], num_ranks: int, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The launcher under the real `deepspeed` command."""
+    launcher = ["deepspeed", "--num_gpus", str(num_ranks), "--master_port", str(free_port())]
+    return run_command([*launcher, "deepspeed_train.py", *words], **options)
+
+
+def read_metrics(folder: Path, kind: str, job: str = "tiny") -> list[dict[str, Any]]:
+    lines = (folder / "out" / "runs" / job / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]

@@ -1,0 +1,239 @@
+"""The launcher's command line: every flag, its default and its meaning."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from common.errors import Problems, UserError, nearest
+from training.schedule import SCHEDULES
+
+PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with a user's mistake raised as UserError so that it can be tested and is shown once."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see --help")
+
+
+def positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="deepspeed_train.py",
+        description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
+        "with `python` for one. The same command, run again, goes on where it was.",
+        allow_abbrev=False,
+    )
+    _add_required(parser)
+    _add_data(parser)
+    _add_training(parser)
+    _add_checkpoints(parser)
+    _add_model(parser)
+    _add_launcher(parser)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse, and report all unknown flags at once, each with the nearest known one."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    problems = Problems()
+    known = [option for action in parser._actions for option in action.option_strings]
+    for word in unknown:
+        if word.startswith("-"):
+            problems.add(f"unknown flag {word!r}{nearest(word.split('=')[0], known)}")
+        else:
+            problems.add(f"unexpected word {word!r} on the command line")
+    problems.raise_if_any()
+    return arguments
+
+
+def _add_required(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("required")
+    group.add_argument(
+        "--config-file", "--cf", dest="config_file", type=Path, required=True, metavar="FILE", help="the model JSON"
+    )
+    group.add_argument(
+        "--output_dir", type=Path, required=True, metavar="DIR", help="where checkpoints and logs are written"
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--max_seq_length", type=positive_int, default=512, metavar="S", help="tokens in a row (default: %(default)s)"
+    )
+    group.add_argument(
+        "--max_predictions_per_seq",
+        "--max_pred",
+        type=positive_int,
+        default=80,
+        metavar="P",
+        help="the most masked tokens in a row (default: %(default)s)",
+    )
+    group.add_argument(
+        "--data_path_prefix",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder that the model JSON's dataset folders are below (default: the current folder)",
+    )
+    group.add_argument(
+        "--validation_data_path_prefix",
+        type=Path,
+        metavar="DIR",
+        help="the same for the validation data (default: --data_path_prefix)",
+    )
+    group.add_argument(
+        "--use_nvidia_dataset", action="store_true", help="HDF5 shards; the only kind there is, so accepted and implied"
+    )
+    group.add_argument(
+        "--do_lower_case",
+        action="store_true",
+        default=None,
+        help="insist on a lower-casing tokenizer; refused when the tokenizer found does not lower-case",
+    )
+    group.add_argument(
+        "--dynamic_masking", action="store_true", help="draw new masks every epoch instead of using the shards' own"
+    )
+    group.add_argument(
+        "--refresh_bucket_size",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="only 1 is accepted: datasets are mixed row by row, so there are no buckets to repeat",
+    )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--seed", type=int, default=42, metavar="N", help="seed of all that is random (default: 42)")
+    group.add_argument(
+        "--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate (default: LE)"
+    )
+    group.add_argument(
+        "--lr_offset", type=float, default=0.0, metavar="X", help="added to the rate at every step (default: 0.0)"
+    )
+    group.add_argument(
+        "--rewarmup", action="store_true", help="count the schedule's steps from the checkpoint that the run began with"
+    )
+    group.add_argument("--max_steps", type=positive_int, metavar="N", help="end after N optimizer steps of this run")
+    group.add_argument(
+        "--max_steps_per_epoch", type=positive_int, metavar="N", help="go on to the next epoch after N steps in one"
+    )
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="auto: what the DeepSpeed JSON asks for where this machine can do it, else fp32 with a warning; any other "
+        "value overrides the JSON",
+    )
+    group.add_argument(
+        "--print_steps", type=positive_int, default=100, metavar="N", help="steps between two reports (default: 100)"
+    )
+    group.add_argument(
+        "--validate_every_steps",
+        type=positive_int,
+        metavar="N",
+        help="steps between two validations (default: only at the end)",
+    )
+    group.add_argument(
+        "--job_name", metavar="NAME", help="names the run's folders below --output_dir (default: the model JSON's name)"
+    )
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument(
+        "--load_training_checkpoint",
+        "--load_cp",
+        type=Path,
+        metavar="DIR",
+        help="begin this run from a checkpoint of another one (a saved_models/<job_name> folder)",
+    )
+    group.add_argument(
+        "--load_checkpoint_id", "--load_cp_id", metavar="TAG", help="which one in that folder (default: its newest)"
+    )
+    group.add_argument(
+        "--use_pretrain",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="begin from the weights of a Hugging Face folder (without FOLDER: the model JSON's bert_model_file)",
+    )
+    group.add_argument(
+        "--save_every_steps", type=positive_int, metavar="N", help="steps between two checkpoints within an epoch"
+    )
+    group.add_argument(
+        "--ckpt_to_save",
+        type=int,
+        nargs="+",
+        metavar="EPOCH",
+        help="save only at the end of these epochs and at the end of the run (default: every epoch)",
+    )
+    group.add_argument(
+        "--keep_last", type=positive_int, metavar="N", help="delete all but the last N checkpoints (default: keep all)"
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--preln",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="LayerNorm before each branch (BertForPreTrainingPreLN, the default) or after it (BertForPreTraining)",
+    )
+    group.add_argument(
+        "--finetune", action="store_true", help="load weights only: optimizer, schedule and data begin anew"
+    )
+    group.add_argument(
+        "--gradient_checkpointing",
+        type=positive_int,
+        nargs="?",
+        const=0,
+        metavar="LAYERS",
+        help="recompute activations in the backward pass, LAYERS at a time (without a number: the root of the depth)",
+    )
+    group.add_argument("--gelu_checkpoint", action="store_true", help="recompute only the feed-forward activation")
+    group.add_argument("--attention_dropout_checkpoint", action="store_true", help="recompute only the attention")
+    group.add_argument("--normalize_invertible", action="store_true", help="recompute only the LayerNorms")
+    group.add_argument(
+        "--progressive_layer_drop",
+        action="store_true",
+        help="drop layers as the DeepSpeed JSON's progressive_layer_drop block says",
+    )
+    group.add_argument(
+        "--deepspeed_sparse_attention",
+        action="store_true",
+        help="block-sparse attention as the DeepSpeed JSON's sparse_attention block says",
+    )
+    group.add_argument(
+        "--deepspeed_transformer_kernel", action="store_true", help="DeepSpeed's CUDA layer, where it can be built"
+    )
+    group.add_argument(
+        "--stochastic_mode", action="store_true", help="that layer's stochastic mode; needs the flag above"
+    )
+
+
+def _add_launcher(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("launcher and DeepSpeed")
+    group.add_argument(
+        "--local_rank",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="passed by launchers; the LOCAL_RANK variable counts where both are given",
+    )
+    group.add_argument("--deepspeed", action="store_true", help="accepted; the DeepSpeed engine is always used")
+    group.add_argument(
+        "--deepspeed_config", type=Path, metavar="FILE", help="the DeepSpeed JSON (default: ds_config.json)"
+    )

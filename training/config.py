@@ -1,0 +1,104 @@
+"""The model JSON (--cf): its keys, checked strictly, and what a run takes from it."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import Problems, UserError, nearest
+from nvidia.config import BertConfig
+from training.json_files import load_json
+
+
+class Section(BaseModel):
+    """A JSON object whose unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataSection(Section):
+    flags: dict[str, Any] = Field(default_factory=dict)  # read by bing_bert only
+    mixed_seq_datasets: dict[str, dict[str, str]]
+
+
+class TrainingSection(Section):
+    """How to train at one sequence length."""
+
+    num_epochs: int = Field(ge=1)
+    warmup_proportion: float = Field(ge=0.0, lt=1.0)
+    learning_rate: float = Field(gt=0.0)
+    total_training_steps: int = Field(ge=1)
+    num_workers: int = Field(default=0, ge=0)
+    async_worker: bool = True
+    decay_rate: float = Field(default=0.99, gt=0.0, le=1.0)
+    decay_step: int = Field(default=1000, ge=1)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+
+
+class ValidationSection(Section):
+    path: str
+
+
+class ModelFile(Section):
+    """The whole model JSON."""
+
+    name: str = Field(min_length=1)
+    bert_token_file: str | None = None
+    bert_model_file: str | None = None
+    bert_model_config: dict[str, Any]
+    data: DataSection
+    mixed_seq_training: dict[str, TrainingSection]
+    validation: ValidationSection | None = None
+
+    def bert_config(self) -> BertConfig:
+        return BertConfig.from_dict(self.bert_model_config)
+
+
+def load_model_file(path: Path) -> ModelFile:
+    """Read and check the model JSON; all its problems are reported at once."""
+    content = load_json(path, "a model JSON (--cf)")
+    problems = Problems()
+    model_file = None
+    try:
+        model_file = ModelFile.model_validate(content)
+    except ValidationError as error:
+        for detail in error.errors():
+            problems.add(f"{path}: {_describe(detail)}")
+    try:
+        BertConfig.from_dict(content.get("bert_model_config") or {})
+    except UserError as error:
+        problems.add(f"{path}: {error}")
+    problems.raise_if_any()
+    assert model_file is not None
+    return model_file
+
+
+def section_for_length(sections: dict[str, Any], length: int, key: str, path: Path) -> Any:
+    """The entry of `sections` (the JSON's `key`) for rows of `length` tokens."""
+    if str(length) not in sections:
+        found = ", ".join(sorted(sections)) or "none"
+        raise UserError(
+            f"{path}: {key} has no entry for --max_seq_length {length} (found: {found}); "
+            f'add "{length}" there or pass a length that is there'
+        )
+    return sections[str(length)]
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "": ModelFile,
+    "data": DataSection,
+    "mixed_seq_training": TrainingSection,
+    "validation": ValidationSection,
+}
+
+
+def _describe(detail: Any) -> str:
+    """One of pydantic's findings, as a sentence."""
+    location = [str(part) for part in detail["loc"]]
+    where = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        parent = _SECTIONS.get(location[0] if len(location) > 1 else "", ModelFile)
+        return f"unknown key {where!r}{nearest(location[-1], parent.model_fields)}"
+    if detail["type"] == "missing":
+        return f"the key {where!r} is missing"
+    return f"{where}: found {detail['input']!r}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"

@@ -1,0 +1,171 @@
+"""The DeepSpeed JSON: checked before DeepSpeed sees it, because it ignores what it does not know."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import Problems, nearest
+from training.json_files import load_json
+
+# Every top-level key that DeepSpeed 0.19 reads, and the two blocks that our model reads itself.
+KNOWN_KEYS = frozenset(
+    """
+    activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger communication_data_type compile
+    comet compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last
+    datastates_ckpt disable_allgather disable_python_gc dump_state elasticity expert_parallel flops_profiler fp16
+    gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor hybrid_engine
+    log_level managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
+    progressive_layer_drop scheduler seq_parallel_communication_data_type sparse_attention sparse_gradients
+    steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
+    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+    """.split()
+)
+REFUSED_KEYS = {
+    "scheduler": "the rate comes from the model JSON and --lr_schedule; remove the block",
+    "amp": "apex is not used; use fp16 or bf16",
+    "curriculum_learning": "DeepSpeed's data pipeline is not used; remove the block",
+    "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
+}
+# Blocks that belong to our model; DeepSpeed no longer has them.
+MODEL_KEYS = ("progressive_layer_drop", "sparse_attention")
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """`total` rows make an optimizer step: `micro` rows a micro-step, on each rank, `accumulation` times."""
+
+    micro: int
+    accumulation: int
+    total: int
+
+
+@dataclass(frozen=True)
+class DeepSpeedFile:
+    """The checked file: what it asks for, before the machine has its say."""
+
+    path: Path
+    content: dict[str, Any]
+    batch: BatchSizes
+    wanted_precision: str
+    zero_stage: int
+
+    def for_engine(self, precision: str) -> dict[str, Any]:
+        """The dictionary that deepspeed.initialize() gets."""
+        config = copy.deepcopy(self.content)
+        for key in MODEL_KEYS:
+            config.pop(key, None)
+        config.update(
+            train_batch_size=self.batch.total,
+            train_micro_batch_size_per_gpu=self.batch.micro,
+            gradient_accumulation_steps=self.batch.accumulation,
+        )
+        config.setdefault("gradient_clipping", 1.0)
+        # Throughput lines are ours to print, so the engine's own come never.
+        config.setdefault("steps_per_print", 2**62)
+        for name, key in (("fp16", "fp16"), ("bf16", "bf16")):
+            block = config.pop(key, {})
+            if precision == name:
+                config[key] = {**block, "enabled": True}
+        config.pop("bfloat16", None)
+        config.setdefault("zero_allow_untested_optimizer", True)
+        return config
+
+
+def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
+    content = load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
+    problems = Problems()
+    for key in content:
+        if key not in KNOWN_KEYS:
+            problems.add(f"{path}: unknown key {key!r}{nearest(key, KNOWN_KEYS)}")
+        elif key in REFUSED_KEYS:
+            problems.add(f"{path}: {key!r} cannot be used here: {REFUSED_KEYS[key]}")
+    _check_shapes(content, path, problems)
+    batch = _resolve_batch(content, path, world_size, problems)
+    _check_optimizer(content, path, problems)
+    problems.raise_if_any()
+    assert batch is not None
+    return DeepSpeedFile(
+        path=path,
+        content=content,
+        batch=batch,
+        wanted_precision=_wanted_precision(content),
+        zero_stage=int(content.get("zero_optimization", {}).get("stage", 0)),
+    )
+
+
+def _check_shapes(content: dict[str, Any], path: Path, problems: Problems) -> None:
+    for key in ("fp16", "bf16", "bfloat16", "optimizer", "zero_optimization", *MODEL_KEYS):
+        if not isinstance(content.get(key, {}), dict):
+            problems.add(f"{path}: {key!r} must be an object {{…}}, but found {content[key]!r}")
+            content.pop(key)
+    for key, value in content.items():
+        if value == "auto":
+            problems.add(f'{path}: {key!r} is "auto", which nothing here fills in; give a value or remove the key')
+    stage = content.get("zero_optimization", {}).get("stage", 0)
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
+        problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {stage!r}")
+    clipping = content.get("gradient_clipping", 1.0)
+    if isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping < 0:
+        problems.add(f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {clipping!r}")
+    if _enabled(content, "fp16") and (_enabled(content, "bf16") or _enabled(content, "bfloat16")):
+        problems.add(f"{path}: both fp16 and bf16 are enabled; enable one")
+
+
+def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problems: Problems) -> BatchSizes | None:
+    """Derive the missing one of DeepSpeed's three batch numbers: total = micro · accumulation · ranks."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    for name in names:
+        value = content.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            problems.add(f"{path}: {name} must be a whole number of at least 1, but found {value!r}")
+            return None
+    total, micro, accumulation = (content.get(name) for name in names)
+    if total is None and micro is None:
+        problems.add(f"{path}: give train_batch_size or train_micro_batch_size_per_gpu (or both)")
+        return None
+    if total is None:
+        assert micro is not None
+        accumulation = accumulation or 1
+        return BatchSizes(micro, accumulation, micro * accumulation * world_size)
+    if micro is None:
+        accumulation = accumulation or 1
+        micro = total // (accumulation * world_size)
+    elif accumulation is None:
+        accumulation = total // (micro * world_size)
+    if micro * accumulation * world_size != total or not micro * accumulation:
+        problems.add(
+            f"{path}: train_batch_size {total} is not micro batch {micro or '?'} × accumulation "
+            f"{accumulation or '?'} × {world_size} ranks; change one of the three numbers, or "
+            f"leave one out to have it derived"
+        )
+        return None
+    return BatchSizes(micro, accumulation, total)
+
+
+def _check_optimizer(content: dict[str, Any], path: Path, problems: Problems) -> None:
+    optimizer = content.get("optimizer")
+    if optimizer is None:
+        return
+    for key in optimizer:
+        if key not in ("type", "params", "legacy_fusion"):
+            problems.add(f"{path}: unknown key 'optimizer.{key}'{nearest(key, ('type', 'params', 'legacy_fusion'))}")
+    if not isinstance(optimizer.get("type"), str):
+        problems.add(f"{path}: optimizer.type must name an optimizer, but found {optimizer.get('type')!r}")
+    params = optimizer.get("params", {})
+    if not isinstance(params, dict):
+        problems.add(f"{path}: optimizer.params must be an object {{…}}, but found {params!r}")
+    elif "max_grad_norm" in params:
+        problems.add(f"{path}: optimizer.params.max_grad_norm is not read; use the top-level key gradient_clipping")
+
+
+def _enabled(content: dict[str, Any], key: str) -> bool:
+    block = content.get(key, {})
+    return isinstance(block, dict) and bool(block.get("enabled", False))
+
+
+def _wanted_precision(content: dict[str, Any]) -> str:
+    if _enabled(content, "fp16"):
+        return "fp16"
+    return "bf16" if _enabled(content, "bf16") or _enabled(content, "bfloat16") else "fp32"

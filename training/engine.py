@@ -1,0 +1,62 @@
+"""The DeepSpeed engine: built around our model and optimizer, and stepped."""
+
+import hashlib
+import logging
+from typing import Any
+
+import deepspeed
+import torch
+from torch import nn
+
+from data.batches import Batch
+from data.loader import StepBatches
+from training import distributed
+from training.metrics import Tally
+
+
+def build_engine(
+    model: nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None, groups: list[dict[str, Any]]
+) -> Any:
+    """`optimizer` None: DeepSpeed builds the one its config names, on the same groups."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    config = {key: value for key, value in config.items() if key != "optimizer" or optimizer is None}
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        model_parameters=None if optimizer is not None else groups,
+        config=config,
+        dist_init_required=False,
+    )
+    return engine
+
+
+def take_step(engine: Any, step: StepBatches, tally: Tally, seed: int, device: torch.device) -> None:
+    """One optimizer step: every micro-batch forward and backward, the engine knows the boundary."""
+    batches = [to_device(batch, device) for batch in step.micro_batches]
+    share = masked_tokens_per_micro_step(batches, engine.world_size)
+    for index, batch in enumerate(batches):
+        # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
+        torch.manual_seed(dropout_seed(seed, step.next_sample, index, engine.global_rank))
+        loss = engine(batch, masked_lm_total=share)
+        tally.add(engine.module.details)
+        engine.backward(loss)
+        engine.step()
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    return Batch(*(field.to(device, non_blocking=True) for field in batch))
+
+
+def masked_tokens_per_micro_step(batches: list[Batch], world_size: int) -> torch.Tensor:
+    """Masked tokens of the global batch divided by its number of micro-steps.
+
+    As the divisor of each micro-step's summed loss it makes the gradient that of the global mean, however unevenly
+    masked tokens fall on ranks and micro-batches.
+    """
+    masked = torch.stack([(batch.masked_lm_labels != -1).sum() for batch in batches]).sum().double()
+    return distributed.sum_over_ranks(masked) / (len(batches) * world_size)
+
+
+def dropout_seed(seed: int, sample: int, micro_step: int, rank: int) -> int:
+    digest = hashlib.blake2b(f"dropout {seed} {sample} {micro_step} {rank}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") >> 1

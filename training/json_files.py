@@ -1,0 +1,47 @@
+"""JSON files of the user: read strictly, with errors for people."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+
+
+def load_json(path: Path, what: str) -> dict[str, Any]:
+    """Read `path`, which is `what` (for messages), as one JSON object without repeated keys, NaN or infinity."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; expected {what}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as {what}: {error}") from None
+    try:
+        content = json.loads(
+            text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no valid JSON: {error}; mend it at that place") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected {what}, one JSON object {{…}}, but found a {type(content).__name__}")
+    return content
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"the key {repeated[0]!r} stands twice in one object")
+    return content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large for a number")
+    return value

@@ -1,0 +1,257 @@
+"""A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.console import console
+from common.errors import UserError
+from data.loader import TrainingStream
+from data.masking import MaskingPolicy
+from data.shards import PretrainingDataset, open_dataset
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
+from training.checkpoint import CheckpointFolder, TrainingState, read_state
+from training.engine import build_engine
+from training.environment import Place
+from training.export import load_hugging_face_weights
+from training.horizon import Horizon
+from training.metrics import Sinks
+from training.optimizer import build_optimizer
+from training.schedule import Schedule
+from training.settings import Settings, describe
+
+
+@dataclass
+class Run:
+    """Everything the loop works with. `state` is the only part that changes from step to step."""
+
+    settings: Settings
+    place: Place
+    device: torch.device
+    engine: Any
+    stream: TrainingStream
+    validation: PretrainingDataset | None
+    schedule: Schedule
+    horizon: Horizon
+    checkpoints: CheckpointFolder
+    sinks: Sinks
+    state: TrainingState
+
+
+def build_run(settings: Settings, place: Place, device: torch.device) -> Run:
+    training, validation = open_data(settings)
+    torch.manual_seed(settings.flags.seed)
+    model = build_model(settings)
+    checkpoints = CheckpointFolder(settings.saved_models)
+    origin = find_origin(settings, checkpoints)
+    if origin is None:
+        load_first_weights(model, settings)
+    engine = put_in_engine(model, settings)
+    state = resume(engine, settings, place, training, origin)
+    schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
+    run = Run(
+        settings=settings,
+        place=place,
+        device=device,
+        engine=engine,
+        stream=build_stream(settings, place, training),
+        validation=validation,
+        schedule=schedule,
+        horizon=build_horizon(settings, training, schedule, state),
+        checkpoints=checkpoints,
+        sinks=Sinks(settings.runs, place.is_main, state.step),
+        state=state,
+    )
+    introduce(run, training, model, origin)
+    return run
+
+
+def open_data(settings: Settings) -> tuple[PretrainingDataset, PretrainingDataset | None]:
+    shape = {
+        "max_seq_length": settings.flags.max_seq_length,
+        "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
+        "vocab_size": settings.model_config.num_tokens,
+    }
+    training = open_dataset(settings.training_folders, split="training", **shape)
+    digest = settings.tokenizer.digest if settings.tokenizer else None
+    if digest and training.tokenizer_digest and digest != training.tokenizer_digest:
+        raise UserError(
+            f"{settings.training_folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
+            f"name the tokenizer that the data was prepared with, or prepare the data again"
+        )
+    if settings.validation_folder is None:
+        return training, None
+    return training, open_dataset([settings.validation_folder], split="validation", **shape)
+
+
+def build_model(settings: Settings) -> PreTrainingModel:
+    flags = settings.flags
+    model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
+    model = model_class(settings.model_config)
+    if flags.gradient_checkpointing is not None:
+        model.gradient_checkpointing_enable(flags.gradient_checkpointing or None)
+    return model
+
+
+def load_first_weights(model: PreTrainingModel, settings: Settings) -> None:
+    """--use_pretrain: begin from a Hugging Face folder's weights."""
+    folder = settings.flags.use_pretrain
+    if folder is None:
+        return
+    if folder == "":
+        raise UserError("--use_pretrain without a folder needs the model JSON's bert_model_file to be a folder here")
+    load_hugging_face_weights(model, Path(folder))
+
+
+def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
+    config = settings.deepspeed.for_engine(settings.precision)
+    optimizer, groups = build_optimizer(
+        model,
+        config.get("optimizer"),
+        learning_rate=settings.training.learning_rate,
+        weight_decay=settings.training.weight_decay,
+        zero=config.get("zero_optimization", {}),
+    )
+    return build_engine(model, config, optimizer, groups)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a run goes on from; `is_own` when it is this run's, not another's."""
+
+    folder: Path
+    tag: str
+    is_own: bool
+
+
+def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
+    """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
+    own = checkpoints.newest_valid()
+    if own is not None:
+        return Origin(checkpoints.folder, own, is_own=True)
+    if settings.flags.load_training_checkpoint is not None:
+        other = CheckpointFolder(settings.flags.load_training_checkpoint)
+        return Origin(other.folder, other.choose(settings.flags.load_checkpoint_id), is_own=False)
+    return None
+
+
+def resume(
+    engine: Any, settings: Settings, place: Place, data: PretrainingDataset, origin: Origin | None
+) -> TrainingState:
+    """Load `origin` into the engine, and the state to go on with."""
+    fresh = TrainingState(
+        step=0,
+        start_step=0,
+        samples=0,
+        tokens=0,
+        seed=settings.flags.seed,
+        world_size=place.world_size,
+        data_digest=data.digest,
+        tokenizer_digest=settings.tokenizer.digest if settings.tokenizer else data.tokenizer_digest,
+        best_validation_loss=None,
+        model_config=settings.model_config.to_dict(),
+        is_preln=settings.flags.preln,
+    )
+    if origin is None:
+        return fresh
+    saved = read_state(origin.folder / origin.tag)
+    check_match(saved, fresh, origin)
+    weights_only = settings.flags.finetune and not origin.is_own
+    engine.load_checkpoint(
+        str(origin.folder),
+        tag=origin.tag,
+        load_optimizer_states=not weights_only,
+        load_lr_scheduler_states=False,
+        load_module_only=weights_only,
+    )
+    if origin.is_own:
+        return saved
+    step = 0 if weights_only else saved.step
+    return replace(fresh, step=step, start_step=step)
+
+
+def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
+    where = origin.folder / origin.tag
+    if saved.model_config != now.model_config or saved.is_preln != now.is_preln:
+        differing = [
+            f"{key}: {saved.model_config.get(key)!r} there, {now.model_config.get(key)!r} now"
+            for key in sorted({*saved.model_config, *now.model_config})
+            if saved.model_config.get(key) != now.model_config.get(key)
+        ] or [f"preln: {saved.is_preln} there, {now.is_preln} now"]
+        raise UserError(
+            f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name"
+        )
+    if saved.world_size != now.world_size:
+        raise UserError(
+            f"{where}: was saved by {saved.world_size} ranks, but this run has {now.world_size}; start it with "
+            f"{saved.world_size} ranks"
+        )
+    if origin.is_own and saved.data_digest != now.data_digest:
+        raise UserError(
+            f"{where}: was trained on other data than is there now; restore that data, or pass another --job_name with "
+            f"--load_training_checkpoint {origin.folder}"
+        )
+
+
+def build_stream(settings: Settings, place: Place, data: PretrainingDataset) -> TrainingStream:
+    masking = None
+    if settings.flags.dynamic_masking:
+        if settings.tokenizer is None:
+            raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
+        masking = MaskingPolicy(
+            mask_id=settings.tokenizer.mask_id,
+            special_ids=settings.tokenizer.special_ids,
+            vocab_size=settings.tokenizer.vocab_size,
+            max_predictions_per_seq=settings.flags.max_predictions_per_seq,
+        )
+    batch = settings.deepspeed.batch
+    return TrainingStream(
+        data,
+        seed=settings.flags.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+        micro_batch_size=batch.micro,
+        gradient_accumulation_steps=batch.accumulation,
+        masking=masking,
+    )
+
+
+def build_horizon(settings: Settings, data: PretrainingDataset, schedule: Schedule, state: TrainingState) -> Horizon:
+    return Horizon(
+        num_rows=data.num_rows,
+        batch_size=settings.deepspeed.batch.total,
+        num_epochs=settings.training.num_epochs,
+        total_steps=settings.training.total_training_steps,
+        schedule_origin=schedule.origin,
+        start_step=state.start_step,
+        max_steps=settings.flags.max_steps,
+        max_steps_per_epoch=settings.flags.max_steps_per_epoch,
+    )
+
+
+def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origin: Origin | None) -> None:
+    """Say what is about to be trained, on the console and in TensorBoard."""
+    settings, batch, horizon = run.settings, run.settings.deepspeed.batch, run.horizon
+    config = settings.model_config
+    layout = "pre-LN" if settings.flags.preln else "post-LN"
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    epochs = (horizon.last_step() - run.state.start_step) * batch.total / data.num_rows
+    facts = {
+        "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {parameters:,} parameters",
+        "batch": f"{batch.total} rows: {batch.micro} × {batch.accumulation} micro-steps × {run.place.world_size} ranks",
+        "data": f"{data.num_rows:,} rows of {settings.flags.max_seq_length} in {len(data.files)} files",
+        "length": f"to step {horizon.last_step():,}, {epochs:.2f} epochs",
+        "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
+        f"{torch.get_num_threads()} threads a rank",
+        "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}",
+        "checkpoints": str(settings.saved_models),
+        "logs": str(settings.runs),
+        "start": f"from {origin.folder / origin.tag}" if origin else "from new weights",
+    }
+    console.say(describe(settings, facts))
+    for name, text in settings.sources.items():
+        run.sinks.text(name, f"```json\n{text}\n```")

@@ -1,0 +1,194 @@
+"""Flags and both JSON files brought together and checked: all problems at once, before anything is built."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.console import console
+from common.errors import Problems, UserError
+from data.tokenizer import BertTokenizer, load_tokenizer
+from nvidia.config import BertConfig
+from nvidia.sparsity import SparseAttention
+from training.config import ModelFile, TrainingSection, load_model_file, section_for_length
+from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
+from training.environment import Place
+from training.precision import choose_precision, find_abilities
+from training.schedule import Schedule
+
+# Published sizes, for JSON files that name a tokenizer of the Hugging Face hub instead of a file.
+HUB_VOCAB_SIZES = {
+    "bert-base-uncased": 30522,
+    "bert-large-uncased": 30522,
+    "bert-base-cased": 28996,
+    "bert-large-cased": 28996,
+    "bert-base-multilingual-cased": 119547,
+    "bert-base-multilingual-uncased": 105879,
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run is determined by."""
+
+    flags: Namespace
+    job_name: str
+    model_config: BertConfig
+    training: TrainingSection
+    tokenizer: BertTokenizer | None
+    deepspeed: DeepSpeedFile
+    precision: str
+    training_folders: tuple[Path, ...]
+    validation_folder: Path | None
+    sources: dict[str, str]  # the user's files, verbatim, to lie beside each checkpoint
+
+    @property
+    def saved_models(self) -> Path:
+        return self.flags.output_dir / "saved_models" / self.job_name
+
+    @property
+    def runs(self) -> Path:
+        return self.flags.output_dir / "runs" / self.job_name
+
+    def schedule(self, origin: int) -> Schedule:
+        return Schedule(
+            shape=self.flags.lr_schedule,
+            peak=self.training.learning_rate,
+            total_steps=self.training.total_training_steps,
+            warmup_proportion=self.training.warmup_proportion,
+            decay_rate=self.training.decay_rate,
+            decay_step=self.training.decay_step,
+            offset=self.flags.lr_offset,
+            origin=origin,
+        )
+
+
+def resolve_settings(flags: Namespace, place: Place) -> Settings:
+    problems = Problems()
+    _check_flags(flags, problems)
+    config_path = flags.deepspeed_config or Path("ds_config.json")
+    deepspeed = _attempt(lambda: load_deepspeed_file(config_path, place.world_size), problems)
+    model_file = _attempt(lambda: load_model_file(flags.config_file), problems)
+    if model_file is None or deepspeed is None:
+        problems.raise_if_any()
+        raise AssertionError("a file failed to load without a message")
+
+    def of_this_length(sections: dict[str, Any], key: str) -> Any:
+        return section_for_length(sections, flags.max_seq_length, key, flags.config_file)
+
+    training = _attempt(lambda: of_this_length(model_file.mixed_seq_training, "mixed_seq_training"), problems)
+    folders = _attempt(lambda: of_this_length(model_file.data.mixed_seq_datasets, "data.mixed_seq_datasets"), problems)
+    tokenizer = _attempt(lambda: find_tokenizer(model_file, flags), problems)
+    model_config = _attempt(lambda: resolve_model_config(model_file, tokenizer, flags, deepspeed), problems)
+    precision = _attempt(
+        lambda: choose_precision(flags.precision, deepspeed.wanted_precision, find_abilities(), deepspeed.path),
+        problems,
+    )
+    job_name = flags.job_name or model_file.name
+    _check_job_name(job_name, problems)
+    problems.raise_if_any()
+    assert training is not None
+    assert folders is not None
+    assert model_config is not None
+    assert precision is not None
+    return Settings(
+        flags=flags,
+        job_name=job_name,
+        model_config=model_config,
+        training=training,
+        tokenizer=tokenizer,
+        deepspeed=deepspeed,
+        precision=precision,
+        training_folders=tuple(flags.data_path_prefix / folder for folder in folders.values()),
+        validation_folder=find_validation_folder(model_file, flags),
+        sources={"model.json": flags.config_file.read_text(), "deepspeed.json": deepspeed.path.read_text()},
+    )
+
+
+def find_tokenizer(model_file: ModelFile, flags: Namespace) -> BertTokenizer | None:
+    """The JSON's tokenizer. A name of the hub that is no file here counts as none: its size is known."""
+    name = model_file.bert_token_file
+    if name is None or (name in HUB_VOCAB_SIZES and not Path(name).exists()):
+        return None
+    below_prefix = flags.data_path_prefix / name
+    tokenizer = load_tokenizer(below_prefix if below_prefix.exists() else Path(name))
+    if flags.do_lower_case and not tokenizer.lower_case:
+        raise UserError(
+            f"--do_lower_case: the tokenizer {name} does not lower-case; drop the flag, or prepare data with a "
+            f"lower-casing tokenizer"
+        )
+    return tokenizer
+
+
+def resolve_model_config(
+    model_file: ModelFile, tokenizer: BertTokenizer | None, flags: Namespace, deepspeed: DeepSpeedFile
+) -> BertConfig:
+    """The JSON's model with the tokenizer's vocabulary, padded, and with what flags switch on."""
+    config = model_file.bert_config()
+    if tokenizer is not None:
+        config = replace(config, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id)
+    elif model_file.bert_token_file in HUB_VOCAB_SIZES:
+        config = replace(config, vocab_size=HUB_VOCAB_SIZES[model_file.bert_token_file])
+    if flags.max_seq_length > config.max_position_embeddings:
+        raise UserError(
+            f"{flags.config_file}: max_position_embeddings is {config.max_position_embeddings}, but --max_seq_length "
+            f"is {flags.max_seq_length}; raise the one or lower the other"
+        )
+    if flags.deepspeed_sparse_attention:
+        config = replace(config, sparse_attention=SparseAttention.from_dict(deepspeed.content["sparse_attention"]))
+    return config.with_padded_vocab()
+
+
+def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | None:
+    """The JSON's validation folder, or the one for this length below it; a missing one is said, not fatal."""
+    if model_file.validation is None:
+        return None
+    prefix = flags.validation_data_path_prefix or flags.data_path_prefix
+    folder = prefix / model_file.validation.path
+    for candidate in (folder / str(flags.max_seq_length), folder):
+        if candidate.is_dir() and any(candidate.glob("*.hdf5")):
+            return candidate
+    console.warn(f"{folder}: the model JSON's validation folder holds no shards; training goes without validation")
+    return None
+
+
+def _check_flags(flags: Namespace, problems: Problems) -> None:
+    if flags.refresh_bucket_size != 1:
+        problems.add(
+            f"--refresh_bucket_size {flags.refresh_bucket_size}: datasets are mixed row by row, so there is no bucket "
+            f"to repeat; drop the flag"
+        )
+    if flags.stochastic_mode and not flags.deepspeed_transformer_kernel:
+        problems.add("--stochastic_mode is a mode of --deepspeed_transformer_kernel; pass both or neither")
+    if flags.load_checkpoint_id is not None and flags.load_training_checkpoint is None:
+        problems.add("--load_checkpoint_id needs --load_training_checkpoint, the folder to look in")
+    if flags.finetune and flags.load_training_checkpoint is None and flags.use_pretrain is None:
+        problems.add("--finetune loads weights only; say from where with --load_training_checkpoint or --use_pretrain")
+    if flags.use_pretrain is not None and flags.load_training_checkpoint is not None:
+        problems.add("--use_pretrain and --load_training_checkpoint both give the first weights; pass one")
+    if flags.lr_offset < 0:
+        problems.add(f"--lr_offset {flags.lr_offset}: must not be negative")
+    if flags.output_dir.exists() and not flags.output_dir.is_dir():
+        problems.add(f"--output_dir {flags.output_dir}: is a file; expected a folder")
+
+
+def _check_job_name(name: str, problems: Problems) -> None:
+    if Path(name).name != name or name in (".", ".."):
+        problems.add(f"job name {name!r}: names a folder, so it must be a single plain name; pass another --job_name")
+
+
+def _attempt(action: Callable[[], T], problems: Problems) -> T | None:
+    try:
+        return action()
+    except UserError as error:
+        problems.add(str(error))
+        return None
+
+
+def describe(settings: Settings, facts: dict[str, Any]) -> str:
+    """The table shown at the start of a run."""
+    width = max(len(name) for name in facts)
+    rows = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
+    return f"{settings.job_name}\n{rows}"
