@@ -1,0 +1,252 @@
+"""A corpus that needs no download: the prose in Python's own documentation and in the docstrings of installed packages.
+
+Nothing is imported: modules are parsed with `ast`. The result is plain text, one sentence a line, a blank line between
+documents, in an order that depends only on what is installed.
+"""
+
+import argparse
+import ast
+import gc
+import hashlib
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from common.console import console
+from common.errors import UserError, run_command
+from common.files import write_atomically
+
+FILE_BYTES = 4 * 2**20
+_LARGEST_MODULE = 2 * 2**20  # bytes; larger ones are tables
+_FILES_AT_ONCE = 64
+_MIN_PROSE = 200  # bytes of docstrings in a module
+_MIN_PROSE_SHARE = 0.07
+_MIN_WORDS = 4  # of a sentence
+
+_FENCE = re.compile(r"```.*?```|~~~.*?~~~", re.DOTALL)
+_FIELD = re.compile(r"^\s*(:\w[^:]*:|@\w+|\.\. |\w[\w, *]*\s*:\s*\S*$|[-*•]\s*$)")
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
+_ITEM = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+|\s*[\w.*`]+(?: ?\([^)]*\))?\s*:\s+")  # "- …", "1. …", "name (type): …"
+_DOCSTRING = re.compile(rb'"""(.*?)"""', re.DOTALL)
+_MARKUP = (
+    (re.compile(r":[\w:.+-]+:`~?!?([^`<]*?)(?:\s*<[^`]*>)?`"), r"\1"),  # :class:`~a.b` → a.b
+    (re.compile(r"`{1,3}([^`]*)`{1,3}_{0,2}"), r"\1"),
+    (re.compile(r"\*\*([^*]+)\*\*|(?<!\w)\*([^*\s][^*]*)\*(?!\w)"), r"\1\2"),
+    (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),
+    (re.compile(r"https?://\S+"), ""),
+    (re.compile(r"\s+"), " "),
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
+_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|cf|al|Fig|Eq|No|Dr|Mr|Ms|approx|resp|[A-Z])\.$")
+_PROSE = re.compile(r"[A-Za-z][a-z]*(?:'[a-z]+)?[,;:]?")
+
+
+def build_corpus(output: Path, max_mb: float, workers: int = 2) -> tuple[int, int, int]:
+    """Write the corpus to `output` and return (documents, sentences, bytes)."""
+    files = find_modules()
+    batches = [files[i : i + _FILES_AT_ONCE] for i in range(0, len(files), _FILES_AT_ONCE)]
+    with ProcessPoolExecutor(workers) as pool:
+        found = pool.map(_documents_of_files, batches)
+        documents = drop_repeated(document for batch in found for document in batch)
+        return _write(documents, output, int(max_mb * 2**20))
+
+
+def find_modules() -> list[Path]:
+    """Python files in a fixed order: the documentation's topics first, then the standard library, then packages."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    packages = Path(sysconfig.get_paths()["purelib"])
+    topics = stdlib / "pydoc_data" / "topics.py"
+    own = [path for path in stdlib.rglob("*.py") if packages not in path.parents and "site-packages" not in path.parts]
+    others = list(packages.rglob("*.py"))
+    ordered = sorted(path for path in own if not _is_unwanted(path, stdlib))
+    ordered += sorted(path for path in others if not _is_unwanted(path, packages))
+    return [topics, *(path for path in ordered if path != topics)]
+
+
+def _is_unwanted(path: Path, root: Path) -> bool:
+    """Tests and vendored copies: hardly any prose, much repetition."""
+    parts = path.relative_to(root).parts
+    return any(part in {"test", "tests", "testing", "_vendor", "vendor", "idlelib", "lib2to3"} for part in parts)
+
+
+def _documents_of_files(paths: Sequence[Path]) -> list[list[str]]:
+    gc.disable()  # syntax trees are large and free of cycles: collecting among them is a fifth of the time
+    return [document for path in paths for document in documents_of_module(path)]
+
+
+def documents_of_module(path: Path) -> Iterator[list[str]]:
+    """A document for the module and one for each class with its methods; a documentation topic is one as well."""
+    try:
+        source = path.read_bytes()
+        if not _is_worth_parsing(source):
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escapes
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    if path.name == "topics.py" and path.parent.name == "pydoc_data":
+        yield from (sentences for topic in _topics(tree) if (sentences := sentences_of(topic)))
+        return
+    for docstrings in _docstrings(tree):
+        sentences = [sentence for docstring in docstrings for sentence in sentences_of(docstring)]
+        if sentences:
+            yield sentences
+
+
+def _is_worth_parsing(source: bytes) -> bool:
+    """Parsing is most of the cost; a third of all code has hardly a docstring, and very large files are tables."""
+    prose = sum(map(len, _DOCSTRING.findall(source)))
+    return len(source) <= _LARGEST_MODULE and prose >= max(_MIN_PROSE, _MIN_PROSE_SHARE * len(source))
+
+
+def _topics(tree: ast.Module) -> Iterator[str]:
+    """The values of the module's one dictionary."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            for value in node.values:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+def _docstrings(tree: ast.Module) -> Iterator[list[str]]:
+    """Docstrings in source order: those of each class together, those of the module and its functions together."""
+    own: list[str] = []
+    _collect(tree, own)
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            _collect(node, own)
+    yield own
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in classes:
+        members: list[str] = []
+        _collect(node, members)
+        for member in node.body:
+            if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                _collect(member, members)
+        yield members
+
+
+def _collect(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, into: list[str]) -> None:
+    docstring = ast.get_docstring(node)
+    if docstring:
+        into.append(docstring)
+
+
+def sentences_of(docstring: str) -> list[str]:
+    """The prose of a docstring: code, doctests, tables, field lists and headings are left out."""
+    sentences: list[str] = []
+    for paragraph in _PARAGRAPH_END.split(_FENCE.sub("\n\n", docstring)):
+        if ">>>" not in paragraph:
+            for text in _items(paragraph):
+                for pattern, replacement in _MARKUP:
+                    text = pattern.sub(replacement, text)
+                sentences.extend(sentence for sentence in split_sentences(text.strip()) if is_prose(sentence))
+    return sentences
+
+
+def _items(paragraph: str) -> Iterator[str]:
+    """A paragraph's running text; where it is a list, or names and their descriptions, each item by itself."""
+    lines: list[str] = []
+    for line in paragraph.split("\n"):
+        if _FIELD.match(line) or _is_decoration(line):
+            continue
+        start = _ITEM.match(line)
+        if start:
+            yield " ".join(lines)
+            lines = []
+        lines.append(line[start.end() :].strip() if start else line.strip())
+    yield " ".join(lines)
+
+
+def _is_decoration(line: str) -> bool:
+    """Rules of headings and tables."""
+    return bool(line.strip()) and not re.search(r"\w", line)
+
+
+def split_sentences(text: str) -> Iterator[str]:
+    """Cut after a full stop that is followed by a capital and does not end an abbreviation."""
+    first = 0
+    for match in _SENTENCE_END.finditer(text):
+        if _ABBREVIATION.search(text, max(first, match.start() - 12), match.start()):
+            continue
+        yield text[first : match.end()].strip()
+        first = match.end()
+    if text[first:].strip():
+        yield text[first:].strip()
+
+
+def is_prose(sentence: str) -> bool:
+    """Mostly plain words, and enough of them."""
+    words = sentence.split()
+    if not _MIN_WORDS <= len(words) <= 120:
+        return False
+    plain = sum(1 for word in words if _PROSE.fullmatch(word.rstrip(".!?)\"'").lstrip("(\"'")))
+    return plain >= 0.6 * len(words)
+
+
+def drop_repeated(documents: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Drop a sentence that any earlier document had: docstrings are copied a lot. Keeps 16 bytes for each."""
+    seen: set[bytes] = set()
+    for document in documents:
+        kept = []
+        for sentence in document:
+            digest = hashlib.blake2b(sentence.lower().encode(), digest_size=8).digest()
+            if digest not in seen:
+                seen.add(digest)
+                kept.append(sentence)
+        if kept:
+            yield kept
+
+
+def _write(documents: Iterator[list[str]], output: Path, max_bytes: int) -> tuple[int, int, int]:
+    output.mkdir(parents=True, exist_ok=True)
+    for old in output.glob("corpus_*.txt"):
+        old.unlink()
+    texts: list[str] = []
+    size = total = num_documents = num_sentences = num_files = 0
+    for document in documents:
+        texts.append("\n".join(document) + "\n")
+        size += len(texts[-1])
+        num_documents += 1
+        num_sentences += len(document)
+        if size >= FILE_BYTES or total + size >= max_bytes:
+            total += _flush(texts, output, num_files)
+            texts, size, num_files = [], 0, num_files + 1
+        if total >= max_bytes:
+            break
+    return num_documents, num_sentences, total + (_flush(texts, output, num_files) if texts else 0)
+
+
+def _flush(texts: Sequence[str], output: Path, number: int) -> int:
+    content = "\n".join(texts).encode()
+    write_atomically(output / f"corpus_{number:03d}.txt", content)
+    return len(content)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data.corpus",
+        description="Write a text corpus made of the documentation that is installed with Python; nothing is downloaded.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
+    parser.add_argument("--max_mb", type=float, default=20.0, metavar="MB", help="stop at this much text")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes; does not change the output")
+    arguments = parser.parse_args(argv)
+    if arguments.max_mb <= 0 or arguments.workers < 1:
+        raise UserError("--max_mb and --workers must be positive")
+    documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
+    console.say(
+        f"{arguments.output}: {documents:,} documents, {sentences:,} sentences, {size / 2**20:.1f} MB "
+        f"from the Python {sys.version_info.major}.{sys.version_info.minor} that runs this"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
