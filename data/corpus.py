@@ -21,6 +21,7 @@ from common.errors import UserError, run_command
 from common.files import write_atomically
 
 FILE_BYTES = 4 * 2**20
+COMPLETE = ".complete"  # written last, so that an interrupted corpus is built again
 _LARGEST_MODULE = 2 * 2**20  # bytes; larger ones are tables
 _FILES_AT_ONCE = 64
 _MIN_PROSE = 200  # bytes of docstrings in a module
@@ -231,7 +232,7 @@ def _flush(texts: Sequence[str], output: Path, number: int) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m data.corpus",
-        description="Write a text corpus made of the documentation that is installed with Python; nothing is downloaded.",
+        description="Write a text corpus from the documentation that is installed with Python; no download.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
@@ -240,11 +241,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.max_mb <= 0 or arguments.workers < 1:
         raise UserError("--max_mb and --workers must be positive")
+    complete = arguments.output / COMPLETE
+    if complete.exists():
+        console.say(f"{arguments.output}: is there already: {complete.read_text()}; remove the folder to build it again")
+        return 0
     documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
-    console.say(
-        f"{arguments.output}: {documents:,} documents, {sentences:,} sentences, {size / 2**20:.1f} MB "
-        f"from the Python {sys.version_info.major}.{sys.version_info.minor} that runs this"
+    summary = (
+        f"{documents:,} documents, {sentences:,} sentences, {size / 2**20:.1f} MB "
+        f"from the Python {sys.version_info.major}.{sys.version_info.minor} that ran this"
     )
+    write_atomically(complete, summary)
+    console.say(f"{arguments.output}: {summary}")
     return 0
 
 
