@@ -243,7 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("--max_mb and --workers must be positive")
     complete = arguments.output / COMPLETE
     if complete.exists():
-        console.say(f"{arguments.output}: is there already: {complete.read_text()}; remove the folder to build it again")
+        found = complete.read_text()
+        console.say(f"{arguments.output}: is there already: {found}; remove the folder to build it again")
         return 0
     documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
     summary = (
