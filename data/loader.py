@@ -2,21 +2,16 @@
 
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
-
-import numpy as np
 
 from common.errors import UserError
 from data.batches import Batch, batch_from_rows, blank_rows
-from data.masking import MaskingPolicy, mask_rows
-from data.mixture import Mixture
-from data.plan import Plan
+from data.masking import MaskingPolicy
 from data.schema import Rows, concatenate_rows
 from data.shards import PretrainingDataset
-
-_WINDOWS_HELD = 2  # a batch can lie on the border of two
+from data.windows import RowSource
 
 
 class StepBatches(NamedTuple):
@@ -62,8 +57,6 @@ class TrainingStream:
         self.prefetch_steps = prefetch_steps
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
         self.rows_per_step = world_size * self.rows_per_rank
-        self._mixture = Mixture.of(dataset, seed)
-        self._windows: OrderedDict[tuple[int, int, int], Rows] = OrderedDict()
 
     def steps(self, first_sample: int) -> Iterator[StepBatches]:
         """Steps from `first_sample` on, made ahead in a thread. Closing the iterator ends the thread."""
@@ -80,69 +73,42 @@ class TrainingStream:
         finally:
             stop.set()
             worker.join()
-            self._windows.clear()
 
     def _produce(self, sample: int, ready: "queue.Queue[StepBatches | BaseException]", stop: threading.Event) -> None:
-        while not stop.is_set():
-            item: StepBatches | BaseException
-            try:
-                item = self._step(sample)
-                sample = item.next_sample
-            except BaseException as error:  # handed over whole: it is raised as itself where the step is asked for
-                item = error
+        source: RowSource | None = None
+        try:
+            source = RowSource(self.dataset, self.seed, self.masking)
             while not stop.is_set():
-                try:
-                    ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if isinstance(item, BaseException):
-                return
+                step = self._make_step(source, sample)
+                sample = step.next_sample
+                _put(ready, step, stop)
+        except BaseException as error:  # handed over whole: it is raised as itself where the step is asked for
+            _put(ready, error, stop)
+        finally:
+            if source is not None:
+                source.close()
 
-    def _step(self, first_sample: int) -> StepBatches:
+    def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
         start = first_sample + self.rank * self.rows_per_rank
-        rows, numbers = self.rows_at(start, start + self.rows_per_rank)
+        step = first_sample // self.rows_per_step
+        rows, numbers = source.read(start, start + self.rows_per_rank, step=step)
+        # About one window before it is needed, the window after this one is being read.
+        later = start + max(1, source.window_rows // self.rows_per_step) * self.rows_per_step
+        source.read_ahead(later, later + self.rows_per_rank)
         micro = self.micro_batch_size
         batches = tuple(batch_from_rows(rows.take(slice(i, i + micro))) for i in range(0, len(rows), micro))
         epoch = first_sample // self.dataset.num_rows
         return StepBatches(batches, first_sample + self.rows_per_step, epoch, tuple(numbers.tolist()))
 
-    def rows_at(self, start: int, stop: int) -> tuple[Rows, np.ndarray]:
-        """The rows of the global samples [start, stop), masked, and their numbers."""
-        parts: list[Rows] = []
-        numbers: list[np.ndarray] = []
-        where: list[np.ndarray] = []
-        for run in self._mixture.runs(start, stop):
-            for piece in run.plan.pieces(run.epoch, run.start, run.stop):
-                parts.append(self._rows_of(run.part, run.plan, run.epoch, piece, start // self.rows_per_step))
-            numbers.append(self.dataset.row_numbers(run.globally(run.plan.locate(run.epoch, run.start, run.stop))))
-            where.append(run.samples)
-        order = np.argsort(np.concatenate(where), kind="stable")
-        return concatenate_rows(parts).take(order), np.concatenate(numbers)[order]
 
-    def _rows_of(self, part: int, plan: Plan, epoch: int, piece: tuple[int, int, int], step: int) -> Rows:
-        index, start, stop = piece
-        chosen = plan.window(epoch, index).order[start:stop]
-        rows = self._window(part, plan, epoch, index).take(chosen)
-        if self.masking is None:
-            return rows
-        located = self._mixture.globally(part, plan.locate_in_window(epoch, index, start, stop))
-        numbers = self.dataset.row_numbers(located)
-        return mask_rows(
-            rows.with_originals(), self.masking, seed=self.seed, epoch=epoch, row_numbers=numbers, step=step
-        )
-
-    def _window(self, part: int, plan: Plan, epoch: int, index: int) -> Rows:
-        key = (part, epoch, index)
-        if key in self._windows:
-            self._windows.move_to_end(key)
-            return self._windows[key]
-        window = plan.window(epoch, index)
-        rows = self.dataset.read_blocks(self._mixture.shards_of(part, window.shards), window.starts, window.stops)
-        self._windows[key] = rows
-        while len(self._windows) > _WINDOWS_HELD * self._mixture.num_parts:
-            self._windows.popitem(last=False)
-        return rows
+def _put(
+    ready: "queue.Queue[StepBatches | BaseException]", item: StepBatches | BaseException, stop: threading.Event
+) -> None:
+    """Wait for room, but not for a reader that has gone."""
+    while not stop.is_set():
+        with suppress(queue.Full):
+            ready.put(item, timeout=0.1)
+            return
 
 
 def evaluation_batches(

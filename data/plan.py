@@ -57,6 +57,11 @@ class Plan:
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
         self.window = lru_cache(maxsize=4)(self._draw_window)
 
+    @property
+    def num_windows(self) -> int:
+        """In every epoch."""
+        return -(-len(self._shards) // self.window_blocks)
+
     def _draw_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The blocks in this epoch's order, and the position at which each window begins (and the last one ends)."""
         order = generator(self.seed, "blocks", epoch).permutation(len(self._shards))
