@@ -48,6 +48,8 @@ class TrainingStream:
                 f"{dataset.files[0].parent}: these shards were prepared without masks; switch dynamic masking on, "
                 "or prepare them with --dupe_factor 1 or more"
             )
+        if masking is not None and dataset.vocab_size is None:
+            dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
         self.seed = seed
         self.rank = rank

@@ -56,6 +56,14 @@ class Rows:
         starts = None if self.word_starts is None else self.word_starts[index]
         return Rows.of([field[index] for field in self.fields], starts)
 
+    def with_room_for(self, predictions: int) -> "Rows":
+        """The same rows with P grown to `predictions`."""
+        missing = predictions - self.masked_lm_positions.shape[1]
+        if missing <= 0:
+            return self
+        grown = [np.pad(field, ((0, 0), (0, missing))) for field in (self.masked_lm_positions, self.masked_lm_ids)]
+        return self.replace(masked_lm_positions=grown[0], masked_lm_ids=grown[1])
+
     def with_originals(self) -> "Rows":
         """The same rows with every masked token put back and nothing to predict."""
         input_ids = self.input_ids.copy()

@@ -39,10 +39,17 @@ class ShardInfo:
 class PretrainingDataset:
     """Rows of several shards under one numbering. Holds a few open files, never the corpus."""
 
-    def __init__(self, shards: Sequence[ShardInfo], vocab_size: int | None, weights: Sequence[float] | None) -> None:
+    def __init__(
+        self,
+        shards: Sequence[ShardInfo],
+        max_predictions_per_seq: int,
+        vocab_size: int | None,
+        weights: Sequence[float] | None,
+    ) -> None:
         self.shards = tuple(shards)
+        self.max_predictions_per_seq = max_predictions_per_seq
+        self.vocab_size = vocab_size  # ids from here on are refused; None: not known
         self.weights = None if weights is None else tuple(weights)
-        self._vocab_size = vocab_size
         self._first_rows = np.cumsum([0] + [shard.num_rows for shard in self.shards])
         self._open: OrderedDict[int, ShardFile] = OrderedDict()
 
@@ -87,7 +94,13 @@ class PretrainingDataset:
         return f"{self.shards[shard].path}, row {number - int(self._first_rows[shard])}"
 
     def read(self, shard: int, start: int, stop: int) -> Rows:
-        return self._shard_file(shard).read(start, stop, vocab_size=self._vocab_size)
+        """Rows [start, stop) of one shard, with room for as many predictions in every shard."""
+        rows = self._shard_file(shard).read(start, stop, vocab_size=self.vocab_size)
+        attributes = self.shards[shard].attributes
+        if attributes is not None and attributes.get("objective") == "mlm":
+            # There are no pairs to tell apart: the shard's zeros are no labels.
+            rows = rows.replace(next_sentence_labels=np.full(len(rows), -1, dtype=np.int8))
+        return rows.with_room_for(self.max_predictions_per_seq)
 
     def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
         """Several blocks laid end to end; read in file order, returned in the order asked for."""
@@ -146,7 +159,7 @@ def open_dataset(
         problems.add("no data folder was given; name one in the model JSON under data.mixed_seq_datasets")
     _check_weights(weights, len(folders), problems)
     problems.raise_if_any()
-    return PretrainingDataset(shards, vocab_size, weights)
+    return PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights)
 
 
 def find_shards(folder: Path, split: Split) -> list[Path]:

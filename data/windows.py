@@ -48,6 +48,8 @@ class RowSource:
                 parts.append(self._piece((run.part, run.epoch, window), first, last, step))
                 numbers.append(self._numbers((run.part, run.epoch, window), first, last))
             samples.append(run.samples)
+        if len(parts) == 1:
+            return parts[0], numbers[0]
         order = np.argsort(np.concatenate(samples), kind="stable")
         return concatenate_rows(parts).take(order), np.concatenate(numbers)[order]
 

@@ -1,0 +1,59 @@
+"""Small shards for tests: rows whose content tells which row they are."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from data.schema import DATASETS, Rows
+from data.writer import write_shard
+
+VOCAB_SIZE = 5000
+SPECIAL_IDS = (0, 1, 2, 3, 4)
+PAD, UNK, CLS, SEP, MASK = SPECIAL_IDS
+
+
+def make_rows(count: int, first: int = 0, width: int = 24, predictions: int = 4, seed: int = 0) -> Rows:
+    """Rows of two segments with random lengths and static masks; token 1 of row k is 5 + (first + k)."""
+    rng = np.random.default_rng([seed, first])
+    ids = rng.integers(5, VOCAB_SIZE, (count, width)).astype(np.int32)
+    ids[:, 1] = 5 + first + np.arange(count)
+    lengths = rng.integers(8, width + 1, count)
+    splits = rng.integers(3, lengths - 2)
+    column = np.arange(width)
+    input_mask = (column < lengths[:, None]).astype(np.int8)
+    segments = ((column > splits[:, None]) & (input_mask == 1)).astype(np.int8)
+    ids[:, 0] = CLS
+    ids[np.arange(count), splits] = SEP
+    ids[np.arange(count), lengths - 1] = SEP
+    ids[input_mask == 0] = PAD
+    positions = np.zeros((count, predictions), dtype=np.int32)
+    labels = np.zeros((count, predictions), dtype=np.int32)
+    for k in range(count):
+        able = [c for c in range(2, lengths[k] - 1) if c != splits[k]]
+        chosen = np.sort(rng.choice(able, size=min(predictions - 1, len(able)), replace=False))
+        positions[k, : len(chosen)] = chosen
+        labels[k, : len(chosen)] = ids[k, chosen]
+        ids[k, chosen] = MASK
+    return Rows(ids, input_mask, segments, positions, labels, rng.integers(0, 2, count).astype(np.int8))
+
+
+def write_ours(
+    folder: Path, sizes: list[int], split: str = "training", first: int = 0, **attributes: object
+) -> list[Path]:
+    paths = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{split}_{number:03d}.hdf5"
+        write_shard(path, make_rows(size, first), attributes)
+        first += size
+        paths.append(path)
+    return paths
+
+
+def write_nvidias(path: Path, rows: Rows) -> Path:
+    """As NVIDIA's tool writes: gzip, automatic chunks, the old file format, no attributes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, (_, kind) in DATASETS.items():
+            file.create_dataset(name, data=getattr(rows, name), dtype=kind, compression="gzip")
+    return path
