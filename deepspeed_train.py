@@ -9,7 +9,7 @@ from training.arguments import parse_arguments
 from training.environment import find_place, pick_device, share_cores
 from training.loop import train
 from training.precision import avoid_broken_amx
-from training.run import build_run
+from training.run import build_run, open_data
 from training.settings import resolve_settings
 
 
@@ -20,9 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     avoid_broken_amx()
     share_cores(place)
     settings = resolve_settings(flags, place)
+    datasets = open_data(settings)
     device = pick_device(place)
     distributed.start(device)
-    train(build_run(settings, place, device))
+    train(build_run(settings, datasets, place, device))
     distributed.leave()
     return 0
 

@@ -2,8 +2,11 @@
 
 import difflib
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
+
+from common.console import console
 
 USER_ERROR_EXIT_CODE = 2
 
@@ -40,6 +43,9 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     try:
         sys.exit(main(None))
     except UserError as error:
+        if not console.enabled:
+            # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
+            time.sleep(5)
         sys.stdout.flush()
         sys.stderr.write(f"error: {error}\n")
         sys.exit(USER_ERROR_EXIT_CODE)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,8 +42,13 @@ class Run:
     state: TrainingState
 
 
-def build_run(settings: Settings, place: Place, device: torch.device) -> Run:
-    training, validation = open_data(settings)
+class Datasets(NamedTuple):
+    training: PretrainingDataset
+    validation: PretrainingDataset | None
+
+
+def build_run(settings: Settings, datasets: Datasets, place: Place, device: torch.device) -> Run:
+    training, validation = datasets
     torch.manual_seed(settings.flags.seed)
     model = build_model(settings)
     checkpoints = CheckpointFolder(settings.saved_models)
@@ -70,7 +75,7 @@ def build_run(settings: Settings, place: Place, device: torch.device) -> Run:
     return run
 
 
-def open_data(settings: Settings) -> tuple[PretrainingDataset, PretrainingDataset | None]:
+def open_data(settings: Settings) -> Datasets:
     shape = {
         "max_seq_length": settings.flags.max_seq_length,
         "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
@@ -84,8 +89,8 @@ def open_data(settings: Settings) -> tuple[PretrainingDataset, PretrainingDatase
             f"name the tokenizer that the data was prepared with, or prepare the data again"
         )
     if settings.validation_folder is None:
-        return training, None
-    return training, open_dataset([settings.validation_folder], split="validation", **shape)
+        return Datasets(training, None)
+    return Datasets(training, open_dataset([settings.validation_folder], split="validation", **shape))
 
 
 def build_model(settings: Settings) -> PreTrainingModel:

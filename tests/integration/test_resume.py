@@ -1,0 +1,84 @@
+"""Killed without warning, the same command goes on and ends with the weights it would have had."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import PROJECT, read_metrics, run_plain, write_project
+from training.checkpoint import CheckpointFolder
+from training.export import read_weights
+
+COMMON = ["--max_steps", "40", "--save_every_steps", "7", "--validate_every_steps", "10"]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoints = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
+    return read_weights(checkpoints.folder / checkpoints.choose(None))
+
+
+def kill_after_first_checkpoint(words: list[str], folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "deepspeed_train.py", *words],
+        cwd=PROJECT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not CheckpointFolder(folder / "out" / "saved_models" / "tiny").tags():
+        assert process.poll() is None, "ended before its first checkpoint"
+        assert time.monotonic() < deadline, "no checkpoint within two minutes"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    outcome = run_plain([*write_project(whole), *COMMON])
+    assert outcome.returncode == 0, outcome.stderr
+
+    words = [*write_project(broken), *COMMON]
+    kill_after_first_checkpoint(words, broken)
+    outcome = run_plain(words)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "from " + str(broken / "out" / "saved_models" / "tiny" / "step_") in outcome.stdout
+
+    for kind in ("train", "validation"):
+        steps, losses = (
+            [[row[key] for row in read_metrics(folder, kind)] for folder in (whole, broken)] for key in ("step", "loss")
+        )
+        assert steps[0] == steps[1]
+        assert losses[0] == losses[1]
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(broken)[name]), name
+
+    again = run_plain(words)
+    assert again.returncode == 0
+    assert "finished already, at step 40" in again.stdout
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest"])
+def test_a_damaged_newest_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    assert run_plain([*words, "--max_steps", "4", "--save_every_steps", "2"]).returncode == 0
+    newest = tmp_path / "out" / "saved_models" / "tiny" / "step_00000004"
+    model = newest / "mp_rank_00_model_states.pt"
+    if damage == "truncated":
+        model.write_bytes(model.read_bytes()[:-100])
+    elif damage == "flipped":
+        content = bytearray(model.read_bytes())
+        content[len(content) // 2] ^= 1
+        model.write_bytes(content)
+    elif damage == "missing":
+        model.unlink()
+    else:
+        (newest / "manifest.json").write_text("{")
+    checkpoints = CheckpointFolder(newest.parent)
+    assert checkpoints.newest_valid() == "step_00000002"
