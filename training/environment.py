@@ -22,17 +22,27 @@ class Place:
         return self.rank == 0
 
 
+# What srun calls the variables that torch's launchers set.
+SLURM_NAMES = {
+    "RANK": "SLURM_PROCID",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_SIZE": "SLURM_NTASKS_PER_NODE",
+}
+
+
 def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
-    """Read the launcher's variables; without a launcher, fill in a world of one on a free port."""
+    """Read the launcher's variables, or srun's; without either, fill in a world of one on a free port."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
-        environment["MASTER_ADDR"] = "127.0.0.1"
-        environment["MASTER_PORT"] = str(_free_port())
+        if "MASTER_ADDR" in environment and all(name in environment for name in SLURM_NAMES.values()):
+            environment.update({name: environment[slurm] for name, slurm in SLURM_NAMES.items()})
+        else:
+            environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
+            environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
     world_size = int(environment["WORLD_SIZE"])
-    local_rank = int(environment.get("LOCAL_RANK", "0"))
     return Place(
         rank=int(environment["RANK"]),
-        local_rank=local_rank,
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
         world_size=world_size,
         local_size=int(environment.get("LOCAL_SIZE", environment.get("LOCAL_WORLD_SIZE", str(world_size)))),
     )
