@@ -32,6 +32,9 @@ class TrainingSection(Section):
     async_worker: bool = True
     decay_rate: float = Field(default=0.99, gt=0.0, le=1.0)
     decay_step: int = Field(default=1000, ge=1)
+    decay_power: float = Field(default=1.0, gt=0.0)
+    decay_proportion: float = Field(default=0.1, gt=0.0, le=1.0)
+    final_share: float = Field(default=0.0, ge=0.0, le=1.0)
     weight_decay: float = Field(default=0.01, ge=0.0)
 
 

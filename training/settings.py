@@ -60,6 +60,9 @@ class Settings:
             warmup_proportion=self.training.warmup_proportion,
             decay_rate=self.training.decay_rate,
             decay_step=self.training.decay_step,
+            decay_power=self.training.decay_power,
+            decay_proportion=self.training.decay_proportion,
+            final_share=self.training.final_share,
             offset=self.flags.lr_offset,
             origin=origin,
         )
