@@ -19,6 +19,7 @@ from pathlib import Path
 from common.console import console
 from common.errors import UserError, run_command
 from common.files import write_atomically
+from data.text import split_sentences
 
 FILE_BYTES = 4 * 2**20
 COMPLETE = ".complete"  # written last, so that an interrupted corpus is built again
@@ -39,10 +40,7 @@ _MARKUP = (
     (re.compile(r"\*\*([^*]+)\*\*|(?<!\w)\*([^*\s][^*]*)\*(?!\w)"), r"\1\2"),
     (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),
     (re.compile(r"https?://\S+"), ""),
-    (re.compile(r"\s+"), " "),
 )
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
-_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|cf|al|Fig|Eq|No|Dr|Mr|Ms|approx|resp|[A-Z])\.$")
 _PROSE = re.compile(r"[A-Za-z][a-z]*(?:'[a-z]+)?[,;:]?")
 
 
@@ -146,7 +144,7 @@ def sentences_of(docstring: str) -> list[str]:
             for text in _items(paragraph):
                 for pattern, replacement in _MARKUP:
                     text = pattern.sub(replacement, text)
-                sentences.extend(sentence for sentence in split_sentences(text.strip()) if is_prose(sentence))
+                sentences.extend(sentence for sentence in split_sentences(text, "en") if is_prose(sentence))
     return sentences
 
 
@@ -167,18 +165,6 @@ def _items(paragraph: str) -> Iterator[str]:
 def _is_decoration(line: str) -> bool:
     """Rules of headings and tables."""
     return bool(line.strip()) and not re.search(r"\w", line)
-
-
-def split_sentences(text: str) -> Iterator[str]:
-    """Cut after a full stop that is followed by a capital and does not end an abbreviation."""
-    first = 0
-    for match in _SENTENCE_END.finditer(text):
-        if _ABBREVIATION.search(text, max(first, match.start() - 12), match.start()):
-            continue
-        yield text[first : match.end()].strip()
-        first = match.end()
-    if text[first:].strip():
-        yield text[first:].strip()
 
 
 def is_prose(sentence: str) -> bool:

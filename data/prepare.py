@@ -21,7 +21,7 @@ from data.masking import UNITS
 from data.pipeline import Pipeline, require_documents
 from data.schema import FORMAT_VERSION, MANIFEST_NAME
 from data.settings import Settings, default_predictions
-from data.sources import Source, find_sources
+from data.sources import LAYOUTS, Source, describe_sources, find_sources
 from data.stages import Job
 from data.tokenizer import BertTokenizer, load_tokenizer
 from data.writer import remove_temporaries
@@ -36,10 +36,40 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     paths = parser.add_argument_group("in and out")
-    paths.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, folders and globs of text")
+    paths.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files, folders, globs or URLs: text, .jsonl, .xml wiki dumps, .parquet, each also .gz .bz2 .zst; "
+        "hf:NAME for a Hugging Face dataset",
+    )
     paths.add_argument("--output_dir", required=True, metavar="DIR", help="shards go to DIR/<max_seq_length>")
     paths.add_argument(
         "--tokenizer_dir", metavar="DIR", help="where the tokenizer is saved (default: <output_dir>/tokenizer)"
+    )
+
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="auto",
+        help="of text files: one sentence a line, one paragraph a line, or running text",
+    )
+    text.add_argument("--language", default="en", metavar="CODE", help="of the text, for splitting sentences")
+    text.add_argument(
+        "--text_field",
+        default="text",
+        metavar="NAME",
+        help="the field or column with the text in JSON Lines, Parquet and datasets",
+    )
+    text.add_argument("--min_document_words", type=int, default=3, metavar="N", help="drop shorter documents")
+    text.add_argument(
+        "--near_duplicates",
+        type=float,
+        metavar="X",
+        help="also drop documents that share this much of their words' sequences "
+        "(Jaccard, such as 0.8; default: only exact duplicates go)",
     )
 
     tokenizer = parser.add_argument_group("tokenizer").add_mutually_exclusive_group(required=True)
@@ -136,8 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = None
     if arguments.vocab_file is not None:
         tokenizer = load_tokenizer(Path(arguments.vocab_file), lower_case=arguments.do_lower_case)
-    sources = find_sources(arguments.input)
-    fingerprint = settings.fingerprint(_described(sources), tokenizer.digest if tokenizer else None)
+    sources = find_sources(arguments.input, settings.layout)
+    fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
     if _is_done(output, fingerprint, settings, arguments.overwrite):
         console.say(
             f"{output}: already prepared from this input with these settings; nothing to do (--overwrite does it again)"
@@ -196,13 +226,12 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
         lower_case=arguments.do_lower_case,
         vocab_size=arguments.vocab_size,
         tokenizer_sample_mb=arguments.tokenizer_sample_mb,
+        layout=arguments.layout,
+        language=arguments.language,
+        text_field=arguments.text_field,
+        near_duplicates=arguments.near_duplicates,
+        min_document_words=arguments.min_document_words,
     )
-
-
-def _described(sources: Sequence[Source]) -> list[Any]:
-    """The input as found: a changed file is another input."""
-    paths = sorted({source.path for source in sources})
-    return [[path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns] for path in paths]
 
 
 def _is_done(output: Path, fingerprint: str, settings: Settings, overwrite: bool) -> bool:

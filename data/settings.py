@@ -40,6 +40,7 @@ class Settings:
     vocab_size: int | None = None  # train a tokenizer of this size; None: one is given
     tokenizer_sample_mb: int = 50
     layout: str = "auto"
+    language: str = "en"
     text_field: str = "text"
     near_duplicates: float | None = None  # the Jaccard similarity from which documents count as the same; None = keep
     min_document_words: int = 3

@@ -86,9 +86,10 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
             pieces.append([name, len(texts)])
         texts, size = [], 0
 
-    for sentences in read_documents(source, counts):
+    settings = job.settings
+    for sentences in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
         counts["documents"] += 1
-        if sum(len(sentence.split()) for sentence in sentences) < job.settings.min_document_words:
+        if sum(sentence.count(" ") + 1 for sentence in sentences) < settings.min_document_words:
             counts["documents_too_short"] += 1
             continue
         counts["sentences"] += len(sentences)

@@ -1,30 +1,109 @@
 """Reads documents out of a source as lists of sentences, and survives whatever else is in the file."""
 
+import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import IO
 
-from data.sources import Source
+import sentencex
 
-LONGEST_LINE = 2**20  # bytes; longer lines are cut, so that memory stays bounded
+from common.errors import UserError
+from data.compression import optional_import
+from data.sources import HF_PREFIX, Source, open_source
+from data.wikitext import articles
+
+LONGEST_LINE = 2**20  # bytes; a longer line is cut, so that memory stays bounded
+LONGEST_RECORD = 64 * 2**20  # bytes of one JSON line; a longer one is dropped
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
+_LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
+_MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
+
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\v")) + b"\x7f"
 
 
-def read_documents(source: Source, counts: Counter[str]) -> Iterator[list[str]]:
-    """Documents of one sentence a line with blank lines between them. `counts` collects what was met on the way."""
-    with open(source.path, "rb") as stream:  # noqa: PTH123
-        document: list[str] = []
-        size = 0
+def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[list[str]]:
+    """Documents as lists of sentences. `counts` collects what was met on the way."""
+    try:
+        if source.format == "sentences":
+            documents = _from_lines(source, counts, None)
+        elif source.format == "paragraphs":
+            documents = _from_lines(source, counts, language)
+        else:
+            texts = _TEXTS[source.format](source, counts, text_field)
+            documents = (split_text(text, language) for text in texts)
+        for document in documents:
+            yield from _bounded(document, counts)
+    except Exception as error:
+        if not isinstance(error, EOFError | zlib.error | OSError) and type(error).__name__ != "ZstdError":
+            raise
+        # A file that ends too early still has what came before; the report says so.
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise UserError(f"{source.path}: cannot be read ({error.strerror})") from error
+        counts["files_cut_short"] += 1
+
+
+def split_text(text: str, language: str) -> list[str]:
+    """Sentences of running text; a line break ends a sentence."""
+    return [sentence for line in text.split("\n") for sentence in split_sentences(line, language)]
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    """Sentences of one paragraph, blanks made single.
+
+    sentencex (Wikimedia's splitter): 56 MB/s here, against 15 for blingfire, 0.7 for syntok and 0.1 for pysbd, and it
+    alone kept `"Was it good?" she asked.` together.
+    """
+    text = " ".join(text.split())
+    if not text:
+        return []
+    found = [sentence.strip() for sentence in sentencex.segment(language, text)]
+    return [piece for sentence in found if sentence for piece in _cut_long(sentence)]
+
+
+def _cut_long(sentence: str) -> Iterator[str]:
+    while len(sentence) > _LONGEST_SENTENCE:
+        end = sentence.rfind(" ", 1, _LONGEST_SENTENCE)
+        end = end if end > 0 else _LONGEST_SENTENCE
+        yield sentence[:end]
+        sentence = sentence[end:].lstrip()
+    if sentence:
+        yield sentence
+
+
+def _bounded(document: list[str], counts: Counter[str]) -> Iterator[list[str]]:
+    """The document, in parts where it is very large."""
+    if not document:
+        counts["empty_documents"] += 1
+        return
+    part: list[str] = []
+    size = 0
+    for sentence in document:
+        part.append(sentence)
+        size += len(sentence)
+        if size > LARGEST_DOCUMENT:
+            counts["documents_cut"] += 1
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _from_lines(source: Source, counts: Counter[str], language: str | None) -> Iterator[list[str]]:
+    """Blank lines between documents; a line is a sentence, or a paragraph to split where a language is given."""
+    document: list[str] = []
+    size = 0
+    with open_source(source.path) as stream:
         for line in _lines_of_range(stream, source, counts):
-            sentence = _clean(line, counts)
-            if sentence:
-                document.append(sentence)
-                size += len(sentence)
-            if document and (not sentence or size > LARGEST_DOCUMENT):
+            text = clean_line(line, counts)
+            if text:
+                document.extend(split_sentences(text, language) if language else _cut_long(text))
+                size += len(text)
+            if document and (not line.strip() or size > LARGEST_DOCUMENT):
                 yield document
                 document, size = [], 0
-        if document:
-            yield document
+    if document:
+        yield document
 
 
 def _lines_of_range(stream: IO[bytes], source: Source, counts: Counter[str]) -> Iterator[bytes]:
@@ -36,28 +115,141 @@ def _lines_of_range(stream: IO[bytes], source: Source, counts: Counter[str]) -> 
     position = source.start
     if source.start > 0:
         stream.seek(source.start - 1)
-        position += len(stream.readline()) - 1
-        while True:
-            line = stream.readline(LONGEST_LINE)
+        position -= 1
+        is_blank = False
+        while not is_blank:
+            begins_line = position >= source.start
+            line = stream.readline()
+            is_blank = begins_line and not line.strip()
+            if not line or (is_blank and source.stop is not None and position >= source.stop):
+                return  # no document begins in this range
             position += len(line)
-            if not line:
-                return
-            if not line.strip():
-                break
-    while line := stream.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            counts["long_lines_cut"] += 1
-        is_blank = not line.strip()
+    for line in _bounded_lines(stream, counts):
         yield line
-        if is_blank and source.stop is not None and position >= source.stop:
+        if not line.strip() and source.stop is not None and position >= source.stop:
             return
         position += len(line)
 
 
-def _clean(line: bytes, counts: Counter[str]) -> str:
+def _bounded_lines(stream: IO[bytes], counts: Counter[str]) -> Iterator[bytes]:
+    while line := stream.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            counts["long_lines_cut"] += 1
+        yield line
+
+
+def clean_line(line: bytes, counts: Counter[str]) -> str:
+    """The line's text with single blanks; "" where it is not text."""
+    controls = len(line) - len(line.translate(None, _CONTROLS))
     try:
         text = line.decode()
+        bad = controls
     except UnicodeDecodeError:
         counts["lines_with_bad_utf8"] += 1
-        text = line.decode(errors="replace").replace("\ufffd", "")
+        text = line.decode(errors="ignore")
+        bad = controls + len(line) - len(text.encode())
+    if bad > _MOST_JUNK * len(line):
+        counts["binary_lines_dropped"] += 1
+        return ""
+    if controls:
+        text = text.translate(_NO_CONTROLS)
     return " ".join(text.split())
+
+
+_NO_CONTROLS = dict.fromkeys(_CONTROLS)
+
+
+def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
+    """A file as one document: lines are joined into paragraphs, which blank lines end. Handed on in bounded parts."""
+    paragraphs: list[str] = []
+    lines: list[str] = []
+    size = 0
+    with open_source(source.path) as stream:
+        for line in _bounded_lines(stream, counts):
+            text = clean_line(line, counts)
+            if text:
+                lines.append(text)
+                size += len(text)
+            if lines and (not line.strip() or size > LARGEST_DOCUMENT):
+                paragraphs.append(" ".join(lines))
+                lines = []
+            if size > LARGEST_DOCUMENT:
+                yield "\n".join(paragraphs)
+                paragraphs, size = [], 0
+    if lines:
+        paragraphs.append(" ".join(lines))
+    if paragraphs:
+        yield "\n".join(paragraphs)
+
+
+def _json_lines(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
+    with open_source(source.path) as stream:
+        while line := stream.readline(LONGEST_RECORD):
+            if len(line) == LONGEST_RECORD and not line.endswith(b"\n"):
+                counts["records_too_long"] += 1
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(LONGEST_RECORD)
+                continue
+            if line.strip():
+                yield from _text_of(_parsed(line, counts), text_field, counts)
+
+
+def _parsed(line: bytes, counts: Counter[str]) -> object:
+    try:
+        return json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        counts["bad_json_lines"] += 1
+        return None
+
+
+def _text_of(record: object, text_field: str, counts: Counter[str]) -> Iterator[str]:
+    text = record.get(text_field) if isinstance(record, dict) else None
+    if isinstance(text, str):
+        yield text.encode(errors="ignore").decode()  # JSON may hold half of a surrogate pair
+    elif record is not None:
+        counts["records_without_text"] += 1
+
+
+def _wiki(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
+    with open_source(source.path) as stream:
+        yield from articles(stream, counts)
+
+
+def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
+    parquet = optional_import("pyarrow.parquet", f"reading {source.path}")
+    try:
+        with open_source(source.path) as stream:
+            file = parquet.ParquetFile(stream)
+            if text_field not in file.schema_arrow.names:
+                found = ", ".join(file.schema_arrow.names)
+                raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
+            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    yield from _text_of({text_field: text}, text_field, counts)
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{source.path}: is no Parquet file ({error})") from error
+
+
+def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
+    """A dataset that was saved to disk, or `hf:NAME`, `hf:NAME:SPLIT` or `hf:NAME/CONFIG:SPLIT` by name, streamed."""
+    datasets = optional_import("datasets", f"reading {source.path}")
+    if source.path.startswith(HF_PREFIX):
+        name, _, split = source.path.removeprefix(HF_PREFIX).partition(":")
+        owner, _, rest = name.partition("/")
+        repository, _, config = rest.partition("/")
+        name = f"{owner}/{repository}" if repository else owner
+        parts = [datasets.load_dataset(name, config or None, split=split or "train", streaming=True)]
+    else:
+        saved = datasets.load_from_disk(source.path)
+        parts = list(saved.values()) if isinstance(saved, dict) else [saved]
+    for part in parts:
+        if part.column_names and text_field not in part.column_names:
+            found = ", ".join(part.column_names)
+            raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
+        for record in part:
+            yield from _text_of(record, text_field, counts)
+
+
+_TEXTS = {"running": _running_text, "jsonl": _json_lines, "wiki": _wiki, "parquet": _parquet, "hf": _hugging_face}

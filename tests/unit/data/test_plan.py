@@ -52,8 +52,8 @@ def test_neighbours_in_the_corpus_are_rarely_neighbours_in_a_batch() -> None:
     order = numbers(plan, shards, 0, 0, plan.num_rows)
     batches = order[: len(order) // 256 * 256].reshape(-1, 256)
     next_to = [(np.diff(np.sort(batch)) == 1).mean() for batch in batches]
-    # A batch is drawn from a window of 32 blocks: one row in 32 has the row that follows it in the file beside it in the
-    # batch. Reading in order would make it all of them.
+    # A batch is drawn from a window of 32 blocks: one row in 32 has the row that follows it in the file beside it in
+    # the batch. Reading in order would make it all of them.
     assert np.mean(next_to) < 1.2 / 32
 
 

@@ -1,0 +1,172 @@
+"""Reading: every format gives the same documents, junk is counted, ranges lose nothing."""
+
+import bz2
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from data import sources as sources_module
+from data.sources import Source, detect_layout, find_sources
+from data.text import LONGEST_LINE, read_documents
+from data.wikitext import plain_text
+
+DOCUMENTS = [
+    ["The first sentence stands here.", "Here is the second one."],
+    ["Another document begins.", "It ends too."],
+]
+LINES = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
+
+
+def documents_of(path: Path | str, counts: Counter[str] | None = None, **options: str) -> list[list[str]]:
+    found = find_sources([str(path)], options.pop("layout", "auto"))
+    settings_ = {"language": "en", "text_field": "text", **options}
+    counts = Counter() if counts is None else counts
+    return [document for source in found for document in read_documents(source, counts, **settings_)]  # type: ignore[arg-type]
+
+
+def test_one_sentence_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(LINES)
+    assert documents_of(tmp_path / "a.txt") == DOCUMENTS
+
+
+def test_one_paragraph_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(" ".join(document) for document in DOCUMENTS))
+    assert documents_of(tmp_path / "a.txt") == DOCUMENTS
+
+
+def test_running_text_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(
+        "The first\nsentence stands here. Here\nis the second\none.\n\nAnother document\nbegins. It ends\ntoo.\n"
+    )
+    assert detect_layout(str(tmp_path / "a.txt")) == "running"
+    assert documents_of(tmp_path / "a.txt") == [[sentence for document in DOCUMENTS for sentence in document]]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", zstandard.compress)]
+)
+def test_compressed_files_are_read_directly(tmp_path: Path, suffix: str, compress: object) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(compress(LINES.encode()))  # type: ignore[operator]
+    assert documents_of(path) == DOCUMENTS
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    records = [{"body": " ".join(document)} for document in DOCUMENTS]
+    content = json.dumps(records[0]) + "\nno json\n[1]\n" + json.dumps({"other": 1}) + "\n" + json.dumps(records[1])
+    (tmp_path / "a.jsonl").write_text(content)
+    counts: Counter[str] = Counter()
+    assert documents_of(tmp_path / "a.jsonl", counts, text_field="body") == DOCUMENTS
+    assert (counts["bad_json_lines"], counts["records_without_text"]) == (1, 2)
+
+
+def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    saved = datasets.Dataset.from_dict({"text": [" ".join(document) for document in DOCUMENTS]})
+    saved.to_parquet(str(tmp_path / "a.parquet"))
+    saved.save_to_disk(str(tmp_path / "saved"))
+    assert documents_of(tmp_path / "a.parquet") == DOCUMENTS
+    assert documents_of(tmp_path / "saved") == DOCUMENTS
+    with pytest.raises(UserError, match="--text_field"):
+        documents_of(tmp_path / "a.parquet", text_field="body")
+
+
+WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">
+<page><title>A</title><ns>0</ns><revision><text>'''The first''' sentence [[stand|stands]] here.\
+&lt;ref name="x"&gt;no&lt;/ref&gt; Here is the [http://x.y second] one.{{cite|{{nested}}}}
+== Heading ==
+{| class="t"
+| cell
+|}
+[[File:a.png|thumb|A [[link]] inside]]
+[[Category:Things]]</text></revision></page>
+<page><title>T</title><ns>10</ns><revision><text>template</text></revision></page>
+<page><title>R</title><ns>0</ns><revision><text>#REDIRECT [[A]]</text></revision></page>
+<page><title>B</title><ns>0</ns><revision><text>Another document begins. It ends too.</text></revision></page>
+"""
+
+
+def test_a_wiki_dump(tmp_path: Path) -> None:
+    path = tmp_path / "pages-articles.xml.bz2"
+    path.write_bytes(bz2.compress((WIKI + "</mediawiki>").encode()))
+    counts: Counter[str] = Counter()
+    assert documents_of(path, counts) == DOCUMENTS
+    assert counts["pages_that_are_no_articles"] == 2
+
+
+def test_a_dump_or_archive_that_breaks_off_gives_what_came_before(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text(WIKI + "<page><ti")
+    counts: Counter[str] = Counter()
+    assert documents_of(tmp_path / "a.xml", counts) == DOCUMENTS
+    assert counts["files_cut_short"] == 1
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(f"{LINES}\n".encode() * 2000)[:-20])
+    documents = documents_of(tmp_path / "b.txt.gz", counts)
+    assert documents[:2] == DOCUMENTS
+    assert counts["files_cut_short"] == 2
+
+
+def test_wiki_markup_never_runs_away() -> None:
+    assert plain_text("{{" * 50_000 + "text") == ""
+    assert plain_text("[[" * 50_000 + "text").endswith("text")
+
+
+def test_junk_is_survived_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(
+        b"A good sentence stands here.\n"
+        + b"One bad \xff byte is in this sentence here.\n"
+        + bytes(range(256)) * 20
+        + b"\n\n\n\n"
+        + b"The last sentence.\n"
+    )
+    counts: Counter[str] = Counter()
+    documents = documents_of(path, counts, layout="sentences")
+    assert documents == [
+        ["A good sentence stands here.", "One bad byte is in this sentence here."],
+        ["The last sentence."],
+    ]
+    assert counts["lines_with_bad_utf8"] >= 2
+    assert counts["binary_lines_dropped"] >= 1
+
+
+def test_a_line_of_many_megabytes_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"word " * (LONGEST_LINE * 3 // 5) + b"\n\nThe end is here.\n")
+    counts: Counter[str] = Counter()
+    documents = documents_of(tmp_path / "a.txt", counts, layout="sentences")
+    assert documents[-1] == ["The end is here."]
+    assert counts["long_lines_cut"] == 2
+    assert max(len(sentence) for document in documents for sentence in document) <= 20_000
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(alphabet="ab\n", max_size=120), st.integers(1, 20))
+def test_ranges_share_nothing_and_lose_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
+    path = tmp_path_factory.mktemp("ranges") / "a.txt"
+    path.write_text(text)
+    whole = list(read_documents(Source(str(path), "sentences"), Counter(), language="en", text_field=""))
+    before = sources_module.RANGE_BYTES
+    sources_module.RANGE_BYTES = size
+    try:
+        assert documents_of(path, layout="sentences") == whole
+    finally:
+        sources_module.RANGE_BYTES = before
+
+
+def test_folders_globs_and_urls(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", ".hidden"):
+        (tmp_path / name).write_text(LINES)
+    assert len(documents_of(tmp_path)) == 4
+    assert len(documents_of(f"{tmp_path}/b*")) == 2
+    assert documents_of(f"file://{tmp_path}/a.txt") == DOCUMENTS
+    memory = sources_module.fsspec.filesystem("memory")
+    memory.pipe("/corpus/a.txt.gz", gzip.compress(LINES.encode()))
+    assert documents_of("memory://corpus") == DOCUMENTS
+    with pytest.raises(UserError, match="no file found"):
+        documents_of(tmp_path / "absent")
