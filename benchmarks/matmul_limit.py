@@ -1,0 +1,63 @@
+"""How fast a training step could be if it were its matrix products alone, measured on the model's own shapes."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+
+from benchmarks.batches import Batch
+from nvidia.config import BertConfig
+from nvidia.unpadding import plan_packing, real_tokens
+
+Shape = tuple[int, int, int, int]  # how many in one batched product, rows, inner size, columns
+
+
+def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
+    """Products of one forward and backward pass over the real tokens, and how often each occurs.
+
+    A linear layer [N, I] → [N, O] costs a product forward and two backward; attention two forward and four backward.
+    The last layer's query side is counted on used rows only, as it need not be done on more.
+    """
+    packing = plan_packing(real_tokens(batch.input_mask))
+    masked = int((batch.masked_lm_labels != -1).sum())
+    tokens, used, rows = packing.num_tokens, masked + packing.num_rows, packing.num_rows
+    hidden, wide, heads, size = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.head_size,
+    )
+    products: Counter[Shape] = Counter()
+
+    def add_linear(count: int, inner: int, outer: int, times: int = 1) -> None:
+        for shape in ((1, count, inner, outer), (1, count, outer, inner), (1, inner, count, outer)):
+            products[shape] += times
+
+    for count, times in ((tokens, config.num_hidden_layers - 1), (used, 1)):
+        add_linear(count, hidden, hidden, times)
+        add_linear(count, hidden, wide, times)
+        add_linear(count, wide, hidden, times)
+    add_linear(tokens, hidden, 3 * hidden, config.num_hidden_layers)
+    for count, length in packing.groups:
+        products[(count * heads, length, size, length)] += 2 * config.num_hidden_layers  # Q·Kᵀ and the like
+        products[(count * heads, length, length, size)] += 4 * config.num_hidden_layers  # P·V and the like
+    add_linear(masked, hidden, hidden)
+    add_linear(masked, hidden, config.vocab_size)
+    add_linear(rows, hidden, hidden)
+    return products
+
+
+def seconds(products: Iterable[tuple[Shape, int]], repeats: int = 3) -> float:
+    """Time of all products, each the best of a few repeats."""
+    total = 0.0
+    for (count, rows, inner, columns), times in products:
+        left, right = torch.randn(count, rows, inner), torch.randn(count, inner, columns)
+        out = torch.empty(count, rows, columns)
+        best = float("inf")
+        for _ in range(repeats):
+            start = time.perf_counter()
+            torch.bmm(left, right, out=out) if count > 1 else torch.mm(left[0], right[0], out=out[0])
+            best = min(best, time.perf_counter() - start)
+        total += best * times
+    return total

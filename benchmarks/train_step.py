@@ -1,0 +1,221 @@
+"""One training step of BERT-base, side by side: ours, ours in the DeepSpeed engine, stock transformers, the plain way.
+
+Every contender takes the same batches: forward and backward over a few micro-batches, clipping, AdamW. They take turns
+in one process, so that what else the machine does falls on all; the best round counts. Peak memory is measured in
+a process of its own. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.batches import Batch, make_batch, num_tokens
+from benchmarks.matmul_limit import seconds, step_products
+from benchmarks.plain_preln import PlainPreLN
+from common.console import console
+from common.errors import run_command
+from nvidia.config import BertConfig
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+
+CONTENDERS = ("ours", "engine", "transformers", "reference")
+# length → rows of a micro-batch, share of real tokens, predictions a row
+WORKLOADS = {128: (16, 0.90, 20), 512: (4, 0.75, 80)}
+CLIP = 1.0
+OPTIMIZER = {"lr": 1e-4, "weight_decay": 0.01, "fused": True}
+
+Step = Callable[[list[Batch]], float]  # runs one optimizer step and gives the last micro-batch's loss
+
+
+def plain_loop(model: torch.nn.Module, loss_of: Callable[[Batch], torch.Tensor]) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
+
+    def step(batches: list[Batch]) -> float:
+        for batch in batches:
+            loss = loss_of(batch) / len(batches)
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss) * len(batches)
+
+    return step
+
+
+def ours(config: BertConfig, accumulation: int) -> Step:
+    model = BertForPreTrainingPreLN(config)
+    return plain_loop(model, model)
+
+
+def reference(config: BertConfig, accumulation: int) -> Step:
+    model = PlainPreLN(config)
+    model.load_state_dict(BertForPreTrainingPreLN(config).state_dict())
+    return plain_loop(model, model)
+
+
+def transformers_bert(config: BertConfig, accumulation: int) -> Step:
+    from transformers import BertConfig as StockConfig
+    from transformers import BertForPreTraining
+
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "hidden_dropout_prob", "attention_probs_dropout_prob")  # fmt: skip
+    model = BertForPreTraining(StockConfig(**{key: getattr(config, key) for key in keys}, attn_implementation="sdpa"))
+    model.train()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        labels = batch.masked_lm_labels.masked_fill(batch.masked_lm_labels == -1, -100)
+        return model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.input_mask,
+            token_type_ids=batch.segment_ids,
+            labels=labels,
+            next_sentence_label=batch.next_sentence_label,
+        ).loss
+
+    return plain_loop(model, loss_of)
+
+
+def engine(config: BertConfig, accumulation: int, stage: int = 0) -> Step:
+    """Ours in the engine, with the settings that make it cheap on one process (docs/performance.md)."""
+    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ.setdefault(key, value)
+    os.environ.setdefault("MASTER_PORT", str(29500 + os.getpid() % 2000))
+    import deepspeed
+
+    model = BertForPreTrainingPreLN(config)
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": CLIP,
+        "zero_optimization": {"stage": stage},
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
+    runner, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+
+    def step(batches: list[Batch]) -> float:
+        for batch in batches:
+            loss = runner(batch)
+            runner.backward(loss)
+            runner.step()
+        return float(loss)
+
+    return step
+
+
+BUILDERS: dict[str, Callable[[BertConfig, int], Step]] = {
+    "ours": ours,
+    "engine": engine,
+    "transformers": transformers_bert,
+    "reference": reference,
+}
+
+
+def workload(length: int, accumulation: int, config: BertConfig) -> list[Batch]:
+    rows, fullness, predictions = WORKLOADS[length]
+    return [make_batch(rows, length, fullness, config.num_tokens, predictions, seed) for seed in range(accumulation)]
+
+
+def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> dict[str, float]:
+    """Real tokens a second of each contender and the matmul limit, from each one's best round."""
+    batches = workload(length, accumulation, config)
+    steps = {name: BUILDERS[name](config, accumulation) for name in names}
+    best = dict.fromkeys((*names, "limit"), float("inf"))
+    for round_number in range(rounds):
+        for name, step in steps.items():
+            if round_number == 0:
+                warm_up(step, name, batches)
+            start = time.perf_counter()
+            step(batches)
+            best[name] = min(best[name], time.perf_counter() - start)
+            console.say(
+                f"  {length} round {round_number + 1} {name:<13} {num_tokens(batches) / best[name]:7.1f} tokens/s"
+            )
+        limit = sum(seconds(step_products(config, batch).items()) for batch in batches[:1]) * accumulation
+        limit *= num_tokens(batches) / (num_tokens(batches[:1]) * accumulation)
+        best["limit"] = min(best["limit"], limit)
+    return {name: num_tokens(batches) / spent for name, spent in best.items()}
+
+
+def warm_up(step: Step, name: str, batches: list[Batch]) -> None:
+    """First calls build things; the engine needs a whole accumulation window, the others one micro-batch."""
+    step(batches if name == "engine" else batches[:1])
+
+
+def peak_megabytes(name: str, arguments: argparse.Namespace, length: int) -> float:
+    """Of a process that runs one step of this contender and nothing else."""
+    options = {"--only_memory": name, "--lengths": length, "--layers": arguments.layers, "--accumulation": 2}
+    command = [sys.executable, __file__, *(str(word) for option in options.items() for word in option)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
+    return float(answer.stdout.strip().splitlines()[-1])
+
+
+def report_memory(name: str, config: BertConfig, length: int, accumulation: int) -> None:
+    BUILDERS[name](config, accumulation)(workload(length, accumulation, config))
+    console.say(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contender; the best counts")
+    parser.add_argument("--accumulation", type=int, default=4, help="micro-batches of a step")
+    parser.add_argument("--layers", type=int, default=12, help="12 is BERT-base; fewer make a quick look")
+    parser.add_argument("--no_memory", action="store_true", help="leave out the peak memory")
+    parser.add_argument("--only_memory", choices=CONTENDERS, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    config = BertConfig(vocab_size=30522, num_hidden_layers=arguments.layers).with_padded_vocab()
+    torch.manual_seed(0)
+    if arguments.only_memory:
+        report_memory(arguments.only_memory, config, arguments.lengths[0], arguments.accumulation)
+        return 0
+    result: dict[str, Any] = {}
+    for length in arguments.lengths:
+        speeds = measure(config, length, arguments.contenders, arguments.rounds, arguments.accumulation)
+        row = {name: round(speeds[name], 1) for name in arguments.contenders}
+        if {"engine", "transformers"} <= set(speeds):
+            row["ratio"] = round(speeds["engine"] / speeds["transformers"], 3)
+        if "ours" in speeds:
+            row["matmul_share"] = round(speeds["ours"] / speeds["limit"], 3)
+        if not arguments.no_memory:
+            for key, name in (("peak_mb", "ours"), ("transformers_peak_mb", "transformers")):
+                if name in arguments.contenders:
+                    row[key] = peak_megabytes(name, arguments, length)
+        result[f"seq{length}"] = row
+        show(length, row, speeds["limit"])
+    console.say(json.dumps(result))
+    return 0
+
+
+def show(length: int, row: dict[str, float], limit: float) -> None:
+    console.say(f"\nsequence length {length}; matmul limit {limit:.1f} real tokens/s")
+    base = row.get("transformers")
+    for name in CONTENDERS:
+        if name in row:
+            ratio = f"{row[name] / base:5.2f}x transformers" if base else ""
+            console.say(f"  {name:<13} {row[name]:7.1f} real tokens/s  {ratio}  {row[name] / limit:5.1%} of the limit")
+    for key in ("peak_mb", "transformers_peak_mb"):
+        if key in row:
+            console.say(f"  {key}: {row[key]:.0f}")
+
+
+if __name__ == "__main__":
+    run_command(main)
