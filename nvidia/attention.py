@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from nvidia.attention_backends import choose_backend, plain_attention, sdpa_attention
 from nvidia.config import BertConfig
+from nvidia.grouped_attention import grouped_attention
 from nvidia.layers import ResidualOutput
 from nvidia.unpadding import Packing
 
@@ -55,45 +56,39 @@ class BertSelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, packing: Packing, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
         """[T, H] → context [T, A·D] and, when asked for, probabilities [B, A, S, S]"""
-        query, key, value = self.project(hidden)
+        qkv = self.project(hidden)
         dropout_prob = self.dropout_prob if self.training else 0.0
         needs_plain = not options.are_default or self.distance_embedding is not None
         backend = choose_backend(self.backend, hidden.device.type, dropout_prob, needs_plain)
         probabilities = None
         if backend == "plain":
-            context, probabilities = plain_attention(
-                query,
-                key,
-                value,
-                packing,
-                dropout_prob,
-                bias=self.relative_scores(query, key, packing),
-                head_mask=None if options.head_mask is None else options.head_mask[:, None, None],
-            )
+            head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
+            bias = self.relative_scores(qkv, packing)
+            context, probabilities = plain_attention(qkv, packing, dropout_prob, bias=bias, head_mask=head_mask)
+        elif backend == "grouped":
+            context = grouped_attention(qkv, packing.groups, dropout_prob)
         else:
-            context = sdpa_attention(query, key, value, packing, dropout_prob)
+            context = sdpa_attention(qkv, packing, dropout_prob)
         return context.flatten(1), probabilities if options.return_probabilities else None
 
-    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, H] → three [T, A, D], from one matmul with the three weights side by side."""
+    def project(self, hidden: Tensor) -> Tensor:
+        """[T, H] → [T, 3, A, D], from one matmul with the three weights side by side."""
         parts = (self.query, self.key, self.value)
         weight = torch.cat([part.weight for part in parts])
         bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        joined = functional.linear(hidden, weight, bias).unflatten(-1, (3, self.num_heads, self.head_size))
-        query, key, value = joined.unbind(dim=1)
-        return query, key, value
+        return functional.linear(hidden, weight, bias).unflatten(-1, (3, self.num_heads, self.head_size))
 
-    def relative_scores(self, query: Tensor, key: Tensor, packing: Packing) -> Tensor | None:
+    def relative_scores(self, qkv: Tensor, packing: Packing) -> Tensor | None:
         """Scaled score terms of relative positions, [B, A, S, S], or None where positions are absolute."""
         if self.distance_embedding is None:
             return None
-        positions = torch.arange(packing.row_length, device=query.device)
+        positions = torch.arange(packing.row_length, device=qkv.device)
         distance = positions[:, None] - positions[None, :] + self.max_positions - 1  # [S, S]
-        vectors = self.distance_embedding(distance).to(query.dtype)  # [S, S, D]
-        q = packing.unpack(query) * self.head_size**-0.5  # [B, S, A, D]
+        vectors = self.distance_embedding(distance).to(qkv.dtype)  # [S, S, D]
+        q = packing.unpack(qkv[:, 0]) * self.head_size**-0.5  # [B, S, A, D]
         scores = torch.einsum("bqad,qkd->baqk", q, vectors)
         if self.position_type == "relative_key_query":
-            k = packing.unpack(key) * self.head_size**-0.5
+            k = packing.unpack(qkv[:, 1]) * self.head_size**-0.5
             scores = scores + torch.einsum("bkad,qkd->baqk", k, vectors)
         return scores
 

@@ -1,7 +1,7 @@
 """Ways to compute the same attention over packed sequences, and which of them to take.
 
 B sequences, S padded length, T real tokens, A heads, D head size, L one sequence's length.
-All take queries, keys and values as [T, A, D] and give [T, A, D].
+All take queries, keys and values side by side, [T, 3, A, D], and give [T, A, D].
 """
 
 import torch
@@ -14,9 +14,7 @@ from nvidia.unpadding import Packing
 
 
 def plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    qkv: Tensor,
     packing: Packing,
     dropout_prob: float = 0.0,
     bias: Tensor | None = None,
@@ -29,7 +27,7 @@ def plain_attention(
     (broadcast to [B, A, S, S]) multiplies the probabilities. Also gives the probabilities [B, A, S, S] as they were
     before dropout.
     """
-    q, k, v = (packing.unpack(part).transpose(1, 2) for part in (query, key, value))  # [B, A, S, D]
+    q, k, v = _padded(qkv, packing)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [B, A, S, S]
     if bias is not None:
         scores = scores + bias
@@ -46,24 +44,25 @@ def plain_attention(
     return packing.pack(context), probabilities
 
 
-def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout_prob: float = 0.0) -> Tensor:
+def sdpa_attention(qkv: Tensor, packing: Packing, dropout_prob: float = 0.0) -> Tensor:
     """torch's scaled_dot_product_attention: a call per length where lengths are known, else one padded and masked."""
     if not packing.groups:
-        q, k, v = (packing.unpack(part).transpose(1, 2) for part in (query, key, value))
+        q, k, v = _padded(qkv, packing)
         mask = packing.key_mask()[:, None, None, :]
         context = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_prob)
         return packing.pack(context.transpose(1, 2))
     parts = []
-    for (count, length), group in zip(packing.groups, _grouped(query, key, value, packing), strict=True):
-        q, k, v = (part.view(count, length, *part.shape[1:]).transpose(1, 2) for part in group)  # [n, A, L, D]
+    sizes = [count * length for count, length in packing.groups]
+    for (count, length), group in zip(packing.groups, qkv.split(sizes), strict=True):
+        q, k, v = group.view(count, length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4).unbind()  # [n, A, L, D]
         context = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout_prob)
-        parts.append(context.transpose(1, 2).reshape(count * length, *query.shape[1:]))
+        parts.append(context.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)
 
 
-def _grouped(query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> list[tuple[Tensor, ...]]:
-    sizes = [count * length for count, length in packing.groups]
-    return list(zip(*(part.split(sizes) for part in (query, key, value)), strict=True))
+def _padded(qkv: Tensor, packing: Packing) -> tuple[Tensor, ...]:
+    """[T, 3, A, D] → three [B, A, S, D]"""
+    return packing.unpack(qkv).permute(2, 0, 3, 1, 4).unbind()
 
 
 def choose_backend(requested: str, device: str, dropout_prob: float, needs_plain: bool) -> str:
@@ -77,4 +76,4 @@ def choose_backend(requested: str, device: str, dropout_prob: float, needs_plain
         return "plain"
     if requested != "auto":
         return requested
-    return "sdpa"
+    return "grouped" if device == "cpu" else "sdpa"
