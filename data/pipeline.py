@@ -10,14 +10,14 @@ import numpy as np
 
 from common.console import console
 from common.errors import UserError
+from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
 from data.settings import SPLITS, Settings
 from data.sources import Source
-from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, write
+from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, write
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
 
-_HASHES_AT_ONCE = 4_000_000  # compared in memory together: 32 MB and some temporaries
 _IN_FLIGHT = 4  # tasks submitted ahead per worker: enough to keep them busy, few enough to stay small
 
 Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
@@ -70,17 +70,20 @@ class Pipeline:
         tasks = [(f"{number:06d}", (number, source)) for number, source in enumerate(sources)]
         return self.run_stage("reading", ingest, tasks, "file part")
 
-    def deduplicate(self, pieces: Sequence[str]) -> int:
-        """Keep the first of equal documents. Memory is bounded: hashes are compared residue class by residue class."""
+    def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
+        """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""
         done = self.folder.result("deduplicate", "all")
         if done is not None:
-            return int(done["dropped"])
+            return done
         hashes = [self.folder.load_array("hashes", piece) for piece in pieces]
         keep = [np.ones(len(found), dtype=bool) for found in hashes]
-        dropped = _mark_repeated(hashes, keep)
+        dropped = {"duplicates": mark_repeated(hashes, keep), "near_duplicates": 0}
+        if self.job.settings.near_duplicates is not None:
+            self.run_stage("signing", sign_documents, [(piece, (piece,)) for piece in pieces], "piece")
+            dropped["near_duplicates"] = mark_similar(self.folder, pieces, keep, self.job.settings.near_duplicates)
         for piece, kept in zip(pieces, keep, strict=True):
             self.folder.save_array("keep", piece, kept)
-        self.folder.save_result("deduplicate", "all", {"dropped": dropped})
+        self.folder.save_result("deduplicate", "all", dropped)
         return dropped
 
     def tokenizer(self, pieces: Sequence[str], given: BertTokenizer | None) -> BertTokenizer:
@@ -116,6 +119,7 @@ class Pipeline:
         """(split, length) → (piece, donor, copy, number of instances), in the order in which rows are numbered."""
         settings = self.job.settings
         plans: list[tuple[str, int, str, dict[str, str]]] = []
+        split: str
         for split in SPLITS:
             filled = [piece for piece, result in encoded.items() if result["splits"][split]["documents"]]
             for length in settings.max_seq_lengths:
@@ -185,29 +189,6 @@ def plan_shards(
                 ranges.append(RowRange(piece, donor, copy, low - first, high - first, low))
         tasks.append(ShardTask(split, length, predictions, index, total, tuple(ranges)))
     return tasks
-
-
-def _mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> int:
-    """Clear `keep` for every document whose hash an earlier one has; returns how many."""
-    total = sum(len(found) for found in hashes)
-    classes = max(1, -(-total // _HASHES_AT_ONCE))
-    flat_keep = np.concatenate(keep) if keep else np.empty(0, dtype=bool)
-    for residue in range(classes):
-        numbers = np.concatenate(
-            [
-                np.flatnonzero(found % np.uint64(classes) == residue) + first
-                for found, first in zip(hashes, np.cumsum([0] + [len(found) for found in hashes]), strict=False)
-            ]
-        )
-        values = np.concatenate([found[found % np.uint64(classes) == residue] for found in hashes])
-        _, first_seen = np.unique(values, return_index=True)
-        flat_keep[numbers] = False
-        flat_keep[numbers[first_seen]] = True
-    first = 0
-    for mask in keep:
-        mask[:] = flat_keep[first : first + len(mask)]
-        first += len(mask)
-    return int(total - flat_keep.sum())
 
 
 def require_documents(results: Sequence[dict[str, Any]], inputs: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -218,6 +218,3 @@ def _checked_attributes(path: Path, file: h5py.File) -> dict[str, Any] | None:
 def _damaged(path: Path, error: Exception) -> UserError:
     detail = str(error).split("\n")[0].strip("'\"")
     return UserError(f"{path}: is damaged or incomplete ({detail}); {REMEDY}")
-
-
-Split = Literal["training", "validation", "test"]

@@ -5,9 +5,11 @@ N rows, S tokens a row, P predictions a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+
+Split = Literal["training", "validation", "test"]
 
 FORMAT_VERSION = 1
 ATTRIBUTE = "bert_pretraining"  # the one root attribute: a JSON object, described in docs/data_format.md

@@ -8,6 +8,7 @@ from typing import Any
 from common.errors import Problems
 from data.instances import OBJECTIVES, Objective
 from data.masking import UNITS, Unit
+from data.schema import Split
 
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the paper's two phases
 
@@ -17,7 +18,7 @@ def default_predictions(length: int) -> int:
     return BERT_PREDICTIONS.get(length, length * 15 // 100 + 1)
 
 
-SPLITS = ("training", "validation", "test")
+SPLITS: tuple[Split, ...] = ("training", "validation", "test")
 
 
 @dataclass(frozen=True)

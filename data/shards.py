@@ -13,8 +13,8 @@ import numpy as np
 from common.errors import Problems, UserError
 from common.files import file_digest
 from data.plan import Extent
-from data.reader import PREPARE_COMMAND, REMEDY, ShardFile, Split
-from data.schema import MANIFEST_NAME, Rows, concatenate_rows
+from data.reader import PREPARE_COMMAND, REMEDY, ShardFile
+from data.schema import MANIFEST_NAME, Rows, Split, concatenate_rows
 
 SUFFIXES = (".hdf5", ".h5")
 _OPEN_FILES = 32

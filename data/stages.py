@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.duplicates import sign
 from data.encode import Encoder
 from data.instances import Documents, make_instances
 from data.masking import MaskingPolicy, mask_rows
@@ -23,10 +24,11 @@ from data.rows import SpecialIds, assemble_rows
 from data.schema import Rows, concatenate_rows
 from data.settings import SPLITS, Settings
 from data.sources import Source
+from data.storage import Storage
 from data.store import WorkFolder
 from data.text import read_documents
 from data.tokenizer import BertTokenizer, load_tokenizer
-from data.writer import shard_name, write_shard
+from data.writer import shard_bytes, shard_name
 
 PIECE_BYTES = 2 * 2**20
 _ROWS_AT_ONCE = 4096  # rows assembled and masked together: what fits the processor's cache
@@ -105,9 +107,20 @@ def _text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def sign_documents(job: Job, piece: str) -> int:
+    """A MinHash signature for every document of a piece."""
+    texts = _texts(job.folder, piece)
+    job.folder.save_array("signatures", piece, np.stack([sign(text) for text in texts]))
+    return len(texts)
+
+
+def _texts(folder: WorkFolder, piece: str) -> list[str]:
+    return folder.text_path(piece).read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+
+
 def piece_documents(folder: WorkFolder, piece: str) -> list[list[str]]:
     """The documents of a piece that were kept, as lists of sentences."""
-    documents = folder.text_path(piece).read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    documents = _texts(folder, piece)
     keep = folder.load_array("keep", piece)
     return [document.split("\n") for document, kept in zip(documents, keep, strict=True) if kept]
 
@@ -193,8 +206,8 @@ def write(job: Job, task: ShardTask) -> dict[str, Any]:
         donor = documents if part.donor == part.piece else folder.load_documents(f"{task.split}-{part.donor}")
         for start in range(part.start, part.stop, _ROWS_AT_ONCE):
             stop = min(part.stop, start + _ROWS_AT_ONCE)
-            name = instance_name(task.split, task.length, part.copy, part.piece)
-            instances = folder.load_instances(name, start, stop)
+            stored = instance_name(task.split, task.length, part.copy, part.piece)
+            instances = folder.load_instances(stored, start, stop)
             rows = assemble_rows(documents, donor, instances, special, task.length, task.predictions)
             if policy is not None:
                 first = part.first_number + start - part.start
@@ -204,17 +217,17 @@ def write(job: Job, task: ShardTask) -> dict[str, Any]:
             parts.append(rows)
     rows = concatenate_rows(parts)
     rows = rows.take(generator(settings.seed, "shuffle", task.name).permutation(len(rows)))
-    path = Path(job.output) / str(task.length) / shard_name(task.split, task.number, task.total)
-    content = write_shard(path, rows, _attributes(job, task, tokenizer), compression=settings.deflate_level)
+    name = shard_name(task.split, task.number, task.total)
+    content = shard_bytes(rows, _attributes(job, task, tokenizer), compression=settings.deflate_level)
+    Storage(job.output).write(f"{task.length}/{name}", content)
     return {
-        "name": path.name,
+        "name": name,
         "split": task.split,
         "rows": len(rows),
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
         "tokens": int(rows.input_mask.sum(dtype=np.int64)),
         "predictions": int((rows.masked_lm_positions > 0).sum()),
-        "lengths": np.bincount(rows.input_mask.sum(axis=1, dtype=np.int64), minlength=task.length + 1).tolist(),
     }
 
 

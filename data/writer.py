@@ -59,9 +59,3 @@ def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: in
 def shard_name(split: str, index: int, total: int) -> str:
     """`training_0003_of_0012.hdf5`: the split is part of the name, which is how NVIDIA's tools tell them apart."""
     return f"{split}_{index:04d}_of_{total:04d}.hdf5"
-
-
-def remove_temporaries(folder: Path) -> None:
-    """Delete what a killed writer left behind in `folder`."""
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()

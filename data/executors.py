@@ -1,0 +1,47 @@
+"""Where tasks run: here, in processes of this machine, or on a Dask cluster, all behind one executor interface."""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+
+from common.errors import UserError
+from data.compression import optional_import
+
+EXECUTORS = ("processes", "dask")
+_CONNECT_SECONDS = 20
+
+
+@contextmanager
+def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tuple[Executor | None, int]]:
+    """An executor and how many tasks it runs at once; None runs them one after the other in this process."""
+    if kind == "dask":
+        with _dask(scheduler) as found:
+            yield found
+    elif workers <= 1:
+        yield None, 1
+    else:
+        # Spawned, not forked: the tokenizers library has threads, which do not survive a fork.
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield pool, workers
+
+
+@contextmanager
+def _dask(scheduler: str | None) -> Iterator[tuple[Executor, int]]:
+    if scheduler is None:
+        raise UserError("--executor dask needs --scheduler ADDRESS, such as tcp://host:8786")
+    distributed = optional_import("distributed", "--executor dask")
+    try:
+        client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise UserError(
+            f"--scheduler {scheduler}: no Dask scheduler answers ({error}); start one with `dask scheduler`"
+        ) from error
+    try:
+        threads = sum(client.nthreads().values())
+        if threads == 0:
+            raise UserError(f"--scheduler {scheduler}: has no workers; start some with `dask worker {scheduler}`")
+        with client.get_executor(pure=False, retries=2) as executor:
+            yield executor, threads
+    finally:
+        client.close()

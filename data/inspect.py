@@ -1,0 +1,88 @@
+"""Look into any folder of shards: `python -m data.inspect DIR`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.console import console
+from common.errors import UserError, run_command
+from data.reader import ShardFile
+from data.report import Description, describe, render, write_report
+from data.schema import Split
+from data.settings import SPLITS
+from data.shards import SUFFIXES, open_dataset
+from data.tokenizer import BertTokenizer, load_tokenizer
+
+
+def inspect_folder(folder: Path, tokenizer: BertTokenizer | None, *, verify: bool = False) -> list[Description]:
+    """Describe every split that the folder has."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give one with .hdf5 shards")
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    if not files:
+        raise UserError(f"{folder}: has no .hdf5 file; shards of `python -m data.prepare` lie in <output_dir>/<length>")
+    first = ShardFile(files[0])
+    first.close()
+    found = []
+    for split in _splits(files):
+        dataset = open_dataset(
+            [folder],
+            split=split,
+            max_seq_length=first.max_seq_length,
+            max_predictions_per_seq=max(first.max_predictions_per_seq, 1),
+            verify=verify,
+        )
+        found.append(describe(dataset, split, tokenizer))
+        dataset.close()
+    return found
+
+
+def _splits(files: Sequence[Path]) -> list[Split]:
+    found: list[Split] = [split for split in SPLITS if any(split in path.name for path in files)]
+    if not found:
+        raise UserError(
+            f"{files[0].parent}: no file has {' or '.join(SPLITS)} in its name; rename them, such as training_0.hdf5"
+        )
+    return found
+
+
+def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
+    """The given tokenizer, or the one that lies beside prepared shards."""
+    if given is not None:
+        return load_tokenizer(given)
+    for candidate in (folder / "tokenizer", folder.parent / "tokenizer"):
+        if candidate.is_dir():
+            return load_tokenizer(candidate)
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data.inspect",
+        description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, samples, warnings.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder with .hdf5 shards")
+    parser.add_argument(
+        "--vocab_file", type=Path, metavar="FILE", help="the tokenizer (default: the one beside the shards)"
+    )
+    parser.add_argument("--verify_data", action="store_true", help="compare every file with the manifest's digest")
+    parser.add_argument(
+        "--report_dir", type=Path, metavar="DIR", help="write report.md, report.json and lengths.png there"
+    )
+    arguments = parser.parse_args(argv)
+    tokenizer = find_tokenizer(arguments.folder, arguments.vocab_file)
+    found = inspect_folder(arguments.folder, tokenizer, verify=arguments.verify_data)
+    console.say(render(found))
+    for description in found:
+        for warning in description.warnings:
+            console.warn(f"{description.split}: {warning}")
+    if arguments.report_dir is not None:
+        arguments.report_dir.mkdir(parents=True, exist_ok=True)
+        write_report(arguments.report_dir, found)
+        console.say(f"{arguments.report_dir}: report.md, report.json, lengths.png")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,235 @@
+"""The prepare command as users run it: same bytes whatever runs it, killed and resumed, several lengths, elsewhere."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data import prepare, sources
+from data.loader import read_range
+from data.shards import PretrainingDataset, open_dataset
+from data.stages import PIECE_BYTES
+from data.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    f"{stem}{ending}" for stem in ("walk", "talk", "jump", "think", "look") for ending in ("", "s", "ed", "ing", "er")
+]
+
+
+def write_corpus(path: Path, documents: int, seed: int = 0) -> Path:
+    rng = random.Random(seed)
+    with path.open("w") as stream:
+        for number in range(documents):
+            for _ in range(rng.randint(1, 12)):
+                stream.write(" ".join(rng.choices(WORDS, k=rng.randint(3, 20))) + f" {number}.\n")
+            stream.write("\n")
+    return path
+
+
+@pytest.fixture(name="corpus", scope="module")
+def _corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "a.txt", 1500)
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many sources and pieces from a small corpus, in this process."""
+    monkeypatch.setattr(sources, "RANGE_BYTES", 200_000)
+
+
+def run(corpus: Path, output: Path | str, *extra: str) -> None:
+    arguments = [
+        "--input", str(corpus), "--output_dir", str(output), "--vocab_size", "300", "--max_seq_length", "32",
+        "--dupe_factor", "2", "--shard_rows", "3000", "--workers", "1", "--validation_share", "0.1", *extra,
+    ]  # fmt: skip
+    assert prepare.main(arguments) == 0
+
+
+def digests(folder: Path) -> dict[str, str]:
+    found = sorted([*folder.glob("*/*.hdf5"), *folder.glob("tokenizer/*")])
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def opened(folder: Path, split: str = "training", length: int = 32) -> PretrainingDataset:
+    return open_dataset([folder], split=split, max_seq_length=length, max_predictions_per_seq=80)  # type: ignore[arg-type]
+
+
+def test_the_same_bytes_whatever_the_number_of_workers(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "one")
+    run(corpus, tmp_path / "two", "--workers", "2")
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert len(list((tmp_path / "one" / "32").glob("training*"))) > 2
+    run(corpus, tmp_path / "other", "--seed", "7")
+    assert digests(tmp_path / "other") != digests(tmp_path / "one")
+
+
+def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(corpus, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    capsys.readouterr()
+    run(corpus, tmp_path)
+    assert "nothing to do" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert not (tmp_path / ".work").exists()
+    with pytest.raises(UserError, match="--overwrite"):
+        run(corpus, tmp_path, "--masking_rate", "0.2")
+    run(corpus, tmp_path, "--masking_rate", "0.2", "--overwrite")
+
+
+def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 8_000)
+    assert corpus.stat().st_size > 2 * PIECE_BYTES
+    arguments = ["--input", str(corpus), "--vocab_size", "300", "--max_seq_length", "32", "--dupe_factor", "2",
+                 "--shard_rows", "4000", "--workers", "2"]  # fmt: skip
+    whole = [sys.executable, "-m", "data.prepare", *arguments, "--output_dir", str(tmp_path / "whole")]
+    subprocess.run(whole, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-m", "data.prepare", *arguments, "--output_dir", str(tmp_path / "killed")]
+    monkey = random.Random(3)
+    done = tmp_path / "killed" / ".work" / "done"
+    for stage in ("encoding", "writing"):
+        process = subprocess.Popen(
+            command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        deadline = time.monotonic() + 60
+        while process.poll() is None and not list(done.glob(f"{stage}.*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(monkey.random() * 0.05)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+
+
+def test_several_lengths_in_one_go(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path, "--max_seq_length", "32", "64", "--max_predictions_per_seq", "5", "10")
+    for length, predictions in ((32, 5), (64, 10)):
+        rows = read_range(open_dataset([tmp_path / str(length)], split="training", max_seq_length=length,
+                                       max_predictions_per_seq=predictions), 0, 100)  # fmt: skip
+        assert rows.input_ids.shape == (100, length)
+        assert rows.masked_lm_positions.shape == (100, predictions)
+        assert rows.input_mask.sum(axis=1).max() == length
+
+
+def test_splits_share_no_document_and_duplicates_go(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 300)
+    corpus.write_text(corpus.read_text() * 2)
+    run(corpus, tmp_path / "out", "--dupe_factor", "1", "--test_share", "0.1", "--objective", "mlm")
+    counts = json.loads((tmp_path / "out" / "32" / "report.json").read_text())["preparation"]
+    assert counts["duplicates"] == 300
+    seen: dict[str, set[bytes]] = {}
+    for split in ("training", "validation", "test"):
+        dataset = opened(tmp_path / "out" / "32", split)
+        rows = read_range(dataset, 0, dataset.num_rows).with_originals()
+        seen[split] = {row.tobytes() for row in rows.input_ids}
+    assert not seen["training"] & seen["validation"]
+    assert not seen["training"] & seen["test"]
+    assert not seen["validation"] & seen["test"]
+
+
+def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
+    pytest.importorskip("datasketch")
+    corpus = write_corpus(tmp_path / "a.txt", 200)
+    text = corpus.read_text()
+    corpus.write_text(text + "\n" + text.replace(".\n\n", ". end.\n\n"))
+    for name, extra, expected in (("kept", [], 0), ("dropped", ["--near_duplicates", "0.7"], 100)):
+        run(corpus, tmp_path / name, *extra)
+        counts = json.loads((tmp_path / name / "32" / "report.json").read_text())["preparation"]
+        assert counts["duplicates"] == 0
+        assert counts["near_duplicates"] >= expected
+
+
+def test_an_unmasked_copy(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path, "--dupe_factor", "0")
+    dataset = opened(tmp_path / "32")
+    rows = read_range(dataset, 0, 200)
+    assert not dataset.is_masked
+    assert not rows.masked_lm_positions.any()
+    assert load_tokenizer(tmp_path / "tokenizer").mask_id not in rows.input_ids
+    assert opened(tmp_path / "32", "validation").is_masked
+
+
+def test_a_given_tokenizer_is_used_and_recorded(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "first")
+    vocabulary = tmp_path / "first" / "tokenizer" / "vocab.txt"
+    arguments = ["--input", str(corpus), "--output_dir", str(tmp_path / "second"), "--vocab_file", str(vocabulary),
+                 "--max_seq_length", "32", "--workers", "1"]  # fmt: skip
+    assert prepare.main(arguments) == 0
+    assert opened(tmp_path / "second" / "32").tokenizer_digest == opened(tmp_path / "first" / "32").tokenizer_digest
+
+
+def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    run(corpus, tmp_path / "local")
+    run(corpus, "memory://prepared", "--work_dir", str(tmp_path / "work"))
+    memory = fsspec.filesystem("memory")
+    for name, digest in digests(tmp_path / "local").items():
+        assert hashlib.sha256(memory.cat_file(f"/prepared/{name}")).hexdigest() == digest
+    with pytest.raises(UserError, match="--work_dir"):
+        run(corpus, "memory://elsewhere")
+
+
+def test_a_dask_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    run(corpus, tmp_path / "here")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        run(corpus, tmp_path / "there", "--executor", "dask", "--scheduler", cluster.scheduler_address)
+    assert digests(tmp_path / "here") == digests(tmp_path / "there")
+
+
+def test_mistakes_are_told_all_at_once_with_exit_code_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data.prepare", "--input", str(tmp_path), "--output_dir", str(tmp_path / "o"),
+               "--vocab_size", "300", "--masking_rate", "2", "--max_seq_length", "3", "--shard_rows", "0"]  # fmt: skip
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    for flag in ("--masking_rate", "--max_seq_length", "--shard_rows"):
+        assert flag in result.stderr
+
+
+def test_an_input_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 50)
+    with pytest.raises(UserError, match="no document"):
+        run(tmp_path / "a.txt", tmp_path / "o")
+
+
+def test_pairs_of_the_written_shards(corpus: Path, tmp_path: Path) -> None:
+    """Half of B is random and from another document; documents carry their number as a token."""
+    run(corpus, tmp_path, "--dupe_factor", "1", "--max_seq_length", "64", "--masking_rate", "0.1")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    rows = read_range(opened(tmp_path / "64", length=64), 0, 1000).with_originals()
+    assert 0.4 < rows.next_sentence_labels.mean() < 0.7
+    same = {0: 0, 1: 0}
+    total = {0: 0, 1: 0}
+    for k in range(1000):
+        ids = rows.input_ids[k]
+        length = int(rows.input_mask[k].sum())
+        first, second = np.flatnonzero(ids[:length] == tokenizer.sep_id)
+        assert second == length - 1
+        assert (rows.segment_ids[k, : first + 1] == 0).all()
+        assert (rows.segment_ids[k, first + 1 : length] == 1).all()
+        a, b = (tokenizer.backend.decode(part.tolist()) for part in (ids[1:first], ids[first + 1 : second]))
+        numbers = [
+            {word.strip(".") for word in text.replace(" .", ".").split() if word.strip(".").isdigit()}
+            for text in (a, b)
+        ]
+        if all(numbers):
+            label = int(rows.next_sentence_labels[k])
+            total[label] += 1
+            same[label] += bool(numbers[0] & numbers[1])
+    assert total[0] > 100
+    assert total[1] > 100
+    assert same[0] / total[0] > 0.9
+    assert same[1] / total[1] < 0.1
