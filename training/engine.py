@@ -12,6 +12,7 @@ from data.batches import Batch
 from data.loader import StepBatches
 from training import distributed
 from training.metrics import Tally
+from training.timing import Phases
 
 
 def build_engine(
@@ -30,17 +31,20 @@ def build_engine(
     return engine
 
 
-def take_step(engine: Any, step: StepBatches, tally: Tally, seed: int, device: torch.device) -> None:
+def take_step(engine: Any, step: StepBatches, tally: Tally, phases: Phases, seed: int, device: torch.device) -> None:
     """One optimizer step: every micro-batch forward and backward, the engine knows the boundary."""
     batches = [to_device(batch, device) for batch in step.micro_batches]
     share = masked_tokens_per_micro_step(batches, engine.world_size)
     for index, batch in enumerate(batches):
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
         torch.manual_seed(dropout_seed(seed, step.next_sample, index, engine.global_rank))
-        loss = engine(batch, masked_lm_total=share)
-        tally.add(engine.module.details)
-        engine.backward(loss)
-        engine.step()
+        with phases.measure("forward"):
+            loss = engine(batch, masked_lm_total=share)
+            tally.add(engine.module.details)
+        with phases.measure("backward"):
+            engine.backward(loss)
+        with phases.measure("optimizer"):
+            engine.step()
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -1,18 +1,20 @@
 """The training loop."""
 
-import math
-import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 
+from tqdm import tqdm
+
 from common.console import console
 from data.loader import StepBatches
+from training.display import live_text, say_validation
 from training.engine import take_step
-from training.metrics import Stopwatch, Tally, say_validation, summarize, train_line
 from training.optimizer import set_learning_rate
 from training.run import Run
+from training.timing import Phases
 from training.validation import validate
+from training.window import Window
 
 
 def train(run: Run) -> None:
@@ -22,14 +24,13 @@ def train(run: Run) -> None:
         return
     window = Window(run)
     progress = console.progress(total=run.horizon.last_step(), initial=run.state.step, unit="step", dynamic_ncols=True)
-    with closing(read_steps(run, window.watch)) as steps:
+    with closing(read_steps(run, window.phases)) as steps:
         for batches in steps:
             epoch = run.horizon.epoch_of(run.state.samples)
             set_learning_rate(run.engine.optimizer, run.schedule.rate(run.state.step))
-            take_step(run.engine, batches, window.tally, run.state.seed, run.device)
+            take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
+            window.count(batches)
             advance(run, batches)
-            window.num_steps += 1
-            progress.update(run.state.step - progress.n)
 
             is_finished = run.horizon.is_finished(run.state.step, run.state.samples)
             is_validation = should_validate(run, is_finished)
@@ -37,26 +38,26 @@ def train(run: Run) -> None:
             if run.state.step % run.settings.flags.print_steps == 0 or is_validation or is_save:
                 window.report()
             if is_validation:
-                report_validation(run)
+                with window.phases.measure("validation"):
+                    report_validation(run)
             if is_save:
-                save(run)
+                with window.phases.measure("checkpoint"):
+                    save(run)
+            show_progress(progress, run, window)
             if is_finished:
                 break
-            if is_validation or is_save:
-                window.watch.lap()  # throughput is that of training alone
     progress.close()
     run.sinks.close()
 
 
-def read_steps(run: Run, watch: Stopwatch) -> Generator[StepBatches]:
+def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     """Steps from the run's cursor on, jumping over the rest of an epoch that has had its steps; times the waiting."""
     while True:
         cursor = run.state.samples
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
             while run.state.samples == cursor:
-                began = time.perf_counter()
-                batches = next(steps)
-                watch.data_wait += time.perf_counter() - began
+                with phases.measure("data_wait"):
+                    batches = next(steps)
                 yield batches
                 cursor = batches.next_sample
 
@@ -68,39 +69,6 @@ def advance(run: Run, batches: StepBatches) -> None:
         step=run.engine.global_steps - run.engine.skipped_steps,
         samples=run.horizon.next_sample(batches.next_sample),
     )
-
-
-class Window:
-    """The steps since the last report."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.tally = Tally()
-        self.watch = Stopwatch()
-        self.num_steps = 0
-
-    def report(self) -> None:
-        run = self.run
-        sums = self.tally.take()
-        elapsed, waited = self.watch.lap()
-        run.state = replace(run.state, tokens=run.state.tokens + int(sums["num_tokens"]))
-        norm = run.engine.get_global_grad_norm()
-        figures = {
-            **summarize(sums),
-            "learning_rate": run.schedule.rate(run.state.step - 1),
-            "grad_norm": math.nan if norm is None else float(norm),
-            "epoch": run.state.samples / run.horizon.num_rows,
-            "tokens": float(run.state.tokens),
-            "tokens_per_second": sums["num_tokens"] / elapsed,
-            "seconds_per_step": elapsed / self.num_steps,
-            "data_wait_share": waited / elapsed,
-            "skipped_steps": float(run.engine.skipped_steps),
-        }
-        if run.settings.precision == "fp16":
-            figures["loss_scale"] = float(run.engine.optimizer.cur_scale)
-        console.say(train_line(run.state.step, run.horizon.last_step(), figures))
-        run.sinks.record("train", run.state.step, run.state.samples, figures)
-        self.num_steps = 0
 
 
 def should_validate(run: Run, is_finished: bool) -> bool:
@@ -116,6 +84,30 @@ def should_save(run: Run, epoch: int, is_finished: bool) -> bool:
         return True
     ended_epoch = run.horizon.epoch_of(run.state.samples) > epoch
     return ended_epoch and (flags.ckpt_to_save is None or epoch in flags.ckpt_to_save)
+
+
+def steps_to_save(run: Run) -> int:
+    """Steps from here to the next checkpoint, when nothing is skipped."""
+    flags, step = run.settings.flags, run.state.step
+    candidates = [run.horizon.last_step() - step]
+    if flags.save_every_steps is not None:
+        candidates.append(flags.save_every_steps - step % flags.save_every_steps)
+    epoch = run.horizon.epoch_of(run.state.samples)
+    if flags.ckpt_to_save is None or epoch in flags.ckpt_to_save:
+        rows_left = (epoch + 1) * run.horizon.num_rows - run.state.samples
+        candidates.append(-(-rows_left // run.horizon.batch_size))
+    return min(candidates)
+
+
+def show_progress(progress: tqdm, run: Run, window: Window) -> None:
+    if progress.disable:
+        return
+    if window.figures:
+        pace, epoch = window.figures["seconds_per_step"], run.state.samples / run.horizon.num_rows
+        left = run.horizon.last_step() - run.state.step
+        text = live_text(epoch, window.figures, left * pace, steps_to_save(run) * pace)
+        progress.set_postfix_str(text, refresh=False)
+    progress.update(run.state.step - progress.n)
 
 
 def report_validation(run: Run) -> None:

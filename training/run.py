@@ -19,10 +19,10 @@ from training.engine import build_engine
 from training.environment import Place
 from training.export import load_hugging_face_weights
 from training.horizon import Horizon
-from training.metrics import Sinks
 from training.optimizer import build_optimizer
 from training.schedule import Schedule
 from training.settings import Settings, describe
+from training.sinks import Sinks
 
 
 @dataclass

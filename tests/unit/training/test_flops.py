@@ -1,0 +1,54 @@
+"""The FLOP formula against torch's own count of the products in a real forward and backward."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from data.batches import NO_LABEL, Batch
+from nvidia.config import BertConfig
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from training.flops import measure_matmul_speed, model_flops
+
+ROWS, WIDTH, MASKED = 5, 13, 3
+
+
+def make_batch(config: BertConfig) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, config.vocab_size, (ROWS, WIDTH), generator=generator)
+    labels = torch.full_like(ids, NO_LABEL)
+    labels[:, 2 : 2 + MASKED] = ids[:, 2 : 2 + MASKED]
+    zeros = torch.zeros_like(ids)
+    return Batch(torch.tensor(2), ids, torch.ones_like(ids), zeros, torch.ones(ROWS, dtype=torch.int64), labels)
+
+
+@pytest.mark.parametrize("act", ["gelu", "geglu"])
+def test_formula_is_what_torch_counts(act: str) -> None:
+    config = BertConfig(
+        vocab_size=72,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=40,
+        hidden_act=act,
+        attention_backend="plain",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model, batch = BertForPreTrainingPreLN(config), make_batch(config)
+    with FlopCounterMode(display=False) as counter:
+        model(batch).backward()
+    ours = model_flops(config, batch.input_mask.sum(1), ROWS * MASKED)
+    assert ours == pytest.approx(counter.get_total_flops(), rel=1e-6)
+
+
+def test_padding_is_not_credited() -> None:
+    config = BertConfig(vocab_size=64, hidden_size=8, num_attention_heads=2, intermediate_size=16)
+    full = model_flops(config, torch.tensor([10, 10]), 4)
+    assert model_flops(config, torch.tensor([10, 4]), 4) < full
+
+
+def test_speed_is_work_over_the_best_time() -> None:
+    config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)
+    moments = iter(range(1000))
+    speed = measure_matmul_speed(config, 32, torch.float32, torch.device("cpu"), clock=lambda: float(next(moments)))
+    assert speed == 2.0 * 32 * 16 * (48 + 16) / 1.0  # the clock says that every product took one second

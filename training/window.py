@@ -1,0 +1,141 @@
+"""The steps since the last report: what is counted in them, and the figures that come of it."""
+
+import math
+import resource
+from dataclasses import replace
+
+import torch
+
+from common.console import console
+from data.batches import NO_LABEL, Batch
+from data.loader import StepBatches
+from training import distributed
+from training.display import train_line
+from training.flops import measure_matmul_speed, model_flops
+from training.gradients import GradientNorm, GradientWatch
+from training.health import PLATEAU_STEPS, Health
+from training.metrics import Tally, summarize
+from training.run import Run
+from training.timing import PHASES, Phases, training_seconds
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+WATCHED_STEPS = 2  # a head whose labels are all missing in one batch is not yet a dead head
+
+
+class Window:
+    """Counts while steps are taken; `report` turns the counts into figures for every sink."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.tally = Tally()
+        self.norm = GradientNorm(run.engine)
+        self.watch: GradientWatch | None = GradientWatch(run.engine.module)
+        self.health = Health(
+            plateau_from_step=run.schedule.origin + math.ceil(run.schedule.warmup_steps) + PLATEAU_STEPS,
+            batch_rows=run.settings.deepspeed.batch.total,
+        )
+        self.matmul_speed = self._measure_machine()
+        self.figures: dict[str, float] = {}
+        self.num_steps = 0
+        self.flops = 0.0
+        self.phases = Phases(run.device)
+
+    def _measure_machine(self) -> float:
+        """FLOP/s of all ranks together, each measured while the others are."""
+        settings = self.run.settings
+        tokens = settings.deepspeed.batch.micro * settings.flags.max_seq_length
+        distributed.barrier()
+        speed = measure_matmul_speed(settings.model_config, tokens, DTYPES[settings.precision], self.run.device)
+        total = torch.tensor(speed, dtype=torch.float64, device=self.run.device)
+        return float(distributed.sum_over_ranks(total))
+
+    def count(self, batches: StepBatches) -> None:
+        """Note a step's work, from the batches as they lie in host memory: nothing waits for the device."""
+        self.num_steps += 1
+        for batch in batches.micro_batches:
+            self.flops += step_flops(self.run, batch)
+            if self.run.place.is_main:
+                self.health.unigram.add(batch.masked_lm_labels.numpy().ravel())
+        if self.watch is not None and self.num_steps >= WATCHED_STEPS:
+            self._say_dead_parameters()
+
+    def _say_dead_parameters(self) -> None:
+        assert self.watch is not None
+        text = self.health.without_gradient(self.watch.finish())
+        self.watch = None
+        if text:
+            console.warn(text)
+
+    def report(self) -> None:
+        """Figures of the window, over all ranks, to the console and every sink."""
+        run = self.run
+        self.figures = self._take()
+        with self.phases.measure("logging"):
+            console.say(train_line(run.state.step, run.horizon.last_step(), self.figures))
+            for sentence in self.health.check(run.state.step, self.figures):
+                console.warn(sentence)
+            run.sinks.record("train", run.state.step, run.state.samples, self.figures)
+        self.num_steps, self.flops = 0, 0.0
+
+    def _take(self) -> dict[str, float]:
+        run, ranks = self.run, self.run.place.world_size
+        seconds = self.phases.lap()
+        sums = self.tally.take(self._host_sums(seconds))
+        elapsed = sums["training_seconds"] / ranks
+        run.state = replace(run.state, tokens=run.state.tokens + int(sums["num_tokens"]))
+        norm = self.norm.value()
+        rows = self.num_steps * run.settings.deepspeed.batch.total
+        computing = [sums[f"computing_{rank}"] for rank in range(ranks)]
+        figures = {
+            **summarize(sums),
+            "learning_rate": run.schedule.rate(run.state.step - 1),
+            "grad_norm": math.nan if norm is None else norm,
+            "epoch": run.state.samples / run.horizon.num_rows,
+            "tokens": float(run.state.tokens),
+            "tokens_per_second": sums["num_tokens"] / elapsed,
+            "samples_per_second": rows / elapsed,
+            "seconds_per_step": elapsed / self.num_steps,
+            "window_steps": float(self.num_steps),
+            "padding_share": 1.0 - sums["num_tokens"] / (rows * run.settings.flags.max_seq_length),
+            "masking_rate": sums["masked_lm_count"] / max(1.0, sums["num_tokens"]),
+            "model_flops_per_second": sums["flops"] / elapsed,
+            "matmul_share": sums["flops"] / elapsed / self.matmul_speed,
+            "data_wait_share": sums["seconds_data_wait"] / ranks / elapsed,
+            **{f"seconds_{phase}": sums[f"seconds_{phase}"] / ranks for phase in (*PHASES, "other")},
+            "memory_gib": max(sums[f"memory_{rank}"] for rank in range(ranks)),
+            "skipped_steps": float(run.engine.skipped_steps),
+            "slowest_over_fastest_rank": max(computing) / max(min(computing), 1e-9),
+            "slowest_rank": float(computing.index(max(computing))),
+        }
+        if run.settings.precision == "fp16":
+            figures["loss_scale"] = float(run.engine.optimizer.cur_scale)
+        return figures
+
+    def _host_sums(self, seconds: dict[str, float]) -> dict[str, float]:
+        """Values known to this process, named so that their sum over ranks is of use.
+
+        A slot of its own for each rank, zero on all others, makes a gather of a sum.
+        """
+        place = self.run.place
+        mine = {rank: float(rank == place.rank) for rank in range(place.world_size)}
+        computing = seconds["forward"] + seconds["backward"]
+        memory = peak_memory_gib(self.run.device)
+        return {
+            "flops": self.flops,
+            "training_seconds": training_seconds(seconds),
+            **{f"seconds_{phase}": seconds[phase] for phase in (*PHASES, "other")},
+            **{f"computing_{rank}": flag * computing for rank, flag in mine.items()},
+            **{f"memory_{rank}": flag * memory for rank, flag in mine.items()},
+        }
+
+
+def step_flops(run: Run, batch: Batch) -> float:
+    masked = int((batch.masked_lm_labels != NO_LABEL).sum())
+    return model_flops(run.settings.model_config, batch.input_mask.sum(1), masked)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most this process has held: on the GPU, or in main memory where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # reported in KiB
