@@ -9,10 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nvidia.attention_backends import choose_backend, plain_attention, sdpa_attention
+from nvidia.attention_backends import (
+    choose_backend,
+    flex_attention,
+    plain_attention,
+    sdpa_attention,
+    varlen_attention,
+)
+from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
 from nvidia.grouped_attention import grouped_attention
 from nvidia.layers import ResidualOutput
+from nvidia.sparsity import make_layout, visible_keys
 from nvidia.unpadding import Packing
 
 
@@ -36,9 +44,10 @@ PLAIN_REQUEST = AttentionOptions()
 class BertSelfAttention(nn.Module):
     """softmax(QKᵀ/√D)·V on packed tokens. Query, key and value keep their own parameters but share one matmul."""
 
-    def __init__(self, config: BertConfig, num_heads: int) -> None:
+    def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.pruned = config.pruned_heads.get(layer, ())
+        self.num_heads = num_heads = config.num_heads(layer)
         self.head_size = config.head_size
         width = num_heads * config.head_size
         self.query = nn.Linear(config.hidden_size, width, bias=config.use_bias)
@@ -46,6 +55,8 @@ class BertSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, width, bias=config.use_bias)
         self.dropout_prob = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
+        sparse = config.sparse_attention
+        self.sparse = None if sparse is None or sparse.mode == "dense" else sparse
         self.position_type = config.position_embedding_type
         self.max_positions = config.max_position_embeddings
         self.distance_embedding = (
@@ -54,22 +65,49 @@ class BertSelfAttention(nn.Module):
             else nn.Embedding(2 * config.max_position_embeddings - 1, config.head_size)
         )
 
-    def forward(self, hidden: Tensor, packing: Packing, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
-        """[T, H] → context [T, A·D] and, when asked for, probabilities [B, A, S, S]"""
-        qkv = self.project(hidden)
+    def forward(
+        self,
+        hidden: Tensor,
+        packing: Packing,
+        options: AttentionOptions,
+        norm: nn.Module | None = None,
+        recompute: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[T, H] → context [T, A·D] and, when asked for, probabilities [B, A, S, S].
+
+        `norm` goes before the projection and is recomputed in the backward pass; `recompute` does so with the scores.
+        """
+        qkv = self.project(hidden) if norm is None else recomputed(True, lambda x: self.project(norm(x)), hidden)
+        context, probabilities = recomputed(recompute, lambda rows: self.attend(rows, packing, options), qkv)
+        return context.flatten(1), probabilities if options.return_probabilities else None
+
+    def attend(self, qkv: Tensor, packing: Packing, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
+        """[T, 3, A, D] → [T, A, D], by the backend that fits"""
         dropout_prob = self.dropout_prob if self.training else 0.0
         needs_plain = not options.are_default or self.distance_embedding is not None
-        backend = choose_backend(self.backend, hidden.device.type, dropout_prob, needs_plain)
-        probabilities = None
-        if backend == "plain":
-            head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
-            bias = self.relative_scores(qkv, packing)
-            context, probabilities = plain_attention(qkv, packing, dropout_prob, bias=bias, head_mask=head_mask)
-        elif backend == "grouped":
-            context = grouped_attention(qkv, packing.groups, dropout_prob)
-        else:
-            context = sdpa_attention(qkv, packing, dropout_prob)
-        return context.flatten(1), probabilities if options.return_probabilities else None
+        is_sparse = self.sparse is not None
+        backend = choose_backend(self.backend, qkv.device.type, qkv.dtype, dropout_prob, needs_plain, is_sparse)
+        if backend == "grouped":
+            return grouped_attention(qkv, packing.groups, dropout_prob), None
+        if backend == "varlen":
+            return varlen_attention(qkv, packing), None
+        if backend == "sdpa":
+            return sdpa_attention(qkv, packing, dropout_prob), None
+        layout = self.layout(packing.row_length)
+        block = 1 if self.sparse is None else self.sparse["block"]
+        if backend == "flex":
+            return flex_attention(qkv, packing, layout, block), None
+        visible = None if layout is None else visible_keys(layout, block, packing.row_length).to(qkv.device)
+        head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
+        return plain_attention(qkv, packing, dropout_prob, self.relative_scores(qkv, packing), visible, head_mask)
+
+    def layout(self, length: int) -> Tensor | None:
+        """Which blocks see which, [A or 1, N, N], or None where attention is dense."""
+        if self.sparse is None:
+            return None
+        layout = make_layout(self.sparse, self.num_heads + len(self.pruned), length)
+        kept = [head for head in range(len(layout)) if head not in self.pruned]
+        return layout[kept] if len(layout) > 1 else layout
 
     def project(self, hidden: Tensor) -> Tensor:
         """[T, H] → [T, 3, A, D], from one matmul with the three weights side by side."""
@@ -98,9 +136,8 @@ class BertAttention(nn.Module):
 
     def __init__(self, config: BertConfig, layer: int, output: type[ResidualOutput]) -> None:
         super().__init__()
-        num_heads = config.num_heads(layer)
-        self.self = BertSelfAttention(config, num_heads)
-        self.output = output(num_heads * config.head_size, config)
+        self.self = BertSelfAttention(config, layer)
+        self.output = output(self.self.num_heads * config.head_size, config)
 
     def prune(self, before: tuple[int, ...], after: tuple[int, ...], config: BertConfig) -> None:
         """Drop the weights of heads in `after` but not in `before`; heads are numbered as in the unpruned layer."""
@@ -110,7 +147,7 @@ class BertAttention(nn.Module):
         for part in (self.self.query, self.self.key, self.self.value):
             _select(part, columns, dim=0)
         _select(self.output.dense, columns, dim=1)
-        self.self.num_heads = len(kept)
+        self.self.num_heads, self.self.pruned = len(kept), after
 
 
 def _select(linear: nn.Linear, index: Tensor, dim: int) -> None:

@@ -4,9 +4,15 @@ B sequences, S padded length, T real tokens, A heads, D head size, L one sequenc
 All take queries, keys and values side by side, [T, 3, A, D], and give [T, A, D].
 """
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import flex_attention as flex
+from torch.nn.attention.varlen import varlen_attn
 
 from common.errors import UserError
 from nvidia.dropout import dropout
@@ -65,15 +71,78 @@ def _padded(qkv: Tensor, packing: Packing) -> tuple[Tensor, ...]:
     return packing.unpack(qkv).permute(2, 0, 3, 1, 4).unbind()
 
 
-def choose_backend(requested: str, device: str, dropout_prob: float, needs_plain: bool) -> str:
-    """The backend to run. `needs_plain`: an option is in use that only the written-out formula has."""
+def varlen_attention(qkv: Tensor, packing: Packing) -> Tensor:
+    """torch's variable-length flash attention: CUDA, fp16 or bf16, no dropout."""
+    query, key, value = qkv.unbind(1)
+    starts, longest = packing.boundaries, packing.row_length
+    context = varlen_attn(query, key, value, starts, starts, longest, longest)
+    assert isinstance(context, Tensor)
+    return context
+
+
+def flex_attention(qkv: Tensor, packing: Packing, layout: Tensor | None = None, block: int = 1) -> Tensor:
+    """FlexAttention over the packed row: a token sees of its own sequence what `layout` [A or 1, N, N] allows."""
+    if "flex" not in packing.cache:
+        packing.cache["flex"] = _flex_mask(packing, qkv.shape[2], layout, block)
+    query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1).unbind()  # [1, A, T, D]
+    return _flex_kernel(qkv.is_cuda)(query, key, value, block_mask=packing.cache["flex"])[0].transpose(0, 1)
+
+
+def _flex_mask(packing: Packing, heads: int, layout: Tensor | None, block: int) -> flex.BlockMask:
+    sequence, place = packing.sequence_of, packing.position_of // block
+    per_head = layout is not None and layout.shape[0] > 1
+    table = None if layout is None else layout.to(sequence.device)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = sequence[query] == sequence[key]
+        if table is None:
+            return same
+        return same & table[head if per_head else 0, place[query], place[key]]
+
+    tokens = packing.num_tokens
+    return flex.create_block_mask(sees, None, heads if per_head else None, tokens, tokens, device=sequence.device)
+
+
+@lru_cache(maxsize=2)
+def _flex_kernel(compiled: bool) -> Callable[..., Any]:
+    """FlexAttention is a fused kernel only when compiled; sizes change from batch to batch."""
+    return torch.compile(flex.flex_attention, dynamic=True) if compiled else flex.flex_attention
+
+
+def choose_backend(
+    requested: str, device: str, dtype: torch.dtype, dropout_prob: float, needs_plain: bool, is_sparse: bool = False
+) -> str:
+    """The backend to run, or a UserError with the reason why `requested` cannot.
+
+    `needs_plain`: an option is in use that only the written-out formula has. `is_sparse`: so is a sparse layout.
+    """
+    reasons = {name: _reason_against(name, device, dtype, dropout_prob, needs_plain, is_sparse) for name in _PREFERENCE}
+    if requested == "auto":
+        return next(name for name in _PREFERENCE if reasons[name] is None)
+    if reasons[requested] is not None:
+        raise UserError(f"attention_backend {requested!r} {reasons[requested]}; use 'auto'")
+    return requested
+
+
+_PREFERENCE = ("grouped", "varlen", "sdpa", "flex", "plain")  # best first; a machine has one or two of them
+
+
+def _reason_against(
+    name: str, device: str, dtype: torch.dtype, dropout_prob: float, needs_plain: bool, is_sparse: bool
+) -> str | None:
+    """Why a backend cannot be used here, or None if it can."""
+    if name == "plain":
+        return None
     if needs_plain:
-        if requested not in ("auto", "plain"):
-            raise UserError(
-                f"attention_backend is {requested!r}, but relative positions, head masks, returned probabilities and "
-                "sparse layouts on a CPU are computed by 'plain' only; use 'auto' or 'plain'"
-            )
-        return "plain"
-    if requested != "auto":
-        return requested
-    return "grouped" if device == "cpu" else "sdpa"
+        return "has no relative positions, head masks or returned probabilities"
+    if is_sparse and name != "flex":
+        return "has no sparse layouts"
+    if name == "grouped" and device != "cpu":
+        return f"is for CPUs, but the model is on {device}"
+    if name == "varlen" and (device == "cpu" or dtype not in (torch.float16, torch.bfloat16)):
+        return f"needs fp16 or bf16 on a CUDA device, but the model is {str(dtype).removeprefix('torch.')} on {device}"
+    if name == "flex" and device == "cpu" and torch.is_grad_enabled():
+        return "has no backward pass on CPUs"
+    if name in ("varlen", "flex") and dropout_prob:
+        return f"has no dropout, but attention_probs_dropout_prob is {dropout_prob}"
+    return None

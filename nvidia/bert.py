@@ -3,7 +3,6 @@
 B sequences, S padded length, T real tokens, U used tokens, H hidden size, A heads.
 """
 
-import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -100,8 +99,3 @@ class BertModelBase(nn.Module):
             assert isinstance(attention, BertAttention)
             attention.prune(before, config.pruned_heads[layer], config)
         self.config = config
-
-
-def default_checkpoint_chunk(num_layers: int) -> int:
-    """⌈√layers⌉ layers a chunk: the states kept and the states recomputed at once are then about as many."""
-    return math.ceil(math.sqrt(num_layers))

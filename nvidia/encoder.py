@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from nvidia.attention import PLAIN_REQUEST, AttentionOptions, BertAttention
+from nvidia.checkpointing import Checkpointing, recomputed
 from nvidia.config import BertConfig
 from nvidia.layers import BertIntermediate, LayerNorm, NormedResidualOutput, ResidualOutput
 from nvidia.unpadding import Packing
@@ -29,13 +29,33 @@ class BertLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = output(config.intermediate_size, config)
         self.chunk_size = config.chunk_size_feed_forward
+        self.checkpointing = Checkpointing()
 
-    def feed_forward(self, x: Tensor, residual: Tensor, scale: float) -> Tensor:
-        """[T, H] → [T, H], `chunk_size` rows at a time when set, which bounds the memory of the wide layer."""
+    def attend(
+        self, hidden: Tensor, packing: Packing, options: AttentionOptions, norm: nn.Module | None
+    ) -> tuple[Tensor, Tensor | None]:
+        recompute_norm = self.checkpointing.norm and norm is not None
+        if norm is not None and not recompute_norm:
+            hidden = norm(hidden)
+        return self.attention.self(
+            hidden, packing, options, norm if recompute_norm else None, self.checkpointing.attention
+        )
+
+    def feed_forward(self, x: Tensor, scale: float, norm: nn.Module | None) -> Tensor:
+        """x + FeedForward(norm(x)), `chunk_size` rows at a time when set, which bounds the memory of the wide layer."""
         if not self.chunk_size:
-            return self.output(self.intermediate(x), residual, scale)
-        chunks = zip(x.split(self.chunk_size), residual.split(self.chunk_size), strict=True)
-        return torch.cat([self.output(self.intermediate(part), rest, scale) for part, rest in chunks])
+            return self._feed_forward(x, scale, norm)
+        return torch.cat([self._feed_forward(part, scale, norm) for part in x.split(self.chunk_size)])
+
+    def _feed_forward(self, x: Tensor, scale: float, norm: nn.Module | None) -> Tensor:
+        choice = self.checkpointing
+        recompute_norm = choice.norm and norm is not None
+        normed = x if norm is None or recompute_norm else norm(x)
+        wide = self.intermediate(normed, norm if recompute_norm else None, activate=not choice.activation)
+        if not choice.activation:
+            return self.output(wide, x, scale)
+        activate = self.intermediate.dense_act.act
+        return recomputed(True, lambda before, residual: self.output(activate(before), residual, scale), wide, x)
 
 
 class PreLNLayer(BertLayer):
@@ -54,11 +74,10 @@ class PreLNLayer(BertLayer):
         rows: Tensor | None = None,
         scale: float = 1.0,
     ) -> LayerOutput:
-        context, probabilities = self.attention.self(self.PreAttentionLayerNorm(hidden), packing, options)
-        if rows is not None:
-            context, hidden = context.index_select(0, rows), hidden.index_select(0, rows)
+        context, probabilities = self.attend(hidden, packing, options, self.PreAttentionLayerNorm)
+        context, hidden = select_rows(rows, context, hidden)
         hidden = self.attention.output(context, hidden, scale)
-        return LayerOutput(self.feed_forward(self.PostAttentionLayerNorm(hidden), hidden, scale), probabilities)
+        return LayerOutput(self.feed_forward(hidden, scale, self.PostAttentionLayerNorm), probabilities)
 
 
 class PostLNLayer(BertLayer):
@@ -75,11 +94,14 @@ class PostLNLayer(BertLayer):
         rows: Tensor | None = None,
         scale: float = 1.0,
     ) -> LayerOutput:
-        context, probabilities = self.attention.self(hidden, packing, options)
-        if rows is not None:
-            context, hidden = context.index_select(0, rows), hidden.index_select(0, rows)
+        context, probabilities = self.attend(hidden, packing, options, None)
+        context, hidden = select_rows(rows, context, hidden)
         hidden = self.attention.output(context, hidden, scale)
-        return LayerOutput(self.feed_forward(hidden, hidden, scale), probabilities)
+        return LayerOutput(self.feed_forward(hidden, scale, None), probabilities)
+
+
+def select_rows(rows: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tensors if rows is None else tuple(tensor.index_select(0, rows) for tensor in tensors)
 
 
 class EncoderOutput(NamedTuple):
@@ -89,14 +111,15 @@ class EncoderOutput(NamedTuple):
 
 
 class BertEncoder(nn.Module):
-    """All blocks in order, with gradient checkpointing over chunks of them."""
+    """All blocks in order, with gradient checkpointing over chunks of them and progressive layer drop."""
 
     def __init__(self, config: BertConfig, pre_ln: bool) -> None:
         super().__init__()
         kind = PreLNLayer if pre_ln else PostLNLayer
         self.layer = nn.ModuleList(kind(config, index) for index in range(config.num_hidden_layers))
         self.FinalLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps) if pre_ln else None
-        self.checkpoint_chunk = 0  # layers recomputed together in the backward pass; 0 = keep everything
+        self.checkpoint_chunk = 0  # blocks recomputed together in the backward pass; 0 = keep everything
+        self.branch_scales = (1.0,) * config.num_hidden_layers  # in training; 0 leaves a block out
 
     def forward(
         self,
@@ -108,14 +131,12 @@ class BertEncoder(nn.Module):
     ) -> EncoderOutput:
         """`rows` [U]: packed positions whose final state is needed; the last block works on these only."""
         if self.checkpoint_chunk and self.training and options.are_default and not return_states:
-            hidden = self.run_checkpointed(hidden, packing, rows)
-            return EncoderOutput(self.finish(hidden), (), ())
+            return EncoderOutput(self.finish(self.run_checkpointed(hidden, packing, rows)), (), ())
         states, probabilities = [], []
-        for index, layer in enumerate(self.layer):
+        for index in range(len(self.layer)):
             if return_states:
                 states.append(hidden)
-            is_last = index == len(self.layer) - 1
-            hidden, layer_probabilities = layer(hidden, packing, options.of_layer(index), rows if is_last else None)
+            hidden, layer_probabilities = self.run_layer(index, hidden, packing, options, rows)
             if layer_probabilities is not None:
                 probabilities.append(layer_probabilities)
         hidden = self.finish(hidden)
@@ -124,14 +145,23 @@ class BertEncoder(nn.Module):
     def finish(self, hidden: Tensor) -> Tensor:
         return hidden if self.FinalLayerNorm is None else self.FinalLayerNorm(hidden)
 
-    def run_checkpointed(self, hidden: Tensor, packing: Packing, rows: Tensor | None) -> Tensor:
-        def run(hidden: Tensor, start: int, stop: int) -> Tensor:
-            for index in range(start, stop):
-                is_last = index == len(self.layer) - 1
-                hidden = self.layer[index](hidden, packing, PLAIN_REQUEST, rows if is_last else None).hidden
-            return hidden
+    def run_layer(
+        self, index: int, hidden: Tensor, packing: Packing, options: AttentionOptions, rows: Tensor | None
+    ) -> LayerOutput:
+        scale = self.branch_scales[index] if self.training else 1.0
+        used = rows if index == len(self.layer) - 1 else None
+        if scale == 0.0:
+            return LayerOutput(select_rows(used, hidden)[0], None)
+        return self.layer[index](hidden, packing, options.of_layer(index), used, scale)
 
+    def run_checkpointed(self, hidden: Tensor, packing: Packing, rows: Tensor | None) -> Tensor:
         for start in range(0, len(self.layer), self.checkpoint_chunk):
-            stop = min(start + self.checkpoint_chunk, len(self.layer))
-            hidden = checkpoint(run, hidden, start, stop, use_reentrant=False)
+            chunk = range(start, min(start + self.checkpoint_chunk, len(self.layer)))
+
+            def run(state: Tensor, chunk: range = chunk) -> Tensor:
+                for index in chunk:
+                    state = self.run_layer(index, state, packing, PLAIN_REQUEST, rows).hidden
+                return state
+
+            hidden = recomputed(True, run, hidden)
         return hidden

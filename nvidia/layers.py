@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nvidia.activations import activation, is_gated
+from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
 from nvidia.dropout import dropout, dropout_add
 from nvidia.unpadding import Packing
@@ -40,8 +41,10 @@ class LinearActivation(nn.Module):
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
         self.act = activation(act)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(functional.linear(x, self.weight, self.bias))
+    def forward(self, x: Tensor, activate: bool = True) -> Tensor:
+        """`activate=False` leaves the activation to the caller."""
+        wide = functional.linear(x, self.weight, self.bias)
+        return self.act(wide) if activate else wide
 
 
 class BertEmbeddings(nn.Module):
@@ -106,8 +109,11 @@ class BertIntermediate(nn.Module):
             config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.use_bias
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dense_act(x)
+    def forward(self, x: Tensor, norm: nn.Module | None = None, activate: bool = True) -> Tensor:
+        """`norm` goes before the product and is recomputed in the backward pass."""
+        if norm is None:
+            return self.dense_act(x, activate)
+        return recomputed(True, lambda rows: self.dense_act(norm(rows), activate), x)
 
 
 def initialize_weights(model: nn.Module, config: BertConfig) -> None:

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nvidia.bert import BertModelBase, default_checkpoint_chunk
+from common.errors import UserError
+from nvidia.bert import BertModelBase
+from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.config import BertConfig
+from nvidia.encoder import BertLayer
 from nvidia.heads import PreTrainingHeads
+from nvidia.layer_drop import branch_scales
 from nvidia.layers import initialize_weights
 from nvidia.unpadding import Packing, plan_packing, real_tokens
 
@@ -116,8 +120,28 @@ class PreTrainingModel(nn.Module):
         return self.cls.seq_relationship(self.bert.pooler(first))
 
     def gradient_checkpointing_enable(self, chunk_size: int | None = None) -> None:
-        """Keep only every `chunk_size`-th layer's state and recompute the rest; ⌈√layers⌉ by default."""
-        self.bert.encoder.checkpoint_chunk = chunk_size or default_checkpoint_chunk(self.config.num_hidden_layers)
+        """Keep only every `chunk_size`-th block's state and recompute the rest; ⌈√layers⌉ by default."""
+        self.set_checkpointing(Checkpointing(layers=chunk_size or default_chunk(self.config.num_hidden_layers)))
 
     def gradient_checkpointing_disable(self) -> None:
-        self.bert.encoder.checkpoint_chunk = 0
+        self.set_checkpointing(Checkpointing())
+
+    def set_checkpointing(self, choice: Checkpointing) -> None:
+        """Choose what the backward pass computes again; `Checkpointing()` for nothing."""
+        if choice.norm and not self.bert.pre_ln:
+            raise UserError(
+                "recomputing layer norms (--normalize_invertible) saves nothing in a post-LN model, where their "
+                "outputs are the residual stream; leave it out or train with --preln"
+            )
+        self.bert.encoder.checkpoint_chunk = choice.layers
+        for layer in self.bert.encoder.layer:
+            assert isinstance(layer, BertLayer)
+            layer.checkpointing = choice
+
+    def set_layer_drop(self, theta: float, seed: int) -> None:
+        """Progressive layer drop for the forward passes that follow, until called again; θ = 1 drops nothing.
+
+        `theta` is `layer_drop.keep_theta` of the step. `seed` must be a function of the run's seed and the optimizer
+        step alone: then every rank and a resumed run leave out the same blocks.
+        """
+        self.bert.encoder.branch_scales = branch_scales(self.config.num_hidden_layers, theta, seed)

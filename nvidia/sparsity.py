@@ -1,8 +1,14 @@
-"""Block-sparse attention: which blocks of keys each block of queries sees (DeepSpeed JSON's `sparse_attention`)."""
+"""Block-sparse attention: which blocks of keys each block of queries sees (DeepSpeed JSON's `sparse_attention`).
+
+A heads, N blocks of a sequence. A layout is bool [A or 1, N, N]: row = block of queries, column = block of keys.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from common.errors import Problems, UserError, nearest
 
@@ -38,6 +44,7 @@ _MODES: dict[str, dict[str, Any]] = {
         "attention": "bidirectional",
     },
 }
+_RANDOM_SEED = 0  # random blocks are the same on all ranks and in every run
 _LEAST = {"block": 1, "num_local_blocks": 1, "num_sliding_window_blocks": 1, "num_different_global_patterns": 1}
 
 
@@ -116,3 +123,107 @@ def _check_relations(parameters: Mapping[str, Any], problems: Problems) -> None:
             f"sparse_attention: global_block_end_indices {ends} must give, for each of global_block_indices {starts}, "
             "a block past it"
         )
+
+
+def make_layout(sparse: SparseAttention, num_heads: int, length: int) -> Tensor:
+    """The layout for sequences of up to `length` tokens, [A, N, N], or [1, N, N] where all heads share one."""
+    num_blocks = -(-length // sparse["block"])
+    heads = num_heads if sparse["different_layout_per_head"] else 1
+    generator = torch.Generator().manual_seed(_RANDOM_SEED)
+    build = {
+        "dense": _dense,
+        "fixed": _fixed,
+        "variable": _variable,
+        "bigbird": _bigbird,
+        "bslongformer": _bslongformer,
+    }[sparse.mode]
+    layout = torch.stack([build(sparse, head, num_blocks, generator) for head in range(heads)])
+    if sparse.parameters.get("attention") == "unidirectional":
+        layout = layout.tril()
+    return layout
+
+
+def visible_keys(layout: Tensor, block: int, length: int) -> Tensor:
+    """A layout of blocks as one of tokens: bool [A or 1, S, S]."""
+    return layout.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :length, :length]
+
+
+def draw_layout(layout: Tensor) -> str:
+    """A picture of one head's layout for the terminal, a row of queries a line: ██ where keys are seen."""
+    return "\n".join("".join("██" if seen else "··" for seen in row) for row in layout.tolist())
+
+
+def _dense(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool)
+
+
+def _fixed(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
+    """Windows that see themselves; some blocks of each window, counted from its end, are seen by all."""
+    window, wide = sparse["num_local_blocks"], sparse["num_global_blocks"]
+    layout = _windows([window], size)
+    first = window - (1 + head % sparse["num_different_global_patterns"]) * wide
+    for start in range(0, size, window):
+        place = start + first if start + window <= size else min(start + first, size - wide)
+        _see_globally(layout, max(place, 0), place + wide, sparse["horizontal_global_attention"])
+    return layout
+
+
+def _variable(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
+    """Windows of given sizes (the last repeats), blocks that all see, and a few at random."""
+    layout = _windows(sparse["local_window_blocks"], size)
+    for start, stop in _global_ranges(sparse, size):
+        _see_globally(layout, start, stop, sparse["horizontal_global_attention"])
+    _see_randomly(layout, sparse, generator)
+    return layout
+
+
+def _bigbird(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
+    """A sliding window, the first blocks for all and seeing all, and a few at random."""
+    layout = _sliding_window(sparse["num_sliding_window_blocks"], size)
+    _see_globally(layout, 0, sparse["num_global_blocks"], horizontal=True)
+    _see_randomly(layout, sparse, generator)
+    return layout
+
+
+def _bslongformer(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
+    """A sliding window and chosen blocks for all and seeing all."""
+    layout = _sliding_window(sparse["num_sliding_window_blocks"], size)
+    for start, stop in _global_ranges(sparse, size):
+        _see_globally(layout, start, stop, horizontal=True)
+    return layout
+
+
+def _windows(sizes: list[int], size: int) -> Tensor:
+    layout = torch.zeros(size, size, dtype=torch.bool)
+    start = index = 0
+    while start < size:
+        stop = start + max(1, sizes[min(index, len(sizes) - 1)] if sizes else 1)
+        layout[start:stop, start:stop] = True
+        start, index = stop, index + 1
+    return layout
+
+
+def _sliding_window(width: int, size: int) -> Tensor:
+    """Each block sees `width` blocks around itself, half on either side."""
+    places = torch.arange(size)
+    return (places[:, None] - places[None, :]).abs() <= width // 2
+
+
+def _global_ranges(sparse: SparseAttention, size: int) -> list[tuple[int, int]]:
+    starts, ends = sparse["global_block_indices"], sparse["global_block_end_indices"]
+    ranges = zip(starts, ends if ends is not None else [start + 1 for start in starts], strict=True)
+    return [(start, min(stop, size)) for start, stop in ranges if start < size]
+
+
+def _see_globally(layout: Tensor, start: int, stop: int, horizontal: bool) -> None:
+    layout[:, start:stop] = True
+    if horizontal:
+        layout[start:stop, :] = True
+
+
+def _see_randomly(layout: Tensor, sparse: SparseAttention, generator: torch.Generator) -> None:
+    """Each row sees `num_random_blocks` more, drawn among those the direction allows."""
+    for row in range(len(layout)):
+        allowed = row + 1 if sparse["attention"] == "unidirectional" else len(layout)
+        chosen = torch.randperm(allowed, generator=generator)[: sparse["num_random_blocks"]]
+        layout[row, chosen] = True

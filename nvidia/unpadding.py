@@ -3,7 +3,8 @@
 B sequences, S padded length, T real tokens, L one sequence's length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Packing:
     sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
     groups: tuple[tuple[int, int], ...]
+    cache: dict[str, Any] = field(default_factory=dict, compare=False)  # what a backend made for this batch
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,50 @@
+"""Packing: every real token once, in its sequence's run, and back where it was."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvidia.unpadding import make_packing, plan_packing, real_tokens
+
+
+def masks() -> st.SearchStrategy[list[list[int]]]:
+    width = st.integers(1, 9)
+    return width.flatmap(
+        lambda size: st.lists(st.lists(st.integers(0, 1), min_size=size, max_size=size), min_size=1, max_size=7)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks())
+def test_packing_keeps_every_real_token_and_its_place(rows: list[list[int]]) -> None:
+    mask = real_tokens(torch.tensor(rows))
+    content = torch.arange(1, mask.numel() + 1).view(mask.shape)
+    for packing in (plan_packing(mask), make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))):
+        packed = packing.pack(content)
+        assert torch.equal(packing.unpack(packed), content * mask)
+        assert torch.equal(packing.key_mask(), mask)
+        assert torch.equal(packed[packing.first], content[:, 0])
+        assert torch.equal(packing.position_of, (packed - 1) % mask.shape[1])
+        assert torch.equal(packing.sequence_of, (packed - 1) // mask.shape[1])
+        starts = packing.boundaries.tolist()
+        assert starts[-1] == packing.num_tokens == int(mask.sum())
+        for start, stop in pairwise(starts):
+            assert len(set(packing.sequence_of[start:stop].tolist())) == 1
+
+
+def test_sequences_of_one_length_lie_side_by_side() -> None:
+    mask = torch.arange(6) < torch.tensor([3, 6, 3, 1, 6])[:, None]
+    assert plan_packing(mask).groups == ((2, 6), (2, 3), (1, 1))
+
+
+def test_a_fully_masked_row_is_one_token() -> None:
+    assert real_tokens(torch.zeros(2, 5, dtype=torch.int64)).sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.float32])
+def test_masks_of_any_type_are_taken(dtype: torch.dtype) -> None:
+    mask = torch.tensor([[1, 1, 0]]).to(dtype)
+    assert real_tokens(mask).tolist() == [[True, True, False]]
