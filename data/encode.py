@@ -49,7 +49,7 @@ class Encoder:
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Ids without [CLS] and [SEP]. A sentence may come out empty."""
-        if not self._is_bert:
+        if not self._is_bert or not sentences:
             return _assemble([self._encode_plainly(sentence) for sentence in sentences])
         if len(self._number_of) > _MAX_REMEMBERED:
             self._forget()

@@ -40,7 +40,7 @@ class ShardFile:
             self.num_rows, self.max_seq_length, self.max_predictions_per_seq = _checked_shapes(path, self._datasets)
             self.attributes = _checked_attributes(path, self._file)
             self._word_starts = self._checked_word_starts()
-        except (KeyError, RuntimeError, OSError, ValueError) as error:
+        except Exception as error:  # a damaged file makes the library raise whatever it likes
             self.close()
             raise error if isinstance(error, UserError) else _damaged(path, error) from error
 
@@ -58,7 +58,7 @@ class ShardFile:
         try:
             fields = [dataset[start:stop] for dataset in self._datasets.values()]
             starts = None if self._word_starts is None else self._word_starts[start:stop]
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # a damaged file makes the library raise whatever it likes
             raise _damaged(self.path, error) from error
         rows = Rows(
             *(array.astype(kind, copy=False) for array, (_, kind) in zip(fields, DATASETS.values(), strict=True))
@@ -110,7 +110,7 @@ def _open(path: Path) -> h5py.File:
     try:
         # No lock: shards are read-only for many ranks, and network file systems often refuse locks.
         return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE_BYTES)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a damaged file makes the library raise whatever it likes
         with path.open("rb") as stream:
             is_hdf5 = stream.read(8) == b"\x89HDF\r\n\x1a\n"
         if is_hdf5:

@@ -1,0 +1,257 @@
+"""A shard is hostile until checked."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data.reader import ShardFile
+from data.schema import DATASETS, MANIFEST_NAME, Rows
+from data.shards import open_dataset
+from data.writer import shard_bytes
+from tests.unit.data.shards_on_disk import VOCAB_SIZE, make_rows, write_nvidias, write_ours
+
+
+def opened(folder: Path, **options: object) -> object:
+    settings = {"split": "training", "max_seq_length": 24, "max_predictions_per_seq": 4, **options}
+    return open_dataset([folder], **settings)  # type: ignore[arg-type]
+
+
+def read_all(path: Path, vocab_size: int | None = VOCAB_SIZE) -> Rows:
+    file = ShardFile(path)
+    try:
+        return file.read(0, file.num_rows, vocab_size=vocab_size)
+    finally:
+        file.close()
+
+
+def equal(a: Rows, b: Rows) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a.fields, b.fields, strict=True))
+
+
+@pytest.mark.parametrize("compression", [None, 1])
+def test_what_is_written_is_read_and_the_bytes_are_always_the_same(tmp_path: Path, compression: int | None) -> None:
+    rows = make_rows(300).replace(word_starts=np.arange(900, dtype=np.uint8).reshape(300, 3))
+    content = shard_bytes(rows, {"seed": 1}, compression=compression)
+    assert content == shard_bytes(rows, {"seed": 1}, compression=compression)
+    (tmp_path / "a.hdf5").write_bytes(content)
+    found = read_all(tmp_path / "a.hdf5")
+    assert equal(found, rows)
+    assert np.array_equal(found.word_starts, rows.word_starts)  # type: ignore[arg-type]
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert {name: file[name].dtype for name in DATASETS} == {
+            name: np.dtype(kind) for name, (_, kind) in DATASETS.items()
+        }
+
+
+def test_nvidia_s_shards_are_good_data(tmp_path: Path) -> None:
+    path = write_nvidias(tmp_path / "training_0.hdf5", make_rows(300))
+    assert equal(read_all(path), make_rows(300))
+    assert ShardFile(path).attributes is None
+
+
+def test_the_messages_name_the_file_the_flag_and_the_remedy(tmp_path: Path) -> None:
+    write_ours(tmp_path, [5])
+    with pytest.raises(
+        UserError,
+        match=r"training_000.hdf5: rows are 24 tokens wide, but --max_seq_length is 512; .*pass --max_seq_length 24",
+    ):
+        opened(tmp_path, max_seq_length=512)
+    with pytest.raises(UserError, match="--max_predictions_per_seq is 2; pass --max_predictions_per_seq 4"):
+        opened(tmp_path, max_predictions_per_seq=2)
+    with pytest.raises(UserError, match=r"no such folder; .*data.prepare"):
+        opened(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"no HDF5 file.*data.prepare"):
+        opened(tmp_path / "empty")
+    with pytest.raises(UserError, match="none with 'validation' in its name"):
+        opened(tmp_path, split="validation")
+
+
+def test_all_bad_files_are_told_at_once(tmp_path: Path) -> None:
+    write_ours(tmp_path, [5, 5, 5])
+    (tmp_path / "training_000.hdf5").write_text("no HDF5 at all")
+    (tmp_path / "training_002.hdf5").write_bytes((tmp_path / "training_002.hdf5").read_bytes()[:1000])
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path)
+    assert "training_000.hdf5: is no HDF5 file" in str(caught.value)
+    assert "training_002.hdf5: is damaged or incomplete" in str(caught.value)
+    assert "training_001" not in str(caught.value)
+
+
+def test_nvidia_s_test_files_serve_as_validation(tmp_path: Path) -> None:
+    write_ours(tmp_path, [5], split="test")
+    assert opened(tmp_path, split="validation").num_rows == 5  # type: ignore[attr-defined]
+
+
+def write_with(path: Path, change: Callable[[h5py.File], None]) -> Path:
+    write_nvidias(path, make_rows(50))
+    with h5py.File(path, "r+") as file:
+        change(file)
+    return path
+
+
+def replaced(name: str, **options: object) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file.create_dataset(name, **options)
+
+    return change
+
+
+def soft_link(file: h5py.File) -> None:
+    file["elsewhere"] = file["input_ids"][:]
+    del file["input_ids"]
+    file["input_ids"] = h5py.SoftLink("/elsewhere")
+
+
+def external_link(file: h5py.File) -> None:
+    del file["input_ids"]
+    file["input_ids"] = h5py.ExternalLink("/etc/passwd", "/input_ids")
+
+
+def virtual(file: h5py.File) -> None:
+    del file["input_ids"]
+    layout = h5py.VirtualLayout(shape=(50, 24), dtype="i4")
+    layout[:] = h5py.VirtualSource("other.hdf5", "input_ids", shape=(50, 24))
+    file.create_virtual_dataset("input_ids", layout)
+
+
+def group(file: h5py.File) -> None:
+    del file["input_ids"]
+    file.create_group("input_ids")
+
+
+HOSTILE = {
+    "soft link": (soft_link, "SoftLink"),
+    "external link": (external_link, "ExternalLink"),
+    "virtual": (virtual, "virtual dataset"),
+    "group": (group, "is no dataset"),
+    "external storage": (
+        replaced("input_ids", shape=(50, 24), dtype="i4", external=[("/etc/passwd", 0, 4800)]), "other files"
+    ),
+    "missing": (lambda file: file.pop("input_mask"), "no dataset 'input_mask'"),
+    "floats": (replaced("input_ids", data=np.zeros((50, 24), np.float32)), "not integers"),
+    "objects": (replaced("input_ids", shape=(50, 24), dtype=h5py.string_dtype()), "not integers"),
+    "three dimensions": (replaced("input_ids", data=np.zeros((50, 24, 1), np.int32)), "shape"),
+    "other rows": (replaced("input_mask", data=np.zeros((49, 24), np.int8)), "expected"),
+    "a bomb": (replaced("input_ids", shape=(2**40, 24), dtype="i4", chunks=(1024, 24), compression="gzip"), "chunks"),
+    "a contiguous bomb": (replaced("input_ids", shape=(2**30, 24), dtype="i4"), "declares"),
+    "nothing stored": (replaced("input_ids", shape=(50, 24), dtype="i4", chunks=(50, 24)), "but stores 0"),
+    "no rows": (replaced("input_ids", shape=(0, 24), dtype="i4"), "expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_structure_is_refused(tmp_path: Path, kind: str) -> None:
+    change, message = HOSTILE[kind]
+    path = write_with(tmp_path / "training_0.hdf5", change)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message) as caught:
+        read_all(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_chunk_larger_than_memory_should_hold_is_refused(tmp_path: Path) -> None:
+    change = replaced("input_ids", shape=(2**22, 24), dtype="i4", chunks=(2**22, 24), compression="gzip")
+    with pytest.raises(UserError, match="chunks of"):
+        read_all(write_with(tmp_path / "training_0.hdf5", change))
+
+
+BAD_VALUES = {
+    "ids beyond the vocabulary": ("input_ids", (3, 5), VOCAB_SIZE),
+    "negative ids": ("input_ids", (3, 5), -1),
+    "labels beyond the vocabulary": ("masked_lm_ids", (3, 0), VOCAB_SIZE),
+    "positions beyond the row": ("masked_lm_positions", (3, 0), 24),
+    "positions after the end": ("masked_lm_positions", (3, 3), 5),
+    "a mask of 2": ("input_mask", (3, 1), 2),
+    "a segment of 2": ("segment_ids", (3, 1), 2),
+    "a label of 2": ("next_sentence_labels", (3,), 2),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_VALUES)
+def test_values_out_of_range_are_refused_with_the_rows(tmp_path: Path, kind: str) -> None:
+    name, place, value = BAD_VALUES[kind]
+    rows = make_rows(50)
+    if kind == "positions after the end":
+        rows.masked_lm_positions[3, 2] = 0
+    getattr(rows, name)[place] = value
+    path = write_nvidias(tmp_path / "training_0.hdf5", rows)
+    with pytest.raises(UserError, match="rows 0–49"):
+        read_all(path)
+
+
+def test_a_prediction_in_the_padding_is_refused(tmp_path: Path) -> None:
+    rows = make_rows(50)
+    short = int(np.argmin(rows.input_mask.sum(axis=1)))
+    rows.masked_lm_positions[short, 0] = 23
+    with pytest.raises(UserError, match="padding"):
+        read_all(write_nvidias(tmp_path / "training_0.hdf5", rows))
+
+
+def test_the_manifest_finds_other_sizes_and_on_request_other_content(tmp_path: Path) -> None:
+    (path,) = write_ours(tmp_path, [50])
+    content = path.read_bytes()
+    entry = {"name": path.name, "rows": 50, "bytes": len(content), "sha256": "0" * 64}
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"files": [entry]}))
+    opened(tmp_path)
+    with pytest.raises(UserError, match="sha256"):
+        opened(tmp_path, verify=True)
+    path.write_bytes(content + b"x")
+    with pytest.raises(UserError, match="the manifest says"):
+        opened(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text("[]")
+    with pytest.raises(UserError, match="no manifest"):
+        opened(tmp_path)
+
+
+FUZZ = """
+import sys
+from pathlib import Path
+import numpy as np
+from common.errors import UserError
+from data.schema import Rows
+from tests.unit.data.shards_on_disk import make_rows
+from tests.unit.data.test_reader import equal, read_all
+
+source, seed, rounds, flips = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "flips"
+good, rng, expected = source.read_bytes(), np.random.default_rng(seed), make_rows(300)
+target = source.with_name("fuzzed.hdf5")
+refused = same = 0
+for _ in range(rounds):
+    content = bytearray(good)
+    if flips:
+        for place in rng.integers(0, len(good), rng.integers(1, 4)):
+            content[place] ^= rng.integers(1, 256)
+    else:
+        del content[rng.integers(0, len(good)):]
+    target.write_bytes(content)
+    try:
+        rows = read_all(target)
+    except UserError as error:
+        assert str(target) in str(error)
+        refused += 1
+    else:
+        assert equal(rows, expected), "other rows were read"
+        same += 1
+print(refused, same)
+"""
+
+
+@pytest.mark.parametrize("way", ["flips", "truncations"])
+@pytest.mark.parametrize("compression", [None, 1])
+def test_damaged_shards_read_as_the_same_rows_or_are_refused(tmp_path: Path, way: str, compression: int | None) -> None:
+    """In a process of its own, with a time limit: a crash or a hang of the HDF5 library would fail it."""
+    path = tmp_path / "a.hdf5"
+    path.write_bytes(shard_bytes(make_rows(300), {"seed": 1}, compression=compression))
+    arguments = [sys.executable, "-c", FUZZ, str(path), "7", "250", way]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[3])
+    assert result.returncode == 0, result.stderr
+    refused, _ = map(int, result.stdout.split())
+    assert refused > 100

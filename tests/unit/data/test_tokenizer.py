@@ -1,0 +1,160 @@
+"""The tokenizer against stock transformers, and the fast encoder against the tokenizer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
+
+from common.errors import UserError
+from data.encode import Encoder
+from data.tokenizer import SPECIALS, load_tokenizer, train_tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog. It's 3.14 o'clock!",
+    "Ünïcödé: Crème brûlée, naïve café; straße ΣΊΣΥΦΟΣ İstanbul",
+    "我们今天去公园。天気がいいですね 한국어 문장입니다",
+    "Привет, мир! Ёлка и йод — «цитата»",
+    "مرحبا بالعالم، كيف الحال؟ שלום עולם",
+    "हिन्दी में एक वाक्य। ไทยไม่มีช่องว่าง",
+    "tabs\tand\nnewlines\r and\u00a0no-break\u2003spaces \u200bzero\u00adsoft",
+    "control\x00chars\x07here\x7f and \ufffd replaced \ue000 private",
+    "punct: $100 + 5% = {a: b} <c> [d] ~e^f_g|h \\ `i` “quotes” ‘x’ … – —",
+    "emoji 😀👍🏽 math ∑√∞ ½ ² ① ﬁ ﬂ Ⅷ",
+    "never split [MASK] and [SEP] but [mask] and [ MASK ] are",
+    "a" * 150 + " " + "b" * 99 + " supercalifragilisticexpialidocious",
+    "",
+    "   ",
+]
+
+
+@pytest.fixture(name="vocabularies", scope="module")
+def _vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    folders = {}
+    for lower_case in (True, False):
+        folders[lower_case] = tmp_path_factory.mktemp(f"lower_{lower_case}")
+        train_tokenizer(TEXTS * 3, 400, lower_case).save(folders[lower_case])
+    return folders
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_ids_are_those_of_stock_bert_tokenizer(vocabularies: dict[bool, Path], lower_case: bool) -> None:
+    vocabulary = vocabularies[lower_case] / "vocab.txt"
+    tokens = vocabulary.read_text().split("\n")[:-1]
+    stock = BertTokenizer(vocab={token: i for i, token in enumerate(tokens)}, do_lower_case=lower_case)
+    ours = load_tokenizer(vocabulary, lower_case=lower_case)
+    for text in TEXTS:
+        assert ours.backend.encode(text).ids == stock(text)["input_ids"], text
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_stock_transformers_loads_what_is_saved(vocabularies: dict[bool, Path], lower_case: bool) -> None:
+    ours = load_tokenizer(vocabularies[lower_case])
+    assert ours.lower_case == lower_case
+    for kind in (AutoTokenizer, BertTokenizerFast):
+        stock = kind.from_pretrained(vocabularies[lower_case])
+        theirs = [getattr(stock, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+        assert theirs == [ours.pad_id, ours.unk_id, ours.cls_id, ours.sep_id, ours.mask_id]
+        for text in TEXTS:
+            assert stock(text)["input_ids"] == ours.backend.encode(text).ids
+        pair = stock("a b", "c d")
+        assert pair["token_type_ids"] == ours.backend.encode("a b", "c d").type_ids
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_the_fast_encoder_gives_the_tokenizer_s_ids(vocabularies: dict[bool, Path], lower_case: bool) -> None:
+    check_encoder(vocabularies[lower_case], TEXTS)
+
+
+alphabet = st.one_of(
+    st.sampled_from("abcXYZ 019.,!-_'[]\t"),
+    st.sampled_from("éßÅİΣς我ア한й؟ा\u0301\u200b\u00a0\u2424\ufffd😀–“"),
+    st.characters(exclude_categories=["Cs"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(alphabet, max_size=30), max_size=6), st.booleans())
+def test_the_fast_encoder_on_any_text(vocabularies: dict[bool, Path], texts: list[str], lower_case: bool) -> None:
+    check_encoder(vocabularies[lower_case], texts)
+
+
+def check_encoder(folder: Path, texts: list[str]) -> None:
+    tokenizer = load_tokenizer(folder)
+    encoder = Encoder(tokenizer)
+    for _ in range(2):  # the second time from memory
+        encoded = encoder.encode(texts)
+        starts = [0, *encoded.ends.tolist()]
+        assert len(encoded.ends) == len(texts)
+        for number, text in enumerate(texts):
+            expected = tokenizer.backend.encode(text, add_special_tokens=False)
+            part = slice(starts[number], starts[number + 1])
+            assert encoded.ids[part].tolist() == expected.ids, text
+            words = [-1 if word is None else word for word in expected.word_ids]
+            begins = [i == 0 or words[i] != words[i - 1] or words[i] == -1 for i in range(len(words))]
+            assert encoded.word_starts[part].tolist() == begins, text
+
+
+def test_training_twice_gives_the_same_vocabulary() -> None:
+    assert train_tokenizer(TEXTS * 3, 300).digest == train_tokenizer(TEXTS * 3, 300).digest
+
+
+def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
+    """Byte-level BPE with RoBERTa's names: words come from its own splitting, not from "##"."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    backend.train_from_iterator(
+        TEXTS * 3, trainers.BpeTrainer(vocab_size=350, special_tokens=names, show_progress=False)
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.mask_id, tokenizer.is_bert) == (0, 1, 4, False)
+    encoded = Encoder(tokenizer).encode(["The quick brown fox", "jumps"])
+    assert encoded.word_starts[0]
+    assert 4 <= encoded.word_starts[: encoded.ends[0]].sum() < encoded.ends[0]
+    tokenizer.save(tmp_path / "saved")
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "saved")("The fox")["input_ids"]
+        == tokenizer.backend.encode("The fox").ids
+    )
+
+
+def test_casing_comes_from_the_files_unless_told(vocabularies: dict[bool, Path], tmp_path: Path) -> None:
+    assert load_tokenizer(vocabularies[True] / "vocab.txt").lower_case
+    assert not load_tokenizer(vocabularies[False] / "vocab.txt").lower_case
+    assert not load_tokenizer(vocabularies[True], lower_case=False).lower_case
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "a", "b"]) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert not load_tokenizer(tmp_path).lower_case
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("vocab.txt", "a\nb\n", "lacks"),
+        ("vocab.txt", "\n".join([*SPECIALS, "a", "a"]), "more than once"),
+        ("tokenizer.json", "{}", "no tokenizer"),
+        ("tokenizer.json", "no json", "no JSON"),
+        ("other.txt.d/x", "", "neither"),
+    ],
+)
+def test_what_is_no_tokenizer_is_told(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(path.parent if name.endswith("x") else path)
+    with pytest.raises(UserError, match="no such"):
+        load_tokenizer(tmp_path / "absent")
+
+
+def test_special_ids_are_known(vocabularies: dict[bool, Path]) -> None:
+    tokenizer = load_tokenizer(vocabularies[True])
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    names = np.array(sorted(tokenizer.vocabulary, key=lambda token: tokenizer.vocabulary[token]))
+    assert all(name.startswith("##") for name in names[list(tokenizer.continuation_ids)])
