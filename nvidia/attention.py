@@ -83,6 +83,8 @@ class BertSelfAttention(nn.Module):
 
     def attend(self, qkv: Tensor, packing: Packing, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
         """[T, 3, A, D] → [T, A, D], by the backend that fits"""
+        if packing.num_tokens == 0:
+            return self.attend_nothing(qkv), None
         dropout_prob = self.dropout_prob if self.training else 0.0
         needs_plain = not options.are_default or self.distance_embedding is not None
         is_sparse = self.sparse is not None
@@ -100,6 +102,13 @@ class BertSelfAttention(nn.Module):
         visible = None if layout is None else visible_keys(layout, block, packing.row_length).to(qkv.device)
         head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
         return plain_attention(qkv, packing, dropout_prob, self.relative_scores(qkv, packing), visible, head_mask)
+
+    def attend_nothing(self, qkv: Tensor) -> Tensor:
+        """[0, 3, A, D] → [0, A, D], connected to every parameter."""
+        context = qkv.sum(1)
+        if self.distance_embedding is not None:
+            context = context + self.distance_embedding(qkv.new_empty(0, dtype=torch.long)).sum()
+        return context
 
     def layout(self, length: int) -> Tensor | None:
         """Which blocks see which, [A or 1, N, N], or None where attention is dense."""

@@ -106,7 +106,8 @@ def _flex_mask(packing: Packing, heads: int, layout: Tensor | None, block: int) 
 @lru_cache(maxsize=2)
 def _flex_kernel(compiled: bool) -> Callable[..., Any]:
     """FlexAttention is a fused kernel only when compiled; sizes change from batch to batch."""
-    return torch.compile(flex.flex_attention, dynamic=True) if compiled else flex.flex_attention
+    kernel: Any = flex.flex_attention
+    return torch.compile(kernel, dynamic=True) if compiled else kernel
 
 
 def choose_backend(

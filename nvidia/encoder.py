@@ -12,7 +12,7 @@ from nvidia.attention import PLAIN_REQUEST, AttentionOptions, BertAttention
 from nvidia.checkpointing import Checkpointing, recomputed
 from nvidia.config import BertConfig
 from nvidia.layers import BertIntermediate, LayerNorm, NormedResidualOutput, ResidualOutput
-from nvidia.unpadding import Packing
+from nvidia.unpadding import Packing, empty_packing
 
 
 class LayerOutput(NamedTuple):
@@ -151,8 +151,16 @@ class BertEncoder(nn.Module):
         scale = self.branch_scales[index] if self.training else 1.0
         used = rows if index == len(self.layer) - 1 else None
         if scale == 0.0:
-            return LayerOutput(select_rows(used, hidden)[0], None)
+            (hidden,) = select_rows(used, hidden)
+            return LayerOutput(hidden + self.no_rows(index, hidden), None)
         return self.layer[index](hidden, packing, options.of_layer(index), used, scale)
+
+    def no_rows(self, index: int, hidden: Tensor) -> Tensor:
+        """0, from a block run on no rows: a block that is left out gets gradients of zero instead of none.
+
+        ZeRO's partitions would otherwise keep an earlier step's gradient for it.
+        """
+        return self.layer[index](hidden[:0], empty_packing(hidden), PLAIN_REQUEST).hidden.sum()
 
     def run_checkpointed(self, hidden: Tensor, packing: Packing, rows: Tensor | None) -> Tensor:
         for start in range(0, len(self.layer), self.checkpoint_chunk):

@@ -79,6 +79,11 @@ def make_packing(mask: Tensor, indices: Tensor) -> Packing:
     )
 
 
+def empty_packing(like: Tensor) -> Packing:
+    """The plan of a batch with no sequences, on the device of `like`."""
+    return make_packing(like.new_empty(0, 1, dtype=torch.bool), like.new_empty(0, dtype=torch.long))
+
+
 def _plan_by_length(mask: Tensor) -> Packing:
     rows, length = mask.shape
     lengths, order = mask.sum(dim=1).sort(descending=True, stable=True)

@@ -78,3 +78,16 @@ def test_set_layer_drop_until_called_again() -> None:
     assert model.bert.encoder.branch_scales == branch_scales(3, 0.1, 5)
     model.set_layer_drop(theta=1.0, seed=5)
     assert model.bert.encoder.branch_scales == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+@pytest.mark.parametrize("changes", [{}, {"position_embedding_type": "relative_key"}, {"chunk_size_feed_forward": 4}])
+def test_a_dropped_block_gets_gradients_of_zero(kind: type[PreTrainingModel], changes: dict) -> None:
+    model = kind(tiny_config(**changes))
+    model.bert.encoder.branch_scales = (1.0, 0.0, 0.0)
+    model(make_batch()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        dropped = name.startswith(("bert.encoder.layer.1.", "bert.encoder.layer.2."))
+        if not name.endswith("key.bias"):
+            assert bool(parameter.grad.any()) != dropped, name
