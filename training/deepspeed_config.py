@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, nearest
+from training.deepspeed_blocks import LayerDropBlock, check_blocks
 from training.json_files import load_json
+from training.optimizer import check_optimizer
 
 # Every top-level key that DeepSpeed 0.19 reads, and the two blocks that our model reads itself.
 KNOWN_KEYS = frozenset(
@@ -50,6 +52,7 @@ class DeepSpeedFile:
     batch: BatchSizes
     wanted_precision: str
     zero_stage: int
+    layer_drop: LayerDropBlock
 
     def for_engine(self, precision: str) -> dict[str, Any]:
         """The dictionary that deepspeed.initialize() gets."""
@@ -83,7 +86,9 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
             problems.add(f"{path}: {key!r} cannot be used here: {REFUSED_KEYS[key]}")
     _check_shapes(content, path, problems)
     batch = _resolve_batch(content, path, world_size, problems)
-    _check_optimizer(content, path, problems)
+    check_blocks(content, str(path), problems)
+    if "optimizer" in content:
+        check_optimizer(content["optimizer"], content.get("zero_optimization", {}), str(path), problems)
     problems.raise_if_any()
     assert batch is not None
     return DeepSpeedFile(
@@ -92,6 +97,7 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
         batch=batch,
         wanted_precision=_wanted_precision(content),
         zero_stage=int(content.get("zero_optimization", {}).get("stage", 0)),
+        layer_drop=LayerDropBlock(**content.get("progressive_layer_drop", {})),
     )
 
 
@@ -106,6 +112,7 @@ def _check_shapes(content: dict[str, Any], path: Path, problems: Problems) -> No
     stage = content.get("zero_optimization", {}).get("stage", 0)
     if type(stage) is not int or stage not in (0, 1, 2, 3):
         problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {stage!r}")
+        content["zero_optimization"] = {}
     clipping = content.get("gradient_clipping", 1.0)
     if isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping < 0:
         problems.add(f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {clipping!r}")
@@ -142,22 +149,6 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
         )
         return None
     return BatchSizes(micro, accumulation, total)
-
-
-def _check_optimizer(content: dict[str, Any], path: Path, problems: Problems) -> None:
-    optimizer = content.get("optimizer")
-    if optimizer is None:
-        return
-    for key in optimizer:
-        if key not in ("type", "params", "legacy_fusion"):
-            problems.add(f"{path}: unknown key 'optimizer.{key}'{nearest(key, ('type', 'params', 'legacy_fusion'))}")
-    if not isinstance(optimizer.get("type"), str):
-        problems.add(f"{path}: optimizer.type must name an optimizer, but found {optimizer.get('type')!r}")
-    params = optimizer.get("params", {})
-    if not isinstance(params, dict):
-        problems.add(f"{path}: optimizer.params must be an object {{…}}, but found {params!r}")
-    elif "max_grad_norm" in params:
-        problems.add(f"{path}: optimizer.params.max_grad_norm is not read; use the top-level key gradient_clipping")
 
 
 def _enabled(content: dict[str, Any], key: str) -> bool:

@@ -37,7 +37,7 @@ def take_step(engine: Any, step: StepBatches, tally: Tally, phases: Phases, seed
     share = masked_tokens_per_micro_step(batches, engine.world_size)
     for index, batch in enumerate(batches):
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
-        torch.manual_seed(dropout_seed(seed, step.next_sample, index, engine.global_rank))
+        torch.manual_seed(seed_of("dropout", seed, step.next_sample, index, engine.global_rank))
         with phases.measure("forward"):
             loss = engine(batch, masked_lm_total=share)
             tally.add(engine.module.details)
@@ -61,6 +61,7 @@ def masked_tokens_per_micro_step(batches: list[Batch], world_size: int) -> torch
     return distributed.sum_over_ranks(masked) / (len(batches) * world_size)
 
 
-def dropout_seed(seed: int, sample: int, micro_step: int, rank: int) -> int:
-    digest = hashlib.blake2b(f"dropout {seed} {sample} {micro_step} {rank}".encode(), digest_size=8)
+def seed_of(purpose: str, *numbers: int) -> int:
+    """A seed that is a pure function of what it is for and of `numbers`."""
+    digest = hashlib.blake2b(f"{purpose} {' '.join(map(str, numbers))}".encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") >> 1

@@ -17,6 +17,9 @@ class GradientNorm:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.own: Tensor | None = None
+        # At stage 0 the fp16 wrapper keeps the norm of the scaled gradients.
+        self.is_scaled = engine.fp16_enabled() and not engine.zero_optimization()
+        self.scale = 1.0
         is_plain = not (engine.fp16_enabled() or engine.bfloat16_enabled() or engine.zero_optimization())
         if not is_plain:
             return
@@ -24,6 +27,11 @@ class GradientNorm:
             engine.clip_fp32_gradients = self.clip
         else:
             engine.optimizer.register_step_pre_hook(self._before_step)
+
+    def note_scale(self) -> None:
+        """Before a step, because the step may change the scale."""
+        if self.is_scaled:
+            self.scale = float(self.engine.optimizer.cur_scale)
 
     def _before_step(self, *_: Any) -> None:
         self.measure()
@@ -45,7 +53,7 @@ class GradientNorm:
     def value(self) -> float | None:
         """The norm, or None before the first step and after one that was skipped for an overflow."""
         norm = self.own if self.own is not None else self.engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        return None if norm is None else float(norm) / self.scale
 
 
 class GradientWatch:

@@ -8,8 +8,9 @@ from tqdm import tqdm
 
 from common.console import console
 from data.loader import StepBatches
+from nvidia.layer_drop import keep_theta
 from training.display import live_text, say_validation
-from training.engine import take_step
+from training.engine import seed_of, take_step
 from training.optimizer import set_learning_rate
 from training.run import Run
 from training.timing import Phases
@@ -28,6 +29,8 @@ def train(run: Run) -> None:
         for batches in steps:
             epoch = run.horizon.epoch_of(run.state.samples)
             set_learning_rate(run.engine.optimizer, run.schedule.rate(run.state.step))
+            drop_layers(run)
+            window.norm.note_scale()
             take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
             window.count(batches)
             advance(run, batches)
@@ -60,6 +63,15 @@ def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
                     batches = next(steps)
                 yield batches
                 cursor = batches.next_sample
+
+
+def drop_layers(run: Run) -> None:
+    """--progressive_layer_drop: choose the blocks that this step leaves out, the same on every rank and on resume."""
+    if not run.settings.flags.progressive_layer_drop:
+        return
+    block, step = run.settings.deepspeed.layer_drop, run.state.step
+    theta = keep_theta(step, block.theta, block.gamma)
+    run.engine.module.set_layer_drop(theta, seed_of("layer drop", run.state.seed, step))
 
 
 def advance(run: Run, batches: StepBatches) -> None:

@@ -6,33 +6,47 @@ import torch
 from torch import nn
 
 from common.errors import Problems, nearest
+from nvidia.encoder import BertEncoder
+from nvidia.layers import LayerNorm
+from training.lamb import Lamb
 from training.muon import MuonWithAdamW
 
-ADAM_KEYS = {"lr", "betas", "eps", "weight_decay"}
+ADAM_KEYS = frozenset({"lr", "betas", "eps", "weight_decay", "bias_correction"})
 # Said by DeepSpeed configs to choose among its own implementations; ours has one.
-ADAM_CHOICES = {"torch_adam", "adam_w_mode", "foreach", "fused", "bias_correction"}
-MUON_KEYS = ADAM_KEYS | {"momentum", "muon_lr", "adam_lr"}
+ADAM_CHOICES = frozenset({"torch_adam", "adam_w_mode", "foreach", "fused", "amsgrad"})
+KNOWN_PARAMS = {
+    "adam": ADAM_KEYS | ADAM_CHOICES,
+    "adamw": ADAM_KEYS | ADAM_CHOICES,
+    "lamb": ADAM_KEYS | {"max_coeff", "min_coeff"},
+    "muon": (ADAM_KEYS - {"bias_correction"}) | {"momentum", "muon_lr", "adam_lr"},
+}
+# Built by DeepSpeed itself, on the groups made here.
+DEEPSPEED_KINDS = ("adagrad", "lion", "muadam", "muadamw", "musgd")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = False) -> list[dict[str, Any]]:
-    """Every trainable parameter in exactly one group: matrices decay, biases and LayerNorms do not.
+    """Every trainable parameter in exactly one group: LayerNorms and biases do not decay, all else does.
 
-    With `split_muon` the encoder's matrices stand apart, marked `use_muon`.
+    With `split_muon` the matrices of the encoder's linear layers stand apart, marked `use_muon`.
     """
-    hidden, matrices, vectors = [], [], []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim < 2:
-            vectors.append(parameter)
-        elif split_muon and ".encoder." in name:
-            hidden.append(parameter)
-        else:
-            matrices.append(parameter)
+    hidden_ids = {id(p) for p in hidden_matrices(model)} if split_muon else set()
+    hidden, decayed, plain = [], [], []
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen or not parameter.requires_grad:
+                continue
+            seen.add(id(parameter))  # a tied parameter belongs to several modules
+            if isinstance(module, LayerNorm | nn.LayerNorm) or name == "bias":
+                plain.append(parameter)
+            elif id(parameter) in hidden_ids:
+                hidden.append(parameter)
+            else:
+                decayed.append(parameter)
     groups = [
         {"params": hidden, "weight_decay": weight_decay, "use_muon": True},
-        {"params": matrices, "weight_decay": weight_decay, "use_muon": False},
-        {"params": vectors, "weight_decay": 0.0, "use_muon": False},
+        {"params": decayed, "weight_decay": weight_decay, "use_muon": False},
+        {"params": plain, "weight_decay": 0.0, "use_muon": False},
     ]
     if not split_muon:
         for group in groups:
@@ -40,10 +54,23 @@ def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = F
     return [group for group in groups if group["params"]]
 
 
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of the linear layers inside the encoder: what Muon is for. Embeddings are not among them."""
+    return [
+        parameter
+        for encoder in model.modules()
+        if isinstance(encoder, BertEncoder)
+        for module in encoder.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim == 2
+    ]
+
+
 def build_optimizer(
     model: nn.Module, block: dict[str, Any] | None, *, learning_rate: float, weight_decay: float, zero: dict[str, Any]
 ) -> tuple[torch.optim.Optimizer | None, list[dict[str, Any]]]:
-    """The optimizer for deepspeed.initialize() and the groups it works on.
+    """The optimizer for deepspeed.initialize() and the groups it works on. The block has been checked.
 
     None leaves the construction to DeepSpeed: for its CPU-offloaded Adam, for Muon on partitioned matrices, and for
     the kinds that only it has. Each group carries `rate_factor`, its rate relative to the schedule's.
@@ -53,33 +80,67 @@ def build_optimizer(
     params = dict(block.get("params", {}))
     weight_decay = params.get("weight_decay", weight_decay)
     stage = zero.get("stage", 0)
-    is_muon = kind == "muon"
-    groups = parameter_groups(model, weight_decay, split_muon=is_muon and stage == 0)
+    groups = parameter_groups(model, weight_decay, split_muon=kind == "muon" and stage == 0)
     for group in groups:
         group["rate_factor"] = 1.0
-    if "offload_optimizer" in zero or kind not in ("adam", "adamw", "muon") or (is_muon and stage > 0):
+    if "offload_optimizer" in zero or kind not in KNOWN_PARAMS or (kind == "muon" and stage > 0):
         return None, groups
-    _check_params(params, MUON_KEYS if is_muon else ADAM_KEYS | ADAM_CHOICES)
-    if kind in ("adam", "adamw") and params.get("bias_correction") is False:
-        return None, groups  # only DeepSpeed's fused kernel leaves the correction out
-    if is_muon:
+    common = {"lr": learning_rate, "betas": tuple(params.get("betas", (0.9, 0.999))), "eps": params.get("eps", 1e-8)}
+    if kind == "muon":
         base = params.get("lr", learning_rate)
         for group in groups:
             group["rate_factor"] = params.get("muon_lr" if group["use_muon"] else "adam_lr", base) / base
-    common = {"lr": learning_rate, "betas": tuple(params.get("betas", (0.9, 0.999))), "eps": params.get("eps", 1e-8)}
-    if is_muon:
         return MuonWithAdamW(groups, momentum=params.get("momentum", 0.95), **common), groups
+    is_corrected = params.get("bias_correction", True)
+    if kind == "lamb":
+        coefficients = {key: params[key] for key in ("max_coeff", "min_coeff") if key in params}
+        return Lamb(groups, bias_correction=is_corrected, **coefficients, **common), groups
+    if not is_corrected:
+        return Lamb(groups, bias_correction=False, use_trust_ratio=False, **common), groups
+    amsgrad = bool(params.get("amsgrad", False))
     if kind == "adam" and params.get("adam_w_mode", True) is False:
-        return torch.optim.Adam(groups, fused=True, **common), groups
-    return torch.optim.AdamW(groups, fused=True, **common), groups
+        return torch.optim.Adam(groups, fused=True, amsgrad=amsgrad, **common), groups
+    return torch.optim.AdamW(groups, fused=True, amsgrad=amsgrad, **common), groups
 
 
-def _check_params(params: dict[str, Any], known: set[str]) -> None:
-    problems = Problems()
+def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, problems: Problems) -> None:
+    """Note what is wrong with the DeepSpeed JSON's optimizer block, of which `where` names the file."""
+    for key in block:
+        if key not in ("type", "params", "legacy_fusion"):
+            hint = nearest(key, ("type", "params", "legacy_fusion"))
+            problems.add(f"{where}: unknown key 'optimizer.{key}'{hint}")
+    kind, params = block.get("type"), block.get("params", {})
+    if not isinstance(kind, str):
+        problems.add(f"{where}: optimizer.type must name an optimizer, but found {kind!r}")
+        return
+    if not isinstance(params, dict):
+        problems.add(f"{where}: optimizer.params must be an object {{…}}, but found {params!r}")
+        return
+    known_kinds = (*KNOWN_PARAMS, *DEEPSPEED_KINDS)
+    if kind.lower() not in known_kinds:
+        problems.add(
+            f"{where}: optimizer.type {kind!r} is none of {', '.join(known_kinds)}{nearest(kind.lower(), known_kinds)}"
+        )
+        return
+    if "max_grad_norm" in params:
+        problems.add(f"{where}: optimizer.params.max_grad_norm is not read; use the top-level key gradient_clipping")
+    known = KNOWN_PARAMS.get(kind.lower())
     for key in params:
-        if key not in known:
-            problems.add(f"the DeepSpeed JSON's optimizer.params: unknown key {key!r}{nearest(key, known)}")
-    problems.raise_if_any()
+        if known is not None and key not in known and key != "max_grad_norm":
+            problems.add(f"{where}: unknown key 'optimizer.params.{key}' for {kind}{nearest(key, known)}")
+    _check_pairing(kind.lower(), params, zero, where, problems)
+
+
+def _check_pairing(kind: str, params: dict[str, Any], zero: dict[str, Any], where: str, problems: Problems) -> None:
+    if kind == "lamb" and zero.get("stage", 0) != 0:
+        problems.add(
+            f"{where}: Lamb with ZeRO stage {zero.get('stage')} would be wrong: its trust ratios need the norm of each "
+            f"whole parameter, but ZeRO cuts them into flat pieces; set zero_optimization.stage to 0, or use AdamW"
+        )
+    if kind == "adam" and params.get("adam_w_mode", True) is False and params.get("bias_correction") is False:
+        problems.add(
+            f"{where}: Adam with adam_w_mode false and bias_correction false is not available; leave out one of the two"
+        )
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

@@ -11,6 +11,7 @@ from common.errors import UserError
 from data.loader import TrainingStream
 from data.masking import MaskingPolicy
 from data.shards import PretrainingDataset, open_dataset
+from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -97,8 +98,15 @@ def build_model(settings: Settings) -> PreTrainingModel:
     flags = settings.flags
     model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
     model = model_class(settings.model_config)
-    if flags.gradient_checkpointing is not None:
-        model.gradient_checkpointing_enable(flags.gradient_checkpointing or None)
+    layers = flags.gradient_checkpointing
+    model.set_checkpointing(
+        Checkpointing(
+            layers=default_chunk(settings.model_config.num_hidden_layers) if layers == 0 else layers or 0,
+            activation=flags.gelu_checkpoint,
+            attention=flags.attention_dropout_checkpoint,
+            norm=flags.normalize_invertible,
+        )
+    )
     return model
 
 

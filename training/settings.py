@@ -89,6 +89,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         lambda: choose_precision(flags.precision, deepspeed.wanted_precision, find_abilities(), deepspeed.path),
         problems,
     )
+    _check_model_blocks(flags, deepspeed, problems)
     job_name = flags.job_name or model_file.name
     _check_job_name(job_name, problems)
     problems.raise_if_any()
@@ -139,7 +140,7 @@ def resolve_model_config(
             f"{flags.config_file}: max_position_embeddings is {config.max_position_embeddings}, but --max_seq_length "
             f"is {flags.max_seq_length}; raise the one or lower the other"
         )
-    if flags.deepspeed_sparse_attention:
+    if flags.deepspeed_sparse_attention and "sparse_attention" in deepspeed.content:
         config = replace(config, sparse_attention=SparseAttention.from_dict(deepspeed.content["sparse_attention"]))
     return config.with_padded_vocab()
 
@@ -171,10 +172,31 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         problems.add("--finetune loads weights only; say from where with --load_training_checkpoint or --use_pretrain")
     if flags.use_pretrain is not None and flags.load_training_checkpoint is not None:
         problems.add("--use_pretrain and --load_training_checkpoint both give the first weights; pass one")
+    if flags.deepspeed_transformer_kernel:
+        problems.add(
+            "--deepspeed_transformer_kernel: DeepSpeed's fused layer is CUDA only, knows no packed rows and keeps its "
+            "weights under names of its own, so its checkpoints could be neither resumed nor exported here; drop the "
+            "flag (attention uses torch's fused kernels on a GPU)"
+        )
+    if flags.normalize_invertible and not flags.preln:
+        problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
     if flags.lr_offset < 0:
         problems.add(f"--lr_offset {flags.lr_offset}: must not be negative")
     if flags.output_dir.exists() and not flags.output_dir.is_dir():
         problems.add(f"--output_dir {flags.output_dir}: is a file; expected a folder")
+
+
+def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:
+    """Flags that need a block of the DeepSpeed JSON, and blocks that need a flag."""
+    for flag, block in (
+        ("progressive_layer_drop", "progressive_layer_drop"),
+        ("deepspeed_sparse_attention", "sparse_attention"),
+    ):
+        is_wanted, is_there = getattr(flags, flag), block in deepspeed.content
+        if is_wanted and not is_there:
+            problems.add(f"--{flag} needs a block {block!r} in {deepspeed.path}; see docs/configuration.md")
+        if is_there and not is_wanted and deepspeed.content[block].get("enabled", True):
+            console.warn(f"{deepspeed.path}: the block {block!r} does nothing without --{flag}")
 
 
 def _check_job_name(name: str, problems: Problems) -> None:

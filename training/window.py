@@ -131,7 +131,8 @@ class Window:
 
 def step_flops(run: Run, batch: Batch) -> float:
     masked = int((batch.masked_lm_labels != NO_LABEL).sum())
-    return model_flops(run.settings.model_config, batch.input_mask.sum(1), masked)
+    kept = sum(scale > 0 for scale in run.engine.module.bert.encoder.branch_scales)
+    return model_flops(run.settings.model_config, batch.input_mask.sum(1), masked, kept)
 
 
 def peak_memory_gib(device: torch.device) -> float:

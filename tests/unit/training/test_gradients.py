@@ -59,6 +59,29 @@ def test_measures_without_clipping() -> None:
         assert torch.equal(mine, other)
 
 
+class HalfPrecisionEngine(PlainEngine):
+    """fp16 at stage 0: the wrapper keeps the norm of the scaled gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(clipping=1.0)
+        self.optimizer.cur_scale = 1024.0  # type: ignore[attr-defined]
+
+    def fp16_enabled(self) -> bool:
+        return True
+
+    def get_global_grad_norm(self) -> float:
+        return 2048.0
+
+
+def test_the_scale_of_fp16_is_taken_out() -> None:
+    engine = HalfPrecisionEngine()
+    norm = GradientNorm(engine)
+    norm.note_scale()
+    engine.optimizer.cur_scale *= 2  # type: ignore[attr-defined]
+    assert norm.value() == 2.0  # by the scale that the step had, not by the one it left
+    assert engine.clip_fp32_gradients is None
+
+
 def test_watch_names_what_got_no_gradient() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2), "zeroed": nn.Linear(3, 2)})
     watch = GradientWatch(model)

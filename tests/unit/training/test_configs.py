@@ -1,0 +1,29 @@
+"""Every JSON file that is shipped loads, and as the kind of file its name says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import PROJECT
+from training.config import load_model_file
+from training.deepspeed_config import load_deepspeed_file
+
+SHIPPED = sorted([*PROJECT.glob("*.json"), *(PROJECT / "configs").glob("*.json")])
+
+
+def is_for_deepspeed(path: Path) -> bool:
+    return path.name.startswith("ds_")
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if is_for_deepspeed(path)], ids=lambda path: path.name)
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_deepspeed_files_load(path: Path, world_size: int) -> None:
+    file = load_deepspeed_file(path, world_size)
+    assert file.batch.total == file.batch.micro * file.batch.accumulation * world_size
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if not is_for_deepspeed(path)], ids=lambda path: path.name)
+def test_model_files_load(path: Path) -> None:
+    file = load_model_file(path)
+    assert file.name == path.stem
+    assert set(file.mixed_seq_training) == set(file.data.mixed_seq_datasets)

@@ -1,0 +1,95 @@
+"""Flags and blocks reach what they are for: seen in the figures of tiny runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from deepspeed_train import main
+from tests.support import read_metrics, write_project
+from tests.unit.training.in_process import run_here
+
+
+def losses(folder: Path, *flags: str, **deepspeed: Any) -> list[float]:
+    run_here([*write_project(folder, **deepspeed), "--max_steps", "5", *flags])
+    return [row["loss"] for row in read_metrics(folder, "train")]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return losses(tmp_path_factory.mktemp("plain"))
+
+
+def test_recomputation_changes_no_loss(plain: list[float], tmp_path: Path) -> None:
+    flags = ["--gelu_checkpoint", "--attention_dropout_checkpoint", "--normalize_invertible"]
+    assert losses(tmp_path, *flags) == pytest.approx(plain, abs=1e-6)
+
+
+def test_layer_drop_changes_the_loss_once_it_drops(plain: list[float], tmp_path: Path) -> None:
+    block = {"enabled": True, "theta": 0.1, "gamma": 5.0}
+    dropped = losses(tmp_path, "--progressive_layer_drop", progressive_layer_drop=block)
+    assert dropped[0] == plain[0]  # θ(0) = 1: nothing is dropped yet
+    assert dropped[1:] != plain[1:]
+    rows = read_metrics(tmp_path, "train")
+    assert min(row["model_flops_per_second"] for row in rows) > 0
+
+
+@pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
+def test_optimizers_train_through_the_engine(kind: str, plain: list[float], tmp_path: Path) -> None:
+    other = losses(tmp_path, optimizer={"type": kind, "params": {"betas": [0.9, 0.95]}})
+    assert other[0] == pytest.approx(plain[0], abs=1e-6)
+    assert other[2:] != plain[2:]
+
+
+def test_figures_of_a_run_are_complete_and_plausible(tmp_path: Path) -> None:
+    losses(tmp_path, train_micro_batch_size_per_gpu=2)
+    for row in read_metrics(tmp_path, "train"):
+        assert 0 < row["grad_norm"] < 100
+        assert 0 < row["padding_share"] < 0.5
+        assert 0.01 < row["masking_rate"] < 0.4
+        assert 0 < row["matmul_share"] < 1
+        assert row["memory_gib"] > 0.05
+        split = sum(row[key] for key in row if key.startswith("seconds_") and key != "seconds_per_step")
+        pauses = row["seconds_checkpoint"] + row["seconds_validation"]
+        assert split - pauses == pytest.approx(row["seconds_per_step"] * row["window_steps"], rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
+    norms = []
+    for precision in ("fp32", "bf16"):
+        losses(tmp_path / precision, "--precision", precision, zero_optimization={"stage": stage})
+        norms.append([row["grad_norm"] for row in read_metrics(tmp_path / precision, "train")])
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--progressive_layer_drop"], "needs a block 'progressive_layer_drop'"),
+        (["--deepspeed_sparse_attention"], "needs a block 'sparse_attention'"),
+        (["--deepspeed_transformer_kernel"], "CUDA only"),
+        (["--normalize_invertible", "--no-preln"], "saves nothing"),
+    ],
+)
+def test_a_flag_that_cannot_do_what_it_says_is_refused(flags: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        main([*write_project(tmp_path), *flags])
+
+
+def test_names_inside_the_blocks_are_checked(tmp_path: Path) -> None:
+    words = write_project(
+        tmp_path,
+        zero_optimization={"stage": 2, "overlap_com": True},
+        fp16={"enabled": False, "loss_scale_windo": 3},
+        progressive_layer_drop={"theta": 2.0},
+    )
+    with pytest.raises(UserError) as caught:
+        main(words)
+    message = str(caught.value)
+    assert "unknown key 'zero_optimization.overlap_com'; did you mean 'overlap_comm'?" in message
+    assert "unknown key 'fp16.loss_scale_windo'; did you mean 'loss_scale_window'?" in message
+    assert "progressive_layer_drop.theta: found 2.0" in message
+    assert json.loads((tmp_path / "deepspeed.json").read_text())["zero_optimization"]["stage"] == 2

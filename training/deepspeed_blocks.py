@@ -1,0 +1,54 @@
+"""The blocks of the DeepSpeed JSON that are checked key by key, against DeepSpeed's own descriptions of them."""
+
+from typing import Any
+
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from pydantic import BaseModel, Field, ValidationError
+
+from common.errors import Problems, nearest
+
+
+class LayerDropBlock(BaseModel):
+    """`progressive_layer_drop`: blocks are kept with a probability that falls from 1 towards `theta`."""
+
+    model_config = {"extra": "forbid", "frozen": True}
+
+    enabled: bool = False
+    theta: float = Field(default=1.0, gt=0.0, le=1.0)
+    gamma: float = Field(default=0.001, ge=0.0)
+
+
+BLOCKS: dict[str, type[BaseModel]] = {
+    "zero_optimization": DeepSpeedZeroConfig,
+    "fp16": DeepSpeedFP16Config,
+    "bf16": DeepSpeedBF16Config,
+    "bfloat16": DeepSpeedBF16Config,
+    "progressive_layer_drop": LayerDropBlock,
+}
+
+
+def check_blocks(content: dict[str, Any], where: str, problems: Problems) -> None:
+    """Note unknown keys and impossible values in the blocks of `content`, of which `where` names the file."""
+    for name, kind in BLOCKS.items():
+        block = content.get(name)
+        if not isinstance(block, dict):
+            continue
+        try:
+            kind(**block)
+        except ValidationError as error:
+            for detail in error.errors():
+                problems.add(f"{where}: {_describe(name, kind, detail)}")
+
+
+def key_names(kind: type[BaseModel]) -> list[str]:
+    """The keys that a block takes, as a JSON file writes them."""
+    return [str(field.alias or name) for name, field in kind.model_fields.items()]
+
+
+def _describe(name: str, kind: type[BaseModel], detail: Any) -> str:
+    path = ".".join([name, *(str(part) for part in detail["loc"])])
+    if detail["type"] == "extra_forbidden":
+        known = key_names(kind) if len(detail["loc"]) == 1 else []
+        return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known)}"
+    return f"{path}: found {detail['input']!r}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
