@@ -15,7 +15,7 @@ class LayerDropBlock(BaseModel):
     model_config = {"extra": "forbid", "frozen": True}
 
     enabled: bool = False
-    theta: float = Field(default=1.0, gt=0.0, le=1.0)
+    theta: float = Field(default=0.5, gt=0.0, le=1.0)
     gamma: float = Field(default=0.001, ge=0.0)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.console import console
 from common.errors import Problems, nearest
 from training.deepspeed_blocks import LayerDropBlock, check_blocks
 from training.json_files import load_json
@@ -84,7 +85,9 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
             problems.add(f"{path}: unknown key {key!r}{nearest(key, KNOWN_KEYS)}")
         elif key in REFUSED_KEYS:
             problems.add(f"{path}: {key!r} cannot be used here: {REFUSED_KEYS[key]}")
-    _check_shapes(content, path, problems)
+    _check_objects(content, path, problems)
+    _move_old_clipping(content, path)
+    _check_values(content, path, problems)
     batch = _resolve_batch(content, path, world_size, problems)
     check_blocks(content, str(path), problems)
     if "optimizer" in content:
@@ -101,11 +104,14 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     )
 
 
-def _check_shapes(content: dict[str, Any], path: Path, problems: Problems) -> None:
+def _check_objects(content: dict[str, Any], path: Path, problems: Problems) -> None:
     for key in ("fp16", "bf16", "bfloat16", "optimizer", "zero_optimization", *MODEL_KEYS):
         if not isinstance(content.get(key, {}), dict):
             problems.add(f"{path}: {key!r} must be an object {{…}}, but found {content[key]!r}")
             content.pop(key)
+
+
+def _check_values(content: dict[str, Any], path: Path, problems: Problems) -> None:
     for key, value in content.items():
         if value == "auto":
             problems.add(f'{path}: {key!r} is "auto", which nothing here fills in; give a value or remove the key')
@@ -118,6 +124,18 @@ def _check_shapes(content: dict[str, Any], path: Path, problems: Problems) -> No
         problems.add(f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {clipping!r}")
     if _enabled(content, "fp16") and (_enabled(content, "bf16") or _enabled(content, "bfloat16")):
         problems.add(f"{path}: both fp16 and bf16 are enabled; enable one")
+
+
+def _move_old_clipping(content: dict[str, Any], path: Path) -> None:
+    """Old files give the clipping as the optimizer's max_grad_norm; it is a top-level key now."""
+    params = content.get("optimizer", {}).get("params", {})
+    if not isinstance(params, dict) or "max_grad_norm" not in params:
+        return
+    limit = params.pop("max_grad_norm")
+    if content.setdefault("gradient_clipping", limit) == limit:
+        console.warn(f"{path}: optimizer.params.max_grad_norm {limit} is read as gradient_clipping, its name today")
+    else:
+        console.warn(f"{path}: gradient_clipping {content['gradient_clipping']} counts, not optimizer's max_grad_norm")
 
 
 def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problems: Problems) -> BatchSizes | None:

@@ -122,11 +122,9 @@ def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, pro
             f"{where}: optimizer.type {kind!r} is none of {', '.join(known_kinds)}{nearest(kind.lower(), known_kinds)}"
         )
         return
-    if "max_grad_norm" in params:
-        problems.add(f"{where}: optimizer.params.max_grad_norm is not read; use the top-level key gradient_clipping")
     known = KNOWN_PARAMS.get(kind.lower())
     for key in params:
-        if known is not None and key not in known and key != "max_grad_norm":
+        if known is not None and key not in known:
             problems.add(f"{where}: unknown key 'optimizer.params.{key}' for {kind}{nearest(key, known)}")
     _check_pairing(kind.lower(), params, zero, where, problems)
 

@@ -188,15 +188,15 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
 
 def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:
     """Flags that need a block of the DeepSpeed JSON, and blocks that need a flag."""
-    for flag, block in (
-        ("progressive_layer_drop", "progressive_layer_drop"),
-        ("deepspeed_sparse_attention", "sparse_attention"),
-    ):
-        is_wanted, is_there = getattr(flags, flag), block in deepspeed.content
-        if is_wanted and not is_there:
-            problems.add(f"--{flag} needs a block {block!r} in {deepspeed.path}; see docs/configuration.md")
-        if is_there and not is_wanted and deepspeed.content[block].get("enabled", True):
-            console.warn(f"{deepspeed.path}: the block {block!r} does nothing without --{flag}")
+    content, path = deepspeed.content, deepspeed.path
+    if flags.deepspeed_sparse_attention and "sparse_attention" not in content:
+        problems.add(f"--deepspeed_sparse_attention needs a block 'sparse_attention' in {path}")
+    if flags.progressive_layer_drop and content.get("progressive_layer_drop", {}).get("enabled") is False:
+        problems.add(f"--progressive_layer_drop: {path} says enabled: false in its block of that name; change either")
+    if "sparse_attention" in content and not flags.deepspeed_sparse_attention:
+        console.warn(f"{path}: the block 'sparse_attention' does nothing without --deepspeed_sparse_attention")
+    if content.get("progressive_layer_drop", {}).get("enabled") and not flags.progressive_layer_drop:
+        console.warn(f"{path}: the block 'progressive_layer_drop' does nothing without --progressive_layer_drop")
 
 
 def _check_job_name(name: str, problems: Problems) -> None:

@@ -93,3 +93,26 @@ def test_engine_config_is_explicit(tmp_path: Path) -> None:
     assert full["gradient_clipping"] == 1.0
     assert (full["train_micro_batch_size_per_gpu"], full["gradient_accumulation_steps"]) == (8, 1)
     assert file.for_engine("bf16")["bf16"] == {"enabled": True}
+
+
+def test_the_files_that_bing_bert_ships_load(tmp_path: Path) -> None:
+    half = {"enabled": True, "loss_scale": 0}
+    old = {"lr": 2e-4, "max_grad_norm": 0.5, "weight_decay": 0.01, "bias_correction": False}
+    adam = load(tmp_path, 64, train_batch_size=4096, optimizer={"type": "Adam", "params": old}, fp16=half)
+    assert adam.for_engine("fp16")["gradient_clipping"] == 0.5
+    assert "max_grad_norm" not in adam.content["optimizer"]["params"]
+
+    trust = {"lr": 11e-3, "weight_decay": 0.01, "bias_correction": False, "max_coeff": 0.3, "min_coeff": 0.01}
+    load(
+        tmp_path,
+        64,
+        train_batch_size=65536,
+        train_micro_batch_size_per_gpu=64,
+        steps_per_print=100,
+        prescale_gradients=False,
+        optimizer={"type": "Lamb", "params": trust},
+        gradient_clipping=1.0,
+        wall_clock_breakdown=False,
+        fp16=half,
+        sparse_attention={"mode": "fixed", "block": 16, "different_layout_per_head": True},
+    )

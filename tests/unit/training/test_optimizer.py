@@ -162,7 +162,7 @@ def test_the_block_names_the_optimizer(block: dict[str, Any] | None, expected: t
             "params.beta' for AdamW; did you mean 'betas'?",
         ),
         ({"type": "AdamW", "parms": {}}, 0, "'optimizer.parms'; did you mean 'params'?"),
-        ({"type": "Lamb", "params": {"max_grad_norm": 1.0}}, 0, "use the top-level key gradient_clipping"),
+        ({"type": "OneBitAdam"}, 0, "is none of adam, adamw, lamb, muon"),
         ({"type": 3}, 0, "optimizer.type must name an optimizer"),
     ],
 )

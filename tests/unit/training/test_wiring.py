@@ -68,7 +68,6 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--progressive_layer_drop"], "needs a block 'progressive_layer_drop'"),
         (["--deepspeed_sparse_attention"], "needs a block 'sparse_attention'"),
         (["--deepspeed_transformer_kernel"], "CUDA only"),
         (["--normalize_invertible", "--no-preln"], "saves nothing"),
