@@ -37,7 +37,7 @@ def plain_attention(
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [B, A, S, S]
     if bias is not None:
         scores = scores + bias
-    hidden_keys = ~packing.key_mask()[:, None, None, :]
+    hidden_keys = ~packing.key_mask().unsqueeze(1).unsqueeze(1)
     if visible is not None:
         hidden_keys = hidden_keys | ~visible
     # The least finite number, not -inf: a padded query under a sparse layout may see no key at all.
@@ -54,7 +54,7 @@ def sdpa_attention(qkv: Tensor, packing: Packing, dropout_prob: float = 0.0) -> 
     """torch's scaled_dot_product_attention: a call per length where lengths are known, else one padded and masked."""
     if not packing.groups:
         q, k, v = _padded(qkv, packing)
-        mask = packing.key_mask()[:, None, None, :]
+        mask = packing.key_mask().unsqueeze(1).unsqueeze(1)
         context = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_prob)
         return packing.pack(context.transpose(1, 2))
     parts = []

@@ -71,7 +71,7 @@ def make_packing(mask: Tensor, indices: Tensor) -> Packing:
         num_rows=rows,
         row_length=length,
         indices=indices,
-        first=boundaries[:-1].long(),
+        first=boundaries.narrow(0, 0, rows).long(),
         boundaries=boundaries,
         sequence_of=indices // length,
         position_of=indices % length,

@@ -1,0 +1,207 @@
+"""The fast model against the formula written out, and each option against what it says."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks.plain_preln import PlainPreLN
+from nvidia.activations import activation, is_gated
+from nvidia.attention import AttentionOptions
+from nvidia.bert import BertModelBase
+from nvidia.modeling import BertModel as PostLNModel
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.modelingpreln import BertModel as PreLNModel
+from nvidia.unpadding import plan_packing
+from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+
+BOUND = 1e-5
+NO_OPTIONS = AttentionOptions()
+ENCODERS = [PreLNModel, PostLNModel]
+
+
+def make_encoder(kind: type[BertModelBase] = PreLNModel, **changes: Any) -> BertModelBase:
+    model = kind(tiny_config(**changes))
+    spread_weights(model)
+    return model.eval()
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    _, ids, mask, segments, *_ = make_batch()
+    return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("backend", ["auto", "grouped", "plain", "sdpa"])
+def test_loss_and_gradients_of_every_backend(backend: str) -> None:
+    config = tiny_config(attention_backend=backend).with_padded_vocab()
+    model, plain = BertForPreTrainingPreLN(config), PlainPreLN(config)
+    spread_weights(model)
+    plain.load_state_dict(model.state_dict())
+    batch = make_batch()
+    ours, expected = model(batch), plain(batch)
+    assert largest_difference(ours, expected) <= BOUND
+    ours.backward()
+    expected.backward()
+    for name, parameter in plain.named_parameters():
+        assert largest_difference(model.get_parameter(name).grad, parameter.grad) <= BOUND, name
+
+
+@pytest.mark.parametrize("backend", ["grouped", "sdpa"])
+def test_dropout_of_attention_keeps_the_mean(backend: str) -> None:
+    """Over many draws the mean of the context is the context without dropout."""
+    model = make_encoder(num_hidden_layers=1, attention_probs_dropout_prob=0.3, attention_backend=backend).train()
+    attention = model.encoder.layer[0].attention.self
+    packing = plan_packing(torch.ones(1, 9, dtype=torch.bool))
+    qkv = torch.randn(9, 3, 3, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    draws = torch.stack([attention.attend(qkv, packing, NO_OPTIONS)[0] for _ in range(3000)])
+    exact = attention.eval().attend(qkv, packing, NO_OPTIONS)[0]
+    error = (draws.mean(0) - exact).abs()
+    assert (error <= 5 * draws.std(0) / 3000**0.5 + 1e-6).all()
+    assert draws.std(0).min() > 0
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_hidden_states_and_attentions(kind: type[BertModelBase]) -> None:
+    model = make_encoder(kind)
+    plain = model(**inputs())
+    full = model(**inputs(), output_attentions=True, output_hidden_states=True)
+    assert largest_difference(plain.last_hidden_state, full.last_hidden_state) <= BOUND
+    assert len(full.hidden_states) == 4
+    assert len(full.attentions) == 3
+    assert torch.equal(full.hidden_states[-1], full.last_hidden_state)
+    mask = inputs()["attention_mask"].bool()
+    for probabilities in full.attentions:
+        assert probabilities.shape == (5, 3, 11, 11)
+        assert largest_difference(probabilities.sum(-1), torch.ones(5, 3, 11)) <= BOUND
+        assert probabilities.masked_select(~mask[:, None, None, :]).eq(0).all()
+    assert full.last_hidden_state[~mask].eq(0).all()
+    assert plain.pooled is not None
+    first = functional.linear(plain.last_hidden_state[:, 0], model.pooler.dense_act.weight, model.pooler.dense_act.bias)
+    assert largest_difference(plain.pooled, torch.tanh(first)) <= BOUND
+
+
+def test_inputs_embeds_take_the_place_of_ids() -> None:
+    model = make_encoder()
+    given = inputs()
+    embeds = model.embeddings.word_embeddings(given.pop("input_ids"))
+    assert torch.equal(model(inputs_embeds=embeds, **given).last_hidden_state, model(**inputs()).last_hidden_state)
+    with pytest.raises(ValueError, match="exactly one"):
+        model(inputs()["input_ids"], inputs_embeds=embeds)
+
+
+def test_position_ids() -> None:
+    model = make_encoder()
+    default = model(**inputs()).last_hidden_state
+    assert torch.equal(model(**inputs(), position_ids=torch.arange(11)[None]).last_hidden_state, default)
+    shifted = torch.arange(11) + 5
+    moved = model(**inputs(), position_ids=shifted[None]).last_hidden_state
+    with torch.no_grad():
+        model.embeddings.position_embeddings.weight[:11] = model.embeddings.position_embeddings.weight[shifted].clone()
+    assert torch.equal(model(**inputs()).last_hidden_state, moved)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_pruned_heads_are_masked_heads(kind: type[BertModelBase]) -> None:
+    model = make_encoder(kind)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    head_mask = torch.ones(3, 3)
+    head_mask[0, 1] = head_mask[2, 0] = head_mask[2, 2] = 0
+    expected = model(**inputs(), head_mask=head_mask).last_hidden_state
+    assert largest_difference(expected, model(**inputs()).last_hidden_state) > 0.01
+    model.prune_heads({0: [1]})
+    model.prune_heads({2: [2]})
+    model.prune_heads({2: [0]})
+    assert largest_difference(model(**inputs()).last_hidden_state, expected) <= BOUND
+    head = 8 * 24 * 4 + 8 * 3  # weights of Q, K, V and the output's columns; biases of Q, K, V
+    assert sum(parameter.numel() for parameter in model.parameters()) == size - 3 * head
+    fresh = kind(model.config)  # the config tells how to build what was pruned
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh.eval()(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state)
+
+
+def test_head_mask_scales_a_head() -> None:
+    model = make_encoder(num_hidden_layers=1)
+    masked = model(**inputs(), head_mask=torch.tensor([1.0, 0.5, 1.0])).last_hidden_state
+    with torch.no_grad():
+        model.encoder.layer[0].attention.output.dense.weight[:, 8:16] *= 0.5
+    assert largest_difference(model(**inputs()).last_hidden_state, masked) <= BOUND
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_relative_positions(kind: str) -> None:
+    model = make_encoder(position_embedding_type=kind, num_hidden_layers=1)
+    assert model.embeddings.position_embeddings is None
+    output = model(**inputs(), output_attentions=True, output_hidden_states=True)
+    attention = model.encoder.layer[0].attention.self
+    x = model.encoder.layer[0].PreAttentionLayerNorm(output.hidden_states[0])
+    q, k = (part(x).unflatten(-1, (3, 8)) for part in (attention.query, attention.key))
+    table = attention.distance_embedding.weight
+    mask = inputs()["attention_mask"].bool()
+    for row, head, query in ((0, 0, 3), (1, 2, 6), (4, 1, 0)):
+        scores = torch.full((11,), float("-inf"))
+        for key in range(11):
+            if mask[row, key]:
+                distance = table[query - key + 19 - 1]
+                score = q[row, query, head] @ k[row, key, head] + q[row, query, head] @ distance
+                if kind == "relative_key_query":
+                    score = score + k[row, key, head] @ distance
+                scores[key] = (score / 8**0.5).detach()
+        assert largest_difference(output.attentions[0][row, head, query], scores.softmax(0)) <= BOUND
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_chunked_feed_forward(chunk: int) -> None:
+    chunked, whole = make_encoder(chunk_size_feed_forward=chunk), make_encoder()
+    assert largest_difference(chunked(**inputs()).last_hidden_state, whole(**inputs()).last_hidden_state) <= BOUND
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu"])
+def test_activations(act: str) -> None:
+    model = make_encoder(hidden_act=act, num_hidden_layers=1)
+    dense = model.encoder.layer[0].intermediate.dense_act
+    x = torch.randn(7, 24, generator=torch.Generator().manual_seed(0))
+    before = x @ dense.weight.T + dense.bias
+    assert before.shape[1] == (82 if is_gated(act) else 41)
+    left, right = before[:, :41], before[:, 41:] if is_gated(act) else torch.ones(1)
+    normal = 0.5 * (1 + torch.erf(left / 2**0.5))
+    bent = 0.5 * left * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (left + 0.044715 * left**3)))
+    expected = {
+        "gelu": left * normal,
+        "gelu_tanh": bent,
+        "relu": left.clamp(min=0),
+        "swish": left / (1 + torch.exp(-left)),
+        "silu": left / (1 + torch.exp(-left)),
+        "tanh": torch.tanh(left),
+        "geglu": left * normal * right,
+        "swiglu": left / (1 + torch.exp(-left)) * right,
+    }[act]
+    assert largest_difference(dense(x), expected) <= BOUND
+    assert largest_difference(activation(act)(before), expected) <= BOUND
+
+
+def test_encoders_without_biases() -> None:
+    model = make_encoder(use_bias=False)
+    names = [name for name, _ in model.encoder.named_parameters() if "LayerNorm" not in name]
+    assert names
+    assert all(name.endswith("weight") for name in names)
+    biased = make_encoder()
+    state = model.state_dict() | {
+        name: torch.zeros_like(value)
+        for name, value in biased.state_dict().items()
+        if name.startswith("encoder.layer") and "LayerNorm" not in name and name.endswith("bias")
+    }
+    biased.load_state_dict(state)
+    assert largest_difference(biased(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state) <= BOUND
+
+
+def test_masks_need_not_be_at_the_end() -> None:
+    """Padding in front or in between hides keys and nothing else."""
+    model = make_encoder()
+    given = inputs()
+    given["attention_mask"] = given["attention_mask"].clone()
+    given["attention_mask"][0, 3:6] = 0
+    fast = model(**given).last_hidden_state
+    plain = model(**given, output_attentions=True).last_hidden_state
+    assert largest_difference(fast, plain) <= BOUND
