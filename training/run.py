@@ -112,12 +112,8 @@ def build_model(settings: Settings) -> PreTrainingModel:
 
 def load_first_weights(model: PreTrainingModel, settings: Settings) -> None:
     """--use_pretrain: begin from a Hugging Face folder's weights."""
-    folder = settings.flags.use_pretrain
-    if folder is None:
-        return
-    if folder == "":
-        raise UserError("--use_pretrain without a folder needs the model JSON's bert_model_file to be a folder here")
-    load_hugging_face_weights(model, Path(folder))
+    if settings.first_weights is not None:
+        load_hugging_face_weights(model, settings.first_weights)
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:

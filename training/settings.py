@@ -42,6 +42,7 @@ class Settings:
     precision: str
     training_folders: tuple[Path, ...]
     validation_folder: Path | None
+    first_weights: Path | None  # --use_pretrain's Hugging Face folder
     sources: dict[str, str]  # the user's files, verbatim, to lie beside each checkpoint
 
     @property
@@ -92,6 +93,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     _check_model_blocks(flags, deepspeed, problems)
     job_name = flags.job_name or model_file.name
     _check_job_name(job_name, problems)
+    first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
     problems.raise_if_any()
     assert training is not None
     assert folders is not None
@@ -107,6 +109,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         precision=precision,
         training_folders=tuple(flags.data_path_prefix / folder for folder in folders.values()),
         validation_folder=find_validation_folder(model_file, flags),
+        first_weights=first_weights,
         sources={"model.json": flags.config_file.read_text(), "deepspeed.json": deepspeed.path.read_text()},
     )
 
@@ -143,6 +146,21 @@ def resolve_model_config(
     if flags.deepspeed_sparse_attention and "sparse_attention" in deepspeed.content:
         config = replace(config, sparse_attention=SparseAttention.from_dict(deepspeed.content["sparse_attention"]))
     return config.with_padded_vocab()
+
+
+def find_first_weights(model_file: ModelFile, flags: Namespace) -> Path | None:
+    """--use_pretrain's folder, or the model JSON's bert_model_file where the flag names none."""
+    if flags.use_pretrain is None:
+        return None
+    name = flags.use_pretrain or model_file.bert_model_file
+    if name is None:
+        raise UserError(f"--use_pretrain: give a folder, or name one in {flags.config_file} as bert_model_file")
+    if not Path(name).is_dir():
+        raise UserError(
+            f"--use_pretrain: {name} is no folder here; expected a Hugging Face folder with model.safetensors "
+            f"(download one first: nothing is fetched during training)"
+        )
+    return Path(name)
 
 
 def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | None:
