@@ -11,7 +11,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from benchmarks.batches import Batch, make_batch, num_tokens
 from benchmarks.matmul_limit import seconds, step_products
 from benchmarks.plain_preln import PlainPreLN
+from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
 from nvidia.config import BertConfig
@@ -47,7 +47,7 @@ def plain_loop(model: torch.nn.Module, loss_of: Callable[[Batch], torch.Tensor])
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(loss) * len(batches)
+        return float(loss.detach()) * len(batches)
 
     return step
 
@@ -111,7 +111,7 @@ def engine(config: BertConfig, accumulation: int, stage: int = 0) -> Step:
             loss = runner(batch)
             runner.backward(loss)
             runner.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
@@ -138,9 +138,9 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
         for name, step in steps.items():
             if round_number == 0:
                 warm_up(step, name, batches)
-            start = time.perf_counter()
+            start = clock()
             step(batches)
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], clock() - start)
             console.say(
                 f"  {length} round {round_number + 1} {name:<13} {num_tokens(batches) / best[name]:7.1f} tokens/s"
             )

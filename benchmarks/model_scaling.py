@@ -1,0 +1,95 @@
+"""How cost grows: time and memory of a forward and backward pass against sequence length, batch and depth.
+
+Rows are full, dropout is on. Each point is measured in a process of its own; memory is its peak above what it held
+before the pass. The last line is JSON.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.batches import make_batch
+from benchmarks.timing import clock
+from common.console import console
+from common.errors import run_command
+from nvidia.config import BertConfig
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+BATCHES = (1, 2, 4, 8, 16)
+DEPTHS = (2, 4, 8, 16)
+TOKENS = 4096  # of every point along the length: fewer rows as they grow longer
+VOCAB_SIZE = 8192
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_here(rows: int, length: int, depth: int, hidden: int, repeats: int) -> dict[str, float]:
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden,
+        num_hidden_layers=depth,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=length,
+    )
+    model = BertForPreTrainingPreLN(config)
+    model(make_batch(1, 16, 1.0, VOCAB_SIZE, 2, seed=0)).backward()  # gradients and first-call costs are there
+    batch = make_batch(rows, length, 1.0, VOCAB_SIZE, length, seed=0)
+    before, best = peak_mb(), float("inf")
+    for _ in range(repeats):
+        start = clock()
+        model(batch).backward()
+        best = min(best, clock() - start)
+    return {"seconds": round(best, 3), "mb": round(peak_mb() - before, 1)}
+
+
+def measure(rows: int, length: int, depth: int, arguments: argparse.Namespace) -> dict[str, float]:
+    point = [str(value) for value in (rows, length, depth)]
+    sizes = ["--hidden", str(arguments.hidden), "--repeats", str(arguments.repeats)]
+    command = [sys.executable, __file__, *sizes, "--point", *point]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
+    result: dict[str, float] = json.loads(answer.stdout.strip().splitlines()[-1])
+    tokens = rows * length
+    each_time, each_memory = 1e6 * result["seconds"] / tokens, 1024 * result["mb"] / tokens
+    console.say(
+        f"  {rows:4d} rows x {length:5d} tokens x {depth:3d} layers  {result['seconds']:8.3f} s  "
+        f"{each_time:8.1f} us/token {result['mb']:8.1f} MB {each_memory:7.1f} KB/token"
+    )
+    return {"rows": rows, "length": length, "depth": depth, **result}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size, a multiple of 64")
+    parser.add_argument("--repeats", type=int, default=3, help="passes of a point; the fastest counts")
+    parser.add_argument("--point", type=int, nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    torch.manual_seed(0)
+    if arguments.point:
+        console.say(json.dumps(measure_here(*arguments.point, arguments.hidden, arguments.repeats)))
+        return 0
+    result = {}
+    for axis, points in {
+        "length": [(TOKENS // length, length, 4) for length in LENGTHS],
+        "batch": [(rows, 128, 4) for rows in BATCHES],
+        "depth": [(16, 128, depth) for depth in DEPTHS],
+    }.items():
+        console.say(f"against {axis}")
+        result[axis] = [measure(*point, arguments) for point in points]
+    console.say(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

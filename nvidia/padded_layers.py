@@ -1,0 +1,93 @@
+"""Blocks computed by somebody else's layer on padded rows, such as DeepSpeed's CUDA kernel, inside our encoder.
+
+Whoever has the layer passes in how to make one; its parameters have DeepSpeed's names (attn_qkvw, attn_ow, …). Its gelu
+is the tanh approximation and it knows nothing of packed rows, so results are near ours, not equal.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import UserError
+from nvidia.attention import AttentionOptions
+from nvidia.encoder import LayerOutput, PreLNLayer, select_rows
+from nvidia.pretraining import PreTrainingModel
+from nvidia.unpadding import Packing
+
+_HIDDEN = -10000.0  # added to the scores of padding, as that kernel expects
+
+
+class PaddedLayer(nn.Module):
+    """Unpacks, calls the layer with an additive mask [B, 1, 1, S], packs again."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(
+        self,
+        hidden: Tensor,
+        packing: Packing,
+        options: AttentionOptions,
+        rows: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> LayerOutput:
+        if not options.are_default or scale != 1.0:
+            raise UserError(
+                "--deepspeed_transformer_kernel has no head masks, returned probabilities or progressive layer drop; "
+                "leave one of them out"
+            )
+        mask = (~packing.key_mask()).to(hidden.dtype).unsqueeze(1).unsqueeze(1) * _HIDDEN
+        output = self.layer(packing.unpack(hidden), mask)
+        packed = packing.pack(output[0] if isinstance(output, tuple) else output)
+        return LayerOutput(select_rows(rows, packed)[0], None)
+
+
+def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
+    """Replace every block by a layer that `make_layer` builds, with the block's weights."""
+    config = model.config
+    if config.hidden_act != "gelu" or not config.use_bias or config.pruned_heads or config.sparse_attention is not None:
+        raise UserError(
+            "--deepspeed_transformer_kernel computes dense attention, gelu and biases only; leave it out for a model "
+            "with another hidden_act, use_bias false, pruned heads or sparse attention"
+        )
+    encoder = model.bert.encoder
+    for index, block in enumerate(encoder.layer):
+        layer = make_layer()
+        with torch.no_grad():
+            for name, tensor in kernel_weights(block).items():
+                layer.get_parameter(name).copy_(tensor)
+        encoder.layer[index] = PaddedLayer(layer)
+
+
+def kernel_weights(block: nn.Module) -> dict[str, Tensor]:
+    """One of our blocks' weights under the kernel's names."""
+    weights = {}
+    for kernel_name, places in _places(isinstance(block, PreLNLayer)).items():
+        for suffix, kind in (("w", "weight"), ("b", "bias")):
+            parts = [block.get_parameter(f"{place}.{kind}").detach() for place in places]
+            weights[kernel_name + suffix] = torch.cat(parts)
+    return weights
+
+
+def block_weights(layer: nn.Module, pre_ln: bool) -> dict[str, Tensor]:
+    """The way back: a kernel layer's weights under the names of our block, for checkpoints and exports."""
+    weights = {}
+    for kernel_name, places in _places(pre_ln).items():
+        for suffix, kind in (("w", "weight"), ("b", "bias")):
+            parts = layer.get_parameter(kernel_name + suffix).detach().chunk(len(places))
+            weights.update({f"{place}.{kind}": part for place, part in zip(places, parts, strict=True)})
+    return weights
+
+
+def _places(pre_ln: bool) -> dict[str, tuple[str, ...]]:
+    """The kernel's name, but for its last letter → modules of our block."""
+    return {
+        "attn_qkv": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+        "attn_o": ("attention.output.dense",),
+        "attn_n": ("PostAttentionLayerNorm" if pre_ln else "attention.output.LayerNorm",),
+        "inter_": ("intermediate.dense_act",),
+        "output_": ("output.dense",),
+        "norm_": ("PreAttentionLayerNorm" if pre_ln else "output.LayerNorm",),
+    }
