@@ -6,7 +6,9 @@ from common.console import console
 from common.errors import run_command
 from training import distributed
 from training.arguments import parse_arguments
+from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
+from training.logs import send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
 from training.run import build_run, open_data
@@ -22,8 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = resolve_settings(flags, place)
     datasets = open_data(settings)
     device = pick_device(place)
+    send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
     distributed.start(device)
-    train(build_run(settings, datasets, place, device))
+    run = build_run(settings, datasets, place, device)
+    dry_run(run) if flags.dry_run else train(run)
     distributed.leave()
     return 0
 

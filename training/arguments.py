@@ -146,6 +146,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="steps between two validations (default: only at the end)",
     )
     group.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="build everything, take a few steps on one batch, say what the run would cost, and write nothing",
+    )
+    group.add_argument(
         "--job_name", metavar="NAME", help="names the run's folders below --output_dir (default: the model JSON's name)"
     )
 
@@ -217,11 +222,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="block-sparse attention as the DeepSpeed JSON's sparse_attention block says",
     )
     group.add_argument(
-        "--deepspeed_transformer_kernel", action="store_true", help="DeepSpeed's CUDA layer, where it can be built"
+        "--deepspeed_transformer_kernel",
+        action="store_true",
+        help="refused with the reason: DeepSpeed's CUDA layer does not fit this model",
     )
-    group.add_argument(
-        "--stochastic_mode", action="store_true", help="that layer's stochastic mode; needs the flag above"
-    )
+    group.add_argument("--stochastic_mode", action="store_true", help="that layer's stochastic mode; refused with it")
 
 
 def _add_launcher(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """The DeepSpeed engine: built around our model and optimizer, and stepped."""
 
 import hashlib
-import logging
 from typing import Any
 
 import deepspeed
@@ -19,7 +18,6 @@ def build_engine(
     model: nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None, groups: list[dict[str, Any]]
 ) -> Any:
     """`optimizer` None: DeepSpeed builds the one its config names, on the same groups."""
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     config = {key: value for key, value in config.items() if key != "optimizer" or optimizer is None}
     engine, *_ = deepspeed.initialize(
         model=model,

@@ -21,6 +21,7 @@ from training.environment import Place
 from training.export import load_hugging_face_weights
 from training.horizon import Horizon
 from training.optimizer import build_optimizer
+from training.outlook import count_people, find_notes, look_ahead
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
@@ -69,7 +70,7 @@ def build_run(settings: Settings, datasets: Datasets, place: Place, device: torc
         schedule=schedule,
         horizon=build_horizon(settings, training, schedule, state),
         checkpoints=checkpoints,
-        sinks=Sinks(settings.runs, place.is_main, state.step),
+        sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step),
         state=state,
     )
     introduce(run, training, model, origin)
@@ -248,12 +249,14 @@ def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origi
     config = settings.model_config
     layout = "pre-LN" if settings.flags.preln else "post-LN"
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-    epochs = (horizon.last_step() - run.state.start_step) * batch.total / data.num_rows
+    outlook = look_ahead(data, horizon, run.state.step)
     facts = {
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {parameters:,} parameters",
         "batch": f"{batch.total} rows: {batch.micro} × {batch.accumulation} micro-steps × {run.place.world_size} ranks",
-        "data": f"{data.num_rows:,} rows of {settings.flags.max_seq_length} in {len(data.files)} files",
-        "length": f"to step {horizon.last_step():,}, {epochs:.2f} epochs",
+        "data": f"{data.num_rows:,} rows of {settings.flags.max_seq_length} in {len(data.files)} files, about "
+        f"{count_people(outlook.data_tokens)} tokens",
+        "length": f"to step {horizon.last_step():,}: {outlook.epochs_left:.2f} epochs, about "
+        f"{count_people(outlook.tokens_left)} tokens to go",
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{torch.get_num_threads()} threads a rank",
         "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}",
@@ -262,5 +265,13 @@ def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origi
         "start": f"from {origin.folder / origin.tag}" if origin else "from new weights",
     }
     console.say(describe(settings, facts))
+    for note in find_notes(
+        horizon,
+        run.schedule,
+        num_parameters=parameters,
+        output_dir=settings.flags.output_dir,
+        has_validation=run.validation is not None,
+    ):
+        console.say(f"note: {note}")
     for name, text in settings.sources.items():
         run.sinks.text(name, f"```json\n{text}\n```")

@@ -65,6 +65,24 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
 
 
+def test_dry_run_says_what_it_would_cost_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here([*write_project(tmp_path), "--dry_run"])
+    said = capsys.readouterr().out
+    assert "a step" in said
+    assert "60 steps" in said
+    assert "GiB a rank" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_libraries_chatter_is_in_a_file_and_not_on_the_console(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    losses(tmp_path)
+    said = capfd.readouterr()
+    assert "DeepSpeed info" not in said.out + said.err
+    assert "DeepSpeed info" in (tmp_path / "out" / "runs" / "tiny" / "logs" / "rank_0.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -1,0 +1,131 @@
+"""docs/configuration.md against the code, both ways: every flag and key is there, nothing else is, defaults agree."""
+
+import argparse
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from nvidia.config import BertConfig
+from tests.support import PROJECT
+from training.arguments import build_parser
+from training.config import DataSection, ModelFile, TrainingSection, ValidationSection
+from training.deepspeed_blocks import BLOCKS, key_names
+from training.deepspeed_config import KNOWN_KEYS, REFUSED_KEYS
+from training.optimizer import KNOWN_PARAMS
+
+Row = tuple[list[str], str]  # names in the first column, the default
+
+
+def read_page() -> tuple[dict[str, list[Row]], list[list[str]]]:
+    """Rows by heading, and all rows' cells."""
+    tables: dict[str, list[Row]] = {}
+    cells_of_rows = []
+    heading = ""
+    for line in (PROJECT / "docs" / "configuration.md").read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ") if line.startswith("###") else f"{line.lstrip('# ')}:"
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            tables.setdefault(heading, []).append((re.findall(r"`([^`]+)`", cells[0]), cells[1]))
+            cells_of_rows.append(cells)
+    return tables, cells_of_rows
+
+
+TABLES, ROWS = read_page()
+# "Top level" stands twice, for the two files in turn.
+TOP_LEVEL = TABLES["Top level"]
+MODEL_TOP, DEEPSPEED_TOP = TOP_LEVEL[: len(ModelFile.model_fields)], TOP_LEVEL[len(ModelFile.model_fields) :]
+
+
+def names(rows: list[Row]) -> list[str]:
+    return [name for row_names, _ in rows for name in row_names]
+
+
+def flags() -> dict[str, argparse.Action]:
+    return {
+        option: action
+        for action in build_parser()._actions
+        for option in action.option_strings
+        if action.dest != "help"
+    }
+
+
+def test_every_flag_and_no_other() -> None:
+    documented = [name for rows in TABLES.values() for name in names(rows) if name.startswith("--")]
+    assert sorted(documented) == sorted(flags())
+
+
+def shown_default(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return '""' if value == Path() else str(value)
+
+
+def test_defaults_of_flags() -> None:
+    for rows in TABLES.values():
+        for row_names, default in rows:
+            if row_names[0].startswith("--"):
+                action = flags()[row_names[0]]
+                assert default == ("required" if action.required else shown_default(action.default)), row_names
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (MODEL_TOP, ModelFile),
+        (TABLES["`data`"], DataSection),
+        (TABLES["`mixed_seq_training`, for each length"], TrainingSection),
+        (TABLES["`validation`"], ValidationSection),
+        (TABLES["`zero_optimization`"], BLOCKS["zero_optimization"]),
+        (TABLES["`fp16`"], BLOCKS["fp16"]),
+        (TABLES["`bf16`"], BLOCKS["bf16"]),
+        (TABLES["`progressive_layer_drop`"], BLOCKS["progressive_layer_drop"]),
+    ],
+)
+def test_keys_and_defaults_of_sections(rows: list[Row], kind: type[BaseModel]) -> None:
+    assert sorted(names(rows)) == sorted(key_names(kind))
+    fields = {str(field.alias or name): field for name, field in kind.model_fields.items()}
+    for (key,), default in rows:
+        field = fields[key]
+        if field.is_required():
+            assert default == "required", key
+        elif default != "see DeepSpeed":
+            value = field.get_default(call_default_factory=True)
+            value = getattr(value, "value", value)
+            assert default in (json.dumps(value), "none" if value is None else None), key
+
+
+def test_keys_and_defaults_of_the_model() -> None:
+    rows = TABLES["`bert_model_config`"]
+    fields = {field.name: field for field in dataclasses.fields(BertConfig)}
+    assert sorted(names(rows)) == sorted(fields)
+    for (key,), default in rows:
+        field = fields[key]
+        if field.default is not dataclasses.MISSING:
+            value = field.default
+            shown = (
+                {None: "none", True: "true", False: "false"}.get(value) if not isinstance(value, str | float) else None
+            )
+            is_plain = type(value) in (int, float, str)
+            assert default == (str(value) if is_plain else shown), key
+
+
+def test_keys_of_the_deepspeed_json() -> None:
+    assert sorted(names(DEEPSPEED_TOP)) == sorted(KNOWN_KEYS)
+    refused = {name for row_names, default in DEEPSPEED_TOP for name in row_names if default == "refused"}
+    assert refused == set(REFUSED_KEYS)
+    assert names(TABLES["`optimizer`"]) == ["type", "params", "legacy_fusion"]
+    assert set(names(TABLES["`optimizer.params`"])) == set().union(*KNOWN_PARAMS.values())
+
+
+def test_every_row_has_an_effect() -> None:
+    for cells in ROWS:
+        assert len(cells) >= 3, cells
+        assert cells[2], cells

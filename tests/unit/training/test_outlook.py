@@ -1,0 +1,49 @@
+"""What is said before a run starts."""
+
+from pathlib import Path
+
+import pytest
+
+from data.shards import open_dataset
+from tests.support import make_rows, write_nvidia_shard
+from training.horizon import Horizon
+from training.outlook import count_people, find_notes, look_ahead
+from training.schedule import Schedule
+
+
+def horizon(**changes: int) -> Horizon:
+    values = {"num_rows": 30, "batch_size": 4, "num_epochs": 2, "total_steps": 15, "schedule_origin": 0}
+    return Horizon(start_step=0, **{**values, **changes})
+
+
+def notes(plan: Horizon, total: int, warmup: float = 0.1, **changes: object) -> list[str]:
+    schedule = Schedule("linear", peak=1.0, total_steps=total, warmup_proportion=warmup)
+    options = {"num_parameters": 1000, "output_dir": Path("/"), "has_validation": True, **changes}
+    return find_notes(plan, schedule, **options)  # type: ignore[arg-type]
+
+
+def test_tokens_and_epochs(tmp_path: Path) -> None:
+    rows = make_rows(30, 24, 4, seed=1)
+    write_nvidia_shard(tmp_path / "a_training_0.hdf5", rows)
+    data = open_dataset([tmp_path], split="training", max_seq_length=24, max_predictions_per_seq=4)
+    outlook = look_ahead(data, horizon(), step=5)
+    assert outlook.data_tokens == pytest.approx(rows["input_mask"].sum())
+    assert outlook.steps_left == 10
+    assert outlook.epochs_left == pytest.approx(40 / 30)
+    assert outlook.tokens_left == pytest.approx(40 * outlook.tokens_per_row)
+
+
+def test_a_plan_that_holds_together_gets_no_note() -> None:
+    assert notes(horizon(), total=15) == []
+
+
+def test_what_the_user_may_not_expect() -> None:
+    (cut,) = notes(horizon(total_steps=150), total=150)
+    assert "ends at step 15, before the schedule does at 150" in cut
+    assert any("before its warm-up" in note for note in notes(horizon(total_steps=150), total=150, warmup=0.5))
+    assert any("no validation data" in note for note in notes(horizon(), total=15, has_validation=False))
+    assert any("GiB free" in note for note in notes(horizon(), total=15, num_parameters=10**18))
+
+
+def test_numbers_for_people() -> None:
+    assert [count_people(n) for n in (12, 1234, 5.6e6, 7.8e9, 1e12)] == ["12", "1.2 k", "5.6 M", "7.8 G", "1.0 T"]

@@ -1,0 +1,77 @@
+"""--dry_run: build everything, take a few steps on the first batch, say what the run would cost; write nothing."""
+
+import time
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from common.console import console
+from training.display import format_seconds
+from training.engine import take_step
+from training.outlook import count_people
+from training.run import Run
+from training.window import Window, peak_memory_gib
+
+TIMED_STEPS = 2
+
+
+def dry_run(run: Run) -> None:
+    """The same steps a run takes, on its first batch, with the learning rate at zero."""
+    window = Window(run)
+    for group in run.engine.optimizer.param_groups:
+        group["lr"] = 0.0
+    with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
+        batches = next(steps)
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):  # the first pays for allocations
+        began = time.perf_counter()
+        window.norm.note_scale()
+        take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
+        window.count(batches)
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    report(run, window, min(seconds[1:]))
+
+
+def report(run: Run, window: Window, seconds: float) -> None:
+    steps_left = max(0, run.horizon.last_step() - run.state.step)
+    sums = window.tally.take({"flops": window.flops})
+    tokens, flops = sums["num_tokens"] / window.num_steps, sums["flops"] / window.num_steps
+    parts = memory_by_part(run.engine)
+    peak = peak_memory_gib(run.device)
+    rest = max(0.0, peak - sum(parts.values()))
+    listed = ", ".join(f"{name} {size:.2f}" for name, size in {**parts, "activations and the rest": rest}.items())
+    console.say("dry run: nothing was written")
+    console.say(f"  memory    {peak:.2f} GiB a rank at its peak: {listed}")
+    console.say(
+        f"  speed     {seconds:.2f} s a step, {tokens / seconds:,.0f} tokens/s, "
+        f"{flops / seconds / window.matmul_speed:.0%} of the machine's matmul speed"
+    )
+    console.say(
+        f"  to go     {steps_left:,} steps, {format_seconds(steps_left * seconds)} h:m:s, "
+        f"{count_people(steps_left * tokens)} tokens"
+    )
+
+
+def memory_by_part(engine: Any) -> dict[str, float]:
+    """GiB of this rank's parameters, gradients and optimizer state."""
+    parameters = [getattr(p, "ds_tensor", p) for p in engine.module.parameters()]
+    own = {id(p) for p in engine.module.parameters()}
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    state = [
+        tensor for values in inner.state.values() for tensor in values.values() if isinstance(tensor, torch.Tensor)
+    ]
+    masters = [p for group in inner.param_groups for p in group["params"] if id(p) not in own]
+    trained = [p for p in engine.module.parameters() if p.requires_grad]
+    gradients = trained if engine.zero_optimization_stage() < 2 else masters
+    return {
+        "parameters": _gib(parameters),
+        "gradients": _gib(gradients),
+        "optimizer": _gib(state) + _gib(masters),
+    }
+
+
+def _gib(tensors: list[torch.Tensor]) -> float:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**30
