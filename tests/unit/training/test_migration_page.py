@@ -4,18 +4,20 @@ from tests.support import PROJECT
 from training.arguments import build_parser
 
 OLD_FLAGS = """
---config-file --cf --output_dir --max_seq_length --max_predictions_per_seq --max_pred --seed --do_lower_case --local_rank
---use_pretrain --refresh_bucket_size --finetune --lr_schedule --lr_offset --load_training_checkpoint --load_cp
---load_checkpoint_id --load_cp_id --job_name --rewarmup --max_steps --max_steps_per_epoch --print_steps --data_path_prefix
---validation_data_path_prefix --deepspeed_transformer_kernel --stochastic_mode --ckpt_to_save
---attention_dropout_checkpoint --normalize_invertible --gelu_checkpoint --deepspeed_sparse_attention --use_nvidia_dataset
+--config-file --cf --output_dir --max_seq_length --max_predictions_per_seq --max_pred --seed --do_lower_case
+--local_rank --use_pretrain --refresh_bucket_size --finetune --lr_schedule --lr_offset
+--load_training_checkpoint --load_cp --load_checkpoint_id --load_cp_id --job_name --rewarmup --max_steps
+--max_steps_per_epoch --print_steps --data_path_prefix --validation_data_path_prefix
+--deepspeed_transformer_kernel --stochastic_mode --ckpt_to_save --attention_dropout_checkpoint
+--normalize_invertible --gelu_checkpoint --deepspeed_sparse_attention --use_nvidia_dataset
 --progressive_layer_drop --deepspeed --deepspeed_config
 """.split()
 OLD_KEYS = """
-name bert_token_file bert_model_file bert_model_config data.flags data.mixed_seq_datasets num_epochs warmup_proportion
-learning_rate num_workers async_worker decay_rate decay_step total_training_steps validation.path
-vocab_size_or_config_json_file train_batch_size train_micro_batch_size_per_gpu max_grad_norm bias_correction max_coeff
-min_coeff fp16 gradient_clipping sparse_attention steps_per_print wall_clock_breakdown
+name bert_token_file bert_model_file bert_model_config data.flags data.mixed_seq_datasets num_epochs
+warmup_proportion learning_rate num_workers async_worker decay_rate decay_step total_training_steps
+validation.path vocab_size_or_config_json_file train_batch_size train_micro_batch_size_per_gpu max_grad_norm
+bias_correction max_coeff min_coeff fp16 gradient_clipping sparse_attention steps_per_print
+wall_clock_breakdown
 """.split()
 
 
