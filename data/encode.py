@@ -53,12 +53,12 @@ class Encoder:
             return _assemble([self._encode_plainly(sentence) for sentence in sentences])
         if len(self._number_of) > _MAX_REMEMBERED:
             self._forget()
+        if self._is_plain("\n".join(sentences), len(sentences)):
+            return self._encode_ascii(sentences)
         groups: tuple[list[int], list[int], list[int]] = ([], [], [])
         for i, sentence in enumerate(sentences):
             groups[self._way_of(sentence)].append(i)
         ways = (self._encode_ascii, self._encode_unicode)
-        if not groups[1] and not groups[2]:
-            return ways[0](sentences)
         parts: list[tuple[np.ndarray, np.ndarray]] = [(_NO_IDS, _NO_STARTS)] * len(sentences)
         for way, group in zip(ways, groups[:2], strict=True):
             if group:
@@ -68,6 +68,10 @@ class Encoder:
             parts[i] = self._encode_plainly(sentences[i])
         return _assemble(parts)
 
+    def _is_plain(self, text: str, count: int) -> bool:
+        """Whether every sentence is ASCII, on one line, and names no special token: the common case, told at once."""
+        return text.isascii() and text.count("\n") == count - 1 and not (self._added and self._added.search(text))
+
     def _way_of(self, sentence: str) -> int:
         if self._added and "[" in sentence and self._added.search(sentence):
             return 2  # the text names a special token: never split, so the tokenizer must see it whole
@@ -76,7 +80,9 @@ class Encoder:
         return 2 if _LINE_END in sentence else 1
 
     def _encode_ascii(self, sentences: Sequence[str]) -> Encoded:
-        text = "\n".join(sentence.replace("\n", " ") for sentence in sentences) + "\n"
+        text = "\n".join(sentences) + "\n"
+        if text.count("\n") != len(sentences):
+            text = "\n".join(sentence.replace("\n", " ") for sentence in sentences) + "\n"
         if _ASCII_CONTROLS.search(text):
             text = _ASCII_CONTROLS.sub("", text)
         if self._lower_case:

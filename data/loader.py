@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.errors import UserError
 from data.batches import Batch, batch_from_rows, blank_rows
 from data.masking import MaskingPolicy
-from data.schema import Rows, concatenate_rows
+from data.schema import concatenate_rows
 from data.shards import PretrainingDataset
 from data.windows import RowSource
 
@@ -127,18 +127,6 @@ def evaluation_batches(
     for first in range(0, total, rows_per_round):
         start = min(total, first + rank * micro_batch_size)
         stop = min(total, start + micro_batch_size)
-        rows = read_range(dataset, start, stop)
+        rows = dataset.read_range(start, stop)
         missing = micro_batch_size - len(rows)
         yield batch_from_rows(concatenate_rows([rows, blank_rows(missing, rows)]) if missing else rows)
-
-
-def read_range(dataset: PretrainingDataset, start: int, stop: int) -> Rows:
-    """Rows [start, stop) of the dataset's own numbering; an empty range gives rows of the right shape."""
-    parts: list[Rows] = []
-    first = 0
-    for shard, info in enumerate(dataset.shards):
-        low, high = max(start, first), min(stop, first + info.num_rows)
-        if low < high:
-            parts.append(dataset.read(shard, low - first, high - first))
-        first += info.num_rows
-    return concatenate_rows(parts) if parts else dataset.read(0, 0, 1).take(slice(0, 0))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from common.files import write_atomically
-from data.loader import read_range
 from data.schema import Rows, concatenate_rows
 from data.shards import PretrainingDataset
 from data.statistics import text_tokens
@@ -84,9 +83,9 @@ def describe(dataset: PretrainingDataset, split: str, tokenizer: BertTokenizer |
 
 def _sample(dataset: PretrainingDataset) -> Rows:
     if dataset.num_rows <= SAMPLE_ROWS:
-        return read_range(dataset, 0, dataset.num_rows)
+        return dataset.read_range(0, dataset.num_rows)
     starts = np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int)
-    return concatenate_rows([read_range(dataset, start, start + _ROWS_AT_ONCE) for start in starts.tolist()])
+    return concatenate_rows([dataset.read_range(start, start + _ROWS_AT_ONCE) for start in starts.tolist()])
 
 
 def _repeated_share(rows: Rows) -> float:

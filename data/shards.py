@@ -102,6 +102,16 @@ class PretrainingDataset:
             rows = rows.replace(next_sentence_labels=np.full(len(rows), -1, dtype=np.int8))
         return rows.with_room_for(self.max_predictions_per_seq)
 
+    def read_range(self, start: int, stop: int) -> Rows:
+        """Rows [start, stop) of the dataset's own numbering; an empty range gives rows of the right shape."""
+        parts: list[Rows] = []
+        for shard, info in enumerate(self.shards):
+            first = int(self._first_rows[shard])
+            low, high = max(start, first), min(stop, first + info.num_rows)
+            if low < high:
+                parts.append(self.read(shard, low - first, high - first))
+        return concatenate_rows(parts) if parts else self.read(0, 0, 1).take(slice(0, 0))
+
     def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
         """Several blocks laid end to end; read in file order, returned in the order asked for."""
         parts: list[Rows | None] = [None] * len(shards)

@@ -91,12 +91,13 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
     settings = job.settings
     for sentences in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
         counts["documents"] += 1
-        if sum(sentence.count(" ") + 1 for sentence in sentences) < settings.min_document_words:
+        text = "\n".join(sentences) + "\n"
+        if text.count(" ") + len(sentences) < settings.min_document_words:
             counts["documents_too_short"] += 1
             continue
         counts["sentences"] += len(sentences)
-        texts.append("\n".join(sentences) + "\n")
-        size += len(texts[-1])
+        texts.append(text)
+        size += len(text)
         if size >= PIECE_BYTES:
             flush()
     flush()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data.loader import read_range
 from data.schema import Rows
 from data.shards import PretrainingDataset
 
@@ -56,7 +55,7 @@ def text_tokens(rows: Rows) -> np.ndarray:
 
 def _blocks(dataset: PretrainingDataset, num_rows: int) -> Iterator[Rows]:
     for start in range(0, num_rows, _ROWS_AT_ONCE):
-        yield read_range(dataset, start, min(num_rows, start + _ROWS_AT_ONCE))
+        yield dataset.read_range(start, min(num_rows, start + _ROWS_AT_ONCE))
 
 
 def _add(counts: np.ndarray, more: np.ndarray) -> np.ndarray:

@@ -1,12 +1,12 @@
 """The work folder of a preparation: what each task made, and which tasks are done."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.files import write_atomically
 from data.instances import Documents, Instances
 
 
@@ -33,7 +33,11 @@ class WorkFolder:
         return json.loads(path.read_text()) if path.is_file() else None
 
     def save_result(self, stage: str, task: str, result: Any) -> None:
-        write_atomically(self.result_path(stage, task), json.dumps(result))
+        """Complete or absent for whoever looks after a kill; not flushed, which would cost more than the task."""
+        path = self.result_path(stage, task)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(result))
+        temporary.replace(path)
 
     def text_path(self, piece: str) -> Path:
         return self.root / "text" / f"{piece}.txt"

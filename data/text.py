@@ -1,6 +1,7 @@
 """Reads documents out of a source as lists of sentences, and survives whatever else is in the file."""
 
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
 _LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
 _MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
-_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\v")) + b"\x7f"
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_NO_CONTROLS = dict.fromkeys([*range(9), *range(14, 32), 127])
 
 
 def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[list[str]]:
@@ -97,9 +99,14 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
         for line in _lines_of_range(stream, source, counts):
             text = clean_line(line, counts)
             if text:
-                document.extend(split_sentences(text, language) if language else _cut_long(text))
+                if language:
+                    document.extend(split_sentences(text, language))
+                elif len(text) <= _LONGEST_SENTENCE:
+                    document.append(text)
+                else:
+                    document.extend(_cut_long(text))
                 size += len(text)
-            if document and (not line.strip() or size > LARGEST_DOCUMENT):
+            if document and (size > LARGEST_DOCUMENT or (not text and not line.strip())):
                 yield document
                 document, size = [], 0
     if document:
@@ -126,7 +133,7 @@ def _lines_of_range(stream: IO[bytes], source: Source, counts: Counter[str]) -> 
             position += len(line)
     for line in _bounded_lines(stream, counts):
         yield line
-        if not line.strip() and source.stop is not None and position >= source.stop:
+        if source.stop is not None and position >= source.stop and not line.strip():
             return
         position += len(line)
 
@@ -140,7 +147,11 @@ def _bounded_lines(stream: IO[bytes], counts: Counter[str]) -> Iterator[bytes]:
 
 def clean_line(line: bytes, counts: Counter[str]) -> str:
     """The line's text with single blanks; "" where it is not text."""
-    controls = len(line) - len(line.translate(None, _CONTROLS))
+    if line.isascii():
+        text = line.decode().rstrip("\n")
+        if text.isprintable() and "  " not in text and not text.startswith(" ") and not text.endswith(" "):
+            return text
+    controls = len(_CONTROL.findall(line)) if _CONTROL.search(line) else 0
     try:
         text = line.decode()
         bad = controls
@@ -154,9 +165,6 @@ def clean_line(line: bytes, counts: Counter[str]) -> str:
     if controls:
         text = text.translate(_NO_CONTROLS)
     return " ".join(text.split())
-
-
-_NO_CONTROLS = dict.fromkeys(_CONTROLS)
 
 
 def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]:

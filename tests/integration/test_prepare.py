@@ -15,7 +15,6 @@ import pytest
 
 from common.errors import UserError
 from data import prepare, sources
-from data.loader import read_range
 from data.shards import PretrainingDataset, open_dataset
 from data.stages import PIECE_BYTES
 from data.tokenizer import load_tokenizer
@@ -115,8 +114,10 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
 def test_several_lengths_in_one_go(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, "--max_seq_length", "32", "64", "--max_predictions_per_seq", "5", "10")
     for length, predictions in ((32, 5), (64, 10)):
-        rows = read_range(open_dataset([tmp_path / str(length)], split="training", max_seq_length=length,
-                                       max_predictions_per_seq=predictions), 0, 100)  # fmt: skip
+        dataset = open_dataset(
+            [tmp_path / str(length)], split="training", max_seq_length=length, max_predictions_per_seq=predictions
+        )
+        rows = dataset.read_range(0, 100)
         assert rows.input_ids.shape == (100, length)
         assert rows.masked_lm_positions.shape == (100, predictions)
         assert rows.input_mask.sum(axis=1).max() == length
@@ -131,7 +132,7 @@ def test_splits_share_no_document_and_duplicates_go(tmp_path: Path) -> None:
     seen: dict[str, set[bytes]] = {}
     for split in ("training", "validation", "test"):
         dataset = opened(tmp_path / "out" / "32", split)
-        rows = read_range(dataset, 0, dataset.num_rows).with_originals()
+        rows = dataset.read_range(0, dataset.num_rows).with_originals()
         seen[split] = {row.tobytes() for row in rows.input_ids}
     assert not seen["training"] & seen["validation"]
     assert not seen["training"] & seen["test"]
@@ -153,7 +154,7 @@ def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
 def test_an_unmasked_copy(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, "--dupe_factor", "0")
     dataset = opened(tmp_path / "32")
-    rows = read_range(dataset, 0, 200)
+    rows = dataset.read_range(0, 200)
     assert not dataset.is_masked
     assert not rows.masked_lm_positions.any()
     assert load_tokenizer(tmp_path / "tokenizer").mask_id not in rows.input_ids
@@ -209,7 +210,7 @@ def test_pairs_of_the_written_shards(corpus: Path, tmp_path: Path) -> None:
     """Half of B is random and from another document; documents carry their number as a token."""
     run(corpus, tmp_path, "--dupe_factor", "1", "--max_seq_length", "64", "--masking_rate", "0.1")
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
-    rows = read_range(opened(tmp_path / "64", length=64), 0, 1000).with_originals()
+    rows = opened(tmp_path / "64", length=64).read_range(0, 1000).with_originals()
     assert 0.4 < rows.next_sentence_labels.mean() < 0.7
     same = {0: 0, 1: 0}
     total = {0: 0, 1: 0}

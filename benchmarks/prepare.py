@@ -1,0 +1,170 @@
+"""How fast text becomes shards, how the cost grows, and how much memory it takes: `python -m benchmarks.prepare`.
+
+Instances a second and core are counted over the whole command, from raw sentences to finished shards and report, with
+the tokenizer given, five static copies and one worker, in processor time of the process tree. The peer is the usual way
+of doing it, one instance at a time in Python, with the same tokenizer on the same kind of text.
+"""
+
+import argparse
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SENTENCES_A_DOCUMENT = (6, 30)
+PEER_MB = 0.5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description="Measure data.prepare.")
+    parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 10, 50, 200], help="how the cost grows")
+    parser.add_argument("--rss_mb", type=float, default=20, help="the 1x corpus whose memory is compared with 10x")
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="prepare-") as name:
+        folder = Path(name)
+        tokenizer = _tokenizer(folder)
+        print(f"{'corpus':>10} {'instances':>10} {'wall s':>8} {'cpu s':>8} {'inst/s/core':>12} {'peak MB':>8}")
+        results = {size: _measure(folder, tokenizer, size, arguments.workers) for size in arguments.sizes_mb}
+        small = _measure(folder, tokenizer, arguments.rss_mb, arguments.workers)
+        large = _measure(folder, tokenizer, arguments.rss_mb * 10, arguments.workers)
+        peer = _peer_rate(folder, tokenizer)
+        print(f"peer, one instance at a time in Python: {peer:,.0f} instances/s/core")
+    best = results[max(results)]
+    print(
+        json.dumps(
+            {
+                "instances_per_s_per_core": round(best["rate"]),
+                "peer_instances_per_s_per_core": round(peer),
+                "rss_1x_mb": round(small["rss_mb"]),
+                "rss_10x_mb": round(large["rss_mb"]),
+                "rate_by_mb": {str(size): round(result["rate"]) for size, result in results.items()},
+            }
+        )
+    )
+    return 0
+
+
+def _vocabulary(rng: random.Random) -> list[str]:
+    """Words of two to four syllables, met as often as words are: a few very often, most rarely."""
+    syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er", "on")]
+    return sorted({"".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(40_000)})
+
+
+def write_corpus(path: Path, megabytes: float) -> None:
+    """Raw sentences, one a line, blank lines between documents."""
+    rng = random.Random(1)
+    words = _vocabulary(rng)
+    weights = [1 / (rank + 5) for rank in range(len(words))]
+    rng.shuffle(words)
+    pool = rng.choices(words, weights, k=1_000_000)
+    size = 0
+    with path.open("w") as stream:
+        while size < megabytes * 2**20:
+            lines = []
+            for _ in range(rng.randint(*SENTENCES_A_DOCUMENT)):
+                start = rng.randrange(len(pool) - 40)
+                lines.append(" ".join(pool[start : start + rng.randint(5, 35)]).capitalize() + ".")
+            size += stream.write("\n".join(lines) + "\n\n")
+
+
+def _tokenizer(folder: Path) -> Path:
+    from data.tokenizer import train_tokenizer
+
+    write_corpus(folder / "sample.txt", 5)
+    train_tokenizer((folder / "sample.txt").read_text().split("\n"), 30_000).save(folder / "tokenizer")
+    return folder / "tokenizer"
+
+
+def _measure(folder: Path, tokenizer: Path, megabytes: float, workers: int) -> dict[str, float]:
+    corpus, output = folder / "corpus.txt", folder / "out"
+    write_corpus(corpus, megabytes)
+    command = [
+        sys.executable, "-m", "benchmarks.prepare_child", "--input", str(corpus), "--output_dir", str(output),
+        "--vocab_file", str(tokenizer), "--max_seq_length", "128", "--dupe_factor", "5", "--workers", str(workers),
+    ]  # fmt: skip
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    child = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    rss = json.loads(child.stdout.splitlines()[-1])["rss_mb"]
+    files = json.loads((output / "128" / "manifest.json").read_text())["files"]
+    instances = sum(file["rows"] for file in files)
+    shutil.rmtree(output)
+    corpus.unlink()
+    print(f"{megabytes:>7.0f} MB {instances:>10,} {seconds:>8.1f} {cpu:>8.1f} {instances / cpu:>12,.0f} {rss:>8.0f}")
+    return {"rate": instances / cpu, "rss_mb": rss, "seconds": seconds}
+
+
+def _peer_rate(folder: Path, tokenizer_folder: Path) -> float:
+    """Pairs and masks made token by token in Python lists, as the reference scripts of BERT do."""
+    from data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_folder)
+    write_corpus(folder / "peer.txt", PEER_MB)
+    rng = random.Random(0)
+    started = time.process_time()
+    text = (folder / "peer.txt").read_text()
+    documents = []
+    for document in text.strip().split("\n\n"):
+        documents.append(
+            [tokenizer.backend.encode(line, add_special_tokens=False).ids for line in document.split("\n")]
+        )
+    made = sum(
+        _peer_document(documents, number, tokenizer.vocab_size, rng)
+        for _ in range(5)
+        for number in range(len(documents))
+    )
+    return made / (time.process_time() - started)
+
+
+def _peer_document(documents: list[list[list[int]]], number: int, vocab_size: int, rng: random.Random) -> int:
+    made, chunk, length, i = 0, [], 0, 0
+    document = documents[number]
+    while i < len(document):
+        chunk.append(document[i])
+        length += len(document[i])
+        if i == len(document) - 1 or length >= 125:
+            split = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
+            a = [token for sentence in chunk[:split] for token in sentence]
+            if len(chunk) == 1 or rng.random() < 0.5:
+                other = documents[rng.randrange(len(documents))]
+                b: list[int] = []
+                for sentence in other[rng.randrange(len(other)) :]:
+                    b.extend(sentence)
+                    if len(b) >= 125 - len(a):
+                        break
+                i -= len(chunk) - split
+            else:
+                b = [token for sentence in chunk[split:] for token in sentence]
+            while len(a) + len(b) > 125:
+                longer = a if len(a) > len(b) else b
+                longer.pop(0 if rng.random() < 0.5 else -1)
+            _peer_mask([2, *a, 3, *b, 3], vocab_size, rng)
+            made, chunk, length = made + 1, [], 0
+        i += 1
+    return made
+
+
+def _peer_mask(tokens: list[int], vocab_size: int, rng: random.Random) -> list[tuple[int, int]]:
+    candidates = [place for place, token in enumerate(tokens) if token not in (2, 3)]
+    rng.shuffle(candidates)
+    chosen = []
+    for place in sorted(candidates[: max(1, round(len(tokens) * 0.15))]):
+        chosen.append((place, tokens[place]))
+        if rng.random() < 0.8:
+            tokens[place] = 4
+        elif rng.random() < 0.5:
+            tokens[place] = rng.randrange(5, vocab_size)
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""How fast batches come out of shards, and how much memory a rank takes: `python -m benchmarks.read`.
+
+The whole stream is measured as a rank uses it: read, check, shuffle, mask anew, int64 tensors, micro-batches of 64 at
+128 tokens. Rates are rows for each second of processor time, all threads counted, so they hold for one core; the wall
+clock is printed beside them.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH, PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
+MICRO_BATCH = 64
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.read", description="Measure reading.")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows to read of each kind of shard")
+    parser.add_argument("--child", nargs=2, metavar=("DIR", "MASKING"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.child:
+        print(json.dumps(_stream(Path(arguments.child[0]), arguments.child[1], arguments.rows)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="read-") as name:
+        folder = Path(name)
+        _write(folder, 4, 50_000)
+        print(f"{'shards':<16} {'masking':<8} {'rows/s of CPU':>14} {'rows/s':>9} {'first batch s':>14} {'peak MB':>8}")
+        results = {}
+        for kind in ("ours", "uncompressed", "nvidia"):
+            for masking in ("static", "token", "word") if kind == "ours" else ("token",):
+                results[kind, masking] = _run(folder / kind, masking, arguments.rows)
+                found = results[kind, masking]
+                print(
+                    f"{kind:<16} {masking:<8} {found['rows_per_cpu_s']:>14,.0f} {found['rows_per_s']:>9,.0f} "
+                    f"{found['first_s']:>14.2f} {found['rss_mb']:>8.0f}"
+                )
+    print("peak MB is the whole process; torch and h5py alone take about", round(results["ours", "static"]["base_mb"]))
+    print(
+        json.dumps(
+            {
+                "rows_per_s": round(results["ours", "token"]["rows_per_cpu_s"]),
+                "rows_per_s_nvidia": round(results["nvidia", "token"]["rows_per_cpu_s"]),
+                "rss_mb": round(max(result["rss_mb"] for result in results.values())),
+                "rows_per_s_word": round(results["ours", "word"]["rows_per_cpu_s"]),
+                "rows_per_s_uncompressed": round(results["uncompressed", "token"]["rows_per_cpu_s"]),
+            }
+        )
+    )
+    return 0
+
+
+def _write(folder: Path, files: int, rows_a_file: int) -> None:
+    """The same rows as our shards, compressed and not, and as NVIDIA's tool writes them."""
+    import h5py
+
+    from data.schema import DATASETS
+    from data.writer import write_shard
+
+    for number in range(files):
+        rows = _rows(rows_a_file, number)
+        name = f"training_{number}.hdf5"
+        write_shard(folder / "ours" / name, rows, {"masked": True})
+        write_shard(folder / "uncompressed" / name, rows, {"masked": True}, compression=None)
+        (folder / "nvidia").mkdir(exist_ok=True)
+        with h5py.File(folder / "nvidia" / name, "w") as file:
+            for field, (_, kind) in DATASETS.items():
+                file.create_dataset(field, data=getattr(rows, field), dtype=kind, compression="gzip")
+
+
+def _rows(count: int, seed: int):
+    from data.masking import mask_rows
+    from data.schema import Rows
+
+    rng = np.random.default_rng(seed)
+    ranks = np.exp(rng.random((count, WIDTH)) * np.log(VOCAB_SIZE - 1000)).astype(np.int32)  # common words are common
+    lengths = np.where(rng.random(count) < 0.9, WIDTH, rng.integers(20, WIDTH, count))
+    column = np.arange(WIDTH)
+    input_mask = (column < lengths[:, None]).astype(np.int8)
+    ids = np.where(input_mask == 1, 999 + ranks, 0).astype(np.int32)
+    ids[:, 0] = 101
+    ids[np.arange(count), lengths - 1] = 102
+    segments = ((column > lengths[:, None] // 2) & (input_mask == 1)).astype(np.int8)
+    empty = np.zeros((count, PREDICTIONS), dtype=np.int32)
+    starts = np.packbits(rng.random((count, WIDTH)) < 0.8, axis=1)
+    rows = Rows(ids, input_mask, segments, empty, empty, rng.integers(0, 2, count).astype(np.int8), starts)
+    return mask_rows(rows, _policy("token"), seed=1, epoch=0, row_numbers=np.arange(count))
+
+
+def _policy(unit: str):
+    from data.masking import MaskingPolicy
+
+    return MaskingPolicy(
+        mask_id=103, special_ids=(0, 100, 101, 102, 103), vocab_size=VOCAB_SIZE,
+        max_predictions_per_seq=PREDICTIONS, unit=unit,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _run(folder: Path, masking: str, rows: int) -> dict[str, float]:
+    """In a process of its own, so that its memory is its own; torch gets one thread."""
+    command = [sys.executable, "-m", "benchmarks.read", "--child", str(folder), masking, "--rows", str(rows)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return json.loads(subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True).stdout)
+
+
+def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
+    from data.loader import TrainingStream
+    from data.shards import open_dataset
+
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    dataset = open_dataset(
+        [folder], split="training", max_seq_length=WIDTH, max_predictions_per_seq=PREDICTIONS, vocab_size=VOCAB_SIZE
+    )
+    stream = TrainingStream(
+        dataset,
+        seed=1,
+        rank=0,
+        world_size=1,
+        micro_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=1,
+        masking=None if masking == "static" else _policy(masking),
+    )
+    wall, processor = time.perf_counter(), time.process_time()
+    steps = stream.steps(0)
+    next(steps)
+    first = time.perf_counter() - wall
+    count = rows // MICRO_BATCH
+    for _ in islice(steps, count - 1):
+        pass
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    steps.close()  # type: ignore[attr-defined]
+    return {
+        "rows_per_cpu_s": count * MICRO_BATCH / processor,
+        "rows_per_s": count * MICRO_BATCH / wall,
+        "first_s": first,
+        "base_mb": base,
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
