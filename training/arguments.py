@@ -146,6 +146,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="steps between two validations (default: only at the end)",
     )
     group.add_argument(
+        "--log_histograms",
+        action="store_true",
+        help="at every validation, histograms of all weights to TensorBoard (not with ZeRO stage 3)",
+    )
+    group.add_argument(
         "--dry_run",
         action="store_true",
         help="build everything, take a few steps on one batch, say what the run would cost, and write nothing",

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from tqdm import tqdm
 
@@ -13,6 +14,7 @@ from training.display import live_text, say_validation
 from training.engine import seed_of, take_step
 from training.optimizer import set_learning_rate
 from training.run import Run
+from training.samples import Samples
 from training.timing import Phases
 from training.validation import validate
 from training.window import Window
@@ -24,6 +26,7 @@ def train(run: Run) -> None:
         console.say(f"finished already, at step {run.state.step}: nothing to do")
         return
     window = Window(run)
+    samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
     progress = console.progress(total=run.horizon.last_step(), initial=run.state.step, unit="step", dynamic_ncols=True)
     with closing(read_steps(run, window.phases)) as steps:
         for batches in steps:
@@ -43,6 +46,8 @@ def train(run: Run) -> None:
             if is_validation:
                 with window.phases.measure("validation"):
                     report_validation(run)
+                with window.phases.measure("logging"):
+                    show_model(run, samples)
             if is_save:
                 with window.phases.measure("checkpoint"):
                     save(run)
@@ -50,7 +55,7 @@ def train(run: Run) -> None:
             if is_finished:
                 break
     progress.close()
-    run.sinks.close()
+    run.sinks.close(hyperparameters(run))
 
 
 def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
@@ -131,6 +136,34 @@ def report_validation(run: Run) -> None:
     )
     say_validation(run.state.step, figures)
     run.sinks.record("validation", run.state.step, run.state.samples, figures)
+
+
+def show_model(run: Run, samples: Samples) -> None:
+    """Guesses for fixed sentences, and histograms when asked for. Stage 3 keeps no whole model to look at."""
+    if not run.place.is_main or run.settings.deepspeed.zero_stage == 3:
+        return
+    table = samples.table(run.engine.module, run.device)
+    if table is not None:
+        run.sinks.text("guesses", table, run.state.step)
+    if run.settings.flags.log_histograms:
+        run.sinks.histograms(run.engine.module, run.state.step)
+
+
+def hyperparameters(run: Run) -> dict[str, Any]:
+    """What TensorBoard's table of runs shows of a run."""
+    settings = run.settings
+    optimizer = settings.deepspeed.content.get("optimizer", {})
+    return {
+        **settings.training.model_dump(),
+        **{key: value for key, value in settings.model_config.to_dict().items() if value is not None},
+        "batch_size": settings.deepspeed.batch.total,
+        "optimizer": optimizer.get("type", "AdamW"),
+        "lr_schedule": settings.flags.lr_schedule,
+        "max_seq_length": settings.flags.max_seq_length,
+        "precision": settings.precision,
+        "seed": settings.flags.seed,
+        "is_preln": settings.flags.preln,
+    }
 
 
 def save(run: Run) -> None:

@@ -70,7 +70,7 @@ def build_run(settings: Settings, datasets: Datasets, place: Place, device: torc
         schedule=schedule,
         horizon=build_horizon(settings, training, schedule, state),
         checkpoints=checkpoints,
-        sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step),
+        sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
         state=state,
     )
     introduce(run, training, model, origin)

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,6 +92,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         problems,
     )
     _check_model_blocks(flags, deepspeed, problems)
+    _check_monitors(deepspeed, problems)
     job_name = flags.job_name or model_file.name
     _check_job_name(job_name, problems)
     first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
@@ -198,6 +200,8 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         )
     if flags.normalize_invertible and not flags.preln:
         problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
+    if flags.log_histograms and flags.dry_run:
+        problems.add("--log_histograms and --dry_run: a dry run writes nothing; drop one")
     if flags.lr_offset < 0:
         problems.add(f"--lr_offset {flags.lr_offset}: must not be negative")
     if flags.output_dir.exists() and not flags.output_dir.is_dir():
@@ -215,6 +219,13 @@ def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Pr
         console.warn(f"{path}: the block 'sparse_attention' does nothing without --deepspeed_sparse_attention")
     if content.get("progressive_layer_drop", {}).get("enabled") and not flags.progressive_layer_drop:
         console.warn(f"{path}: the block 'progressive_layer_drop' does nothing without --progressive_layer_drop")
+
+
+def _check_monitors(deepspeed: DeepSpeedFile, problems: Problems) -> None:
+    """DeepSpeed's monitors that need a package of their own."""
+    for block, package in (("wandb", "wandb"), ("comet", "comet_ml")):
+        if deepspeed.content.get(block, {}).get("enabled") and find_spec(package) is None:
+            problems.add(f"{deepspeed.path}: {block} is enabled, but the package is missing; pip install {package}")
 
 
 def _check_job_name(name: str, problems: Problems) -> None:
