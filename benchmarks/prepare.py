@@ -24,7 +24,7 @@ PEER_MB = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description="Measure data.prepare.")
-    parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 10, 50, 200], help="how the cost grows")
+    parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 5, 20, 200], help="how the cost grows")
     parser.add_argument("--rss_mb", type=float, default=20, help="the 1x corpus whose memory is compared with 10x")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args(argv)
@@ -32,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name)
         tokenizer = _tokenizer(folder)
         print(f"{'corpus':>10} {'instances':>10} {'wall s':>8} {'cpu s':>8} {'inst/s/core':>12} {'peak MB':>8}")
-        results = {size: _measure(folder, tokenizer, size, arguments.workers) for size in arguments.sizes_mb}
-        small = _measure(folder, tokenizer, arguments.rss_mb, arguments.workers)
-        large = _measure(folder, tokenizer, arguments.rss_mb * 10, arguments.workers)
+        sizes = sorted({*arguments.sizes_mb, arguments.rss_mb, arguments.rss_mb * 10})
+        results = {size: _measure(folder, tokenizer, size, arguments.workers) for size in sizes}
+        small, large = results[arguments.rss_mb], results[arguments.rss_mb * 10]
         peer = _peer_rate(folder, tokenizer)
         print(f"peer, one instance at a time in Python: {peer:,.0f} instances/s/core")
     best = results[max(results)]

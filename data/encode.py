@@ -16,7 +16,6 @@ from data.tokenizer import BertTokenizer
 _LINE_END = "\u2424"  # stands for "\n", which the normaliser would turn into a space
 _ASCII_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")
 _ASCII_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_LONGEST_WORD = 1000  # a longer "word" is not remembered: junk must not fill the memory
 _MAX_REMEMBERED = 2_000_000  # words; about 300 MB. Beyond it the table starts anew
 
 
@@ -26,6 +25,25 @@ class Encoded(NamedTuple):
     ids: np.ndarray  # [T] int32
     word_starts: np.ndarray  # [T] bool
     ends: np.ndarray  # [sentences] int64; where each sentence's ids end
+
+
+class _Numbers(dict[str, int]):
+    """word → number; a word not met before gets the next one. 0 is left for the end of a line."""
+
+    def __init__(self) -> None:
+        self.count = 1
+        self.new: list[str] = []
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = self.count
+        self.count += 1
+        self.new.append(word)
+        return number
+
+    def take_new(self) -> list[str]:
+        """The words numbered since the last call, in order."""
+        new, self.new = self.new, []
+        return new
 
 
 class Encoder:
@@ -42,7 +60,7 @@ class Encoder:
         self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
         self._punctuation: dict[str, str] = {}  # non-ASCII characters → "word", "space" or "punctuation"
         self._words = _ASCII_WORDS
-        self._number_of: dict[str, int] = {}
+        self._number_of = _Numbers()
         self._table = np.empty(0, dtype=np.int32)  # ids of all known words, end to end
         self._sizes = np.zeros(1, dtype=np.int64)  # of each word; word 0 is the end of a line and has no ids
         self._firsts = np.zeros(1, dtype=np.int64)  # where each word's ids begin in the table
@@ -113,13 +131,11 @@ class Encoder:
         self._words = re.compile(f"[^ {by_kind['space']}{punctuation}{_LINE_END}]+|{isolated}{_LINE_END}")
 
     def _look_up(self, words: list[str], line_end: str) -> Encoded:
-        unknown = set(words).difference(self._number_of)
-        unknown.discard(line_end)
-        self._remember(sorted(unknown))
         number_of = self._number_of
         number_of[line_end] = 0
         numbers = np.fromiter(map(number_of.__getitem__, words), dtype=np.int64, count=len(words))
         del number_of[line_end]
+        self._remember(number_of.take_new())
         sizes = self._sizes[numbers]
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
@@ -131,20 +147,18 @@ class Encoder:
         return Encoded(ids, starts, ends[numbers == 0])
 
     def _remember(self, words: list[str]) -> None:
-        """Add words to the table."""
+        """Add the ids of words that were numbered just now to the table."""
         if not words:
             return
         found = [encoding.ids for encoding in self._backend.encode_batch_fast(words, add_special_tokens=False)]
         sizes = np.array([len(ids) for ids in found], dtype=np.int64)
         first = len(self._table) + np.cumsum(sizes) - sizes
-        for number, word in enumerate(words, start=len(self._sizes)):
-            self._number_of[word] = number
         self._table = np.concatenate([self._table, *(np.array(ids, dtype=np.int32) for ids in found)])
         self._sizes = np.concatenate([self._sizes, sizes])
         self._firsts = np.concatenate([self._firsts, first])
 
     def _forget(self) -> None:
-        self._number_of = {}
+        self._number_of = _Numbers()
         self._table = np.empty(0, dtype=np.int32)
         self._sizes = np.zeros(1, dtype=np.int64)
         self._firsts = np.zeros(1, dtype=np.int64)

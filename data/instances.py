@@ -32,6 +32,9 @@ class Instances(NamedTuple):
     b_is_donated: np.ndarray
     label: np.ndarray  # 0 = B follows A, 1 = B is random, or A and B are swapped
 
+    def take(self, rows: slice) -> "Instances":
+        return Instances(*(field[rows] for field in self))
+
     @property
     def num_rows(self) -> int:
         return len(self.a_start)

@@ -205,10 +205,9 @@ def write(job: Job, task: ShardTask) -> dict[str, Any]:
     for part in task.ranges:
         documents = folder.load_documents(f"{task.split}-{part.piece}")
         donor = documents if part.donor == part.piece else folder.load_documents(f"{task.split}-{part.donor}")
+        stored = folder.load_instances(instance_name(task.split, task.length, part.copy, part.piece))
         for start in range(part.start, part.stop, _ROWS_AT_ONCE):
-            stop = min(part.stop, start + _ROWS_AT_ONCE)
-            stored = instance_name(task.split, task.length, part.copy, part.piece)
-            instances = folder.load_instances(stored, start, stop)
+            instances = stored.take(slice(start, min(part.stop, start + _ROWS_AT_ONCE)))
             rows = assemble_rows(documents, donor, instances, special, task.length, task.predictions)
             if policy is not None:
                 first = part.first_number + start - part.start

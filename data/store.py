@@ -58,6 +58,5 @@ class WorkFolder:
     def save_instances(self, name: str, instances: Instances) -> None:
         self.save_array("instances", name, np.stack(instances).astype(np.int32))
 
-    def load_instances(self, name: str, start: int, stop: int) -> Instances:
-        """Rows [start, stop) of a task's instances."""
-        return Instances(*self.load_array("instances", name)[:, start:stop].astype(np.int64))
+    def load_instances(self, name: str) -> Instances:
+        return Instances(*self.load_array("instances", name).astype(np.int64))
