@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from common.errors import UserError
 from nvidia import grouped_attention as grouped
 from nvidia.attention_backends import choose_backend, sdpa_attention, varlen_attention
+from nvidia.dropout import MaskStream, draw_seed
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.unpadding import Packing, make_packing, plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, tiny_config
@@ -83,16 +84,23 @@ def test_pieces_do_not_change_the_result(piece: int, monkeypatch: pytest.MonkeyP
     assert torch.equal(qkv, untouched)
 
 
-def test_gradient_of_attention_with_dropout() -> None:
-    """The masks of both passes agree: the analytic gradient is that of finite differences with the mask held."""
-    packing = plan_packing(make_batch()[2].bool())
-    qkv = torch.randn(packing.num_tokens, 3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-    def seeded(x: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(5)
-        return grouped.grouped_attention(x, packing.groups, 0.4)
-
-    assert torch.autograd.gradcheck(seeded, qkv.requires_grad_(), fast_mode=True, atol=1e-3, rtol=1e-3, eps=1e-4)
+def test_attention_with_dropout_is_the_formula_with_its_mask() -> None:
+    packing = plan_packing(torch.ones(2, 7, dtype=torch.bool))
+    qkv = torch.randn(14, 3, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weights = torch.randn(14, 3, 8, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(5)
+    context = grouped.grouped_attention(qkv, packing.groups, 0.4)
+    (gradient,) = torch.autograd.grad((context * weights).sum(), qkv)
+    torch.manual_seed(5)
+    masks = MaskStream(draw_seed(), 0.4)
+    mask = masks.draw((6, 7, 7), torch.float32).view(2, 3, 7, 7) * masks.scale
+    q, k, v = qkv.view(2, 7, 3, 3, 8).permute(2, 0, 3, 1, 4)
+    probabilities = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+    expected = ((probabilities * mask) @ v).transpose(1, 2).flatten(0, 1)
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), qkv)
+    assert 0 < int((mask == 0).sum()) < mask.numel()
+    assert largest_difference(context, expected) <= 1e-5
+    assert largest_difference(gradient, expected_gradient) <= 1e-5
 
 
 def cuda_packing(rows: int, width: int, tokens: int, device: str) -> Packing:
