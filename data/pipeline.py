@@ -14,7 +14,7 @@ from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
 from data.settings import SPLITS, Settings
 from data.sources import Source
-from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, write
+from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_dump, write
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
 
@@ -67,8 +67,16 @@ class Pipeline:
     # --- the stages -----------------------------------------------------------------------------------------------
 
     def ingest(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
-        tasks = [(f"{number:06d}", (number, source)) for number, source in enumerate(sources)]
-        return self.run_stage("reading", ingest, tasks, "file part")
+        """Pieces of clean text. A dump is first cut into parts, because one stream can only be read by one worker."""
+        dumps = [source for source in sources if source.format == "wiki"]
+        tasks = [(f"{number:06d}", (number, source)) for number, source in enumerate(dumps)]
+        unpacked = dict(zip(dumps, self.run_stage("unpacking", unpack_dump, tasks, "dump"), strict=True))
+        parts: list[Source] = []
+        for source in sources:
+            parts += [Source(p, "wikitext") for p in unpacked[source]["parts"]] if source in unpacked else [source]
+        tasks = [(f"{number:06d}", (number, part)) for number, part in enumerate(parts)]
+        read = self.run_stage("reading", ingest, tasks, "file part")
+        return [{"pieces": [], "counts": result["counts"]} for result in unpacked.values()] + read
 
     def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
         """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""

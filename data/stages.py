@@ -1,5 +1,6 @@
 """The tasks of a preparation. Each is a function of small arguments that reads and writes the work folder.
 
+unpack   a wiki dump       → parts of it as sources
 ingest   a source          → pieces of cleaned text, a hash for every document
 (dedup)  all hashes        → which documents to keep
 encode   a piece           → token ids, by split
@@ -23,10 +24,10 @@ from data.randomness import derive_key, generator
 from data.rows import SpecialIds, assemble_rows
 from data.schema import Rows, concatenate_rows
 from data.settings import SPLITS, Settings
-from data.sources import Source
+from data.sources import RANGE_BYTES, Source
 from data.storage import Storage
 from data.store import WorkFolder
-from data.text import read_documents
+from data.text import read_documents, unpack
 from data.tokenizer import BertTokenizer, load_tokenizer
 from data.writer import shard_bytes, shard_name
 
@@ -69,6 +70,29 @@ class ShardTask(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.split}-{self.length}-{self.number:05d}-of-{self.total:05d}"
+
+
+def unpack_dump(job: Job, number: int, source: Source) -> dict[str, Any]:
+    """Cut a dump into parts that many workers can clean."""
+    counts: Counter[str] = Counter()
+    parts: list[str] = []
+    lines: list[str] = []
+    size = 0
+
+    def flush() -> None:
+        nonlocal lines, size
+        parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}.jsonl"))
+        Path(parts[-1]).write_text("".join(lines), encoding="utf-8")
+        lines, size = [], 0
+
+    for line in unpack(source, counts):
+        lines.append(line)
+        size += len(line)
+        if size >= RANGE_BYTES:
+            flush()
+    if lines:
+        flush()
+    return {"parts": parts, "counts": counts}
 
 
 def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import sentencex
 from common.errors import UserError
 from data.compression import optional_import
 from data.sources import HF_PREFIX, Source, open_source
-from data.wikitext import articles
+from data.wikitext import articles, plain_text
 
 LONGEST_LINE = 2**20  # bytes; a longer line is cut, so that memory stays bounded
 LONGEST_RECORD = 64 * 2**20  # bytes of one JSON line; a longer one is dropped
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
+UNPACKED_FIELD = "wikitext"
 _LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
 _MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
@@ -43,6 +44,16 @@ def read_documents(source: Source, counts: Counter[str], *, language: str, text_
         if isinstance(error, FileNotFoundError | PermissionError):
             raise UserError(f"{source.path}: cannot be read ({error.strerror})") from error
         counts["files_cut_short"] += 1
+
+
+def unpack(source: Source, counts: Counter[str]) -> Iterator[str]:
+    """The articles of a dump as JSON lines, uncleaned: reading one is sequential, cleaning is most of the work."""
+    with open_source(source.path) as stream:
+        try:
+            for text in articles(stream, counts):
+                yield json.dumps({UNPACKED_FIELD: text}) + "\n"
+        except (EOFError, OSError):  # the archive ends too early: what came before is good
+            counts["files_cut_short"] += 1
 
 
 def split_text(text: str, language: str) -> list[str]:
@@ -220,7 +231,12 @@ def _text_of(record: object, text_field: str, counts: Counter[str]) -> Iterator[
 
 def _wiki(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
     with open_source(source.path) as stream:
-        yield from articles(stream, counts)
+        yield from map(plain_text, articles(stream, counts))
+
+
+def _wikitext(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
+    """A part of a dump, as `unpack` wrote it."""
+    yield from map(plain_text, _json_lines(source, counts, UNPACKED_FIELD))
 
 
 def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
@@ -260,4 +276,11 @@ def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iter
             yield from _text_of(record, text_field, counts)
 
 
-_TEXTS = {"running": _running_text, "jsonl": _json_lines, "wiki": _wiki, "parquet": _parquet, "hf": _hugging_face}
+_TEXTS = {
+    "running": _running_text,
+    "jsonl": _json_lines,
+    "wiki": _wiki,
+    "wikitext": _wikitext,
+    "parquet": _parquet,
+    "hf": _hugging_face,
+}

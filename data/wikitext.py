@@ -32,14 +32,14 @@ _MOST_NESTING = 12  # of templates; deeper ones are left and dropped with their 
 
 
 def articles(stream: IO[bytes], counts: Counter[str]) -> Iterator[str]:
-    """The text of every article (namespace 0, no redirects). A dump that breaks off gives what came before."""
+    """The wikitext of every article (namespace 0, no redirects). A dump that breaks off gives what came before."""
     try:
         for page in _pages(stream):
             text = page.get("text", "")
             if page.get("ns", "0") != "0" or _REDIRECT.match(text):
                 counts["pages_that_are_no_articles"] += 1
             else:
-                yield plain_text(text)
+                yield text
     except ElementTree.ParseError:
         counts["files_cut_short"] += 1
 

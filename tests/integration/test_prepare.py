@@ -1,5 +1,6 @@
 """The prepare command as users run it: same bytes whatever runs it, killed and resumed, several lengths, elsewhere."""
 
+import bz2
 import hashlib
 import json
 import os
@@ -137,6 +138,23 @@ def test_splits_share_no_document_and_duplicates_go(tmp_path: Path) -> None:
     assert not seen["training"] & seen["validation"]
     assert not seen["training"] & seen["test"]
     assert not seen["validation"] & seen["test"]
+
+
+def test_a_wiki_dump_is_cleaned_by_many_workers(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    pages = [
+        f"<page><ns>0</ns><revision><text>''{number}'' {' '.join(rng.choices(WORDS, k=60))}. [[a|Then]] "
+        f"{' '.join(rng.choices(WORDS, k=20))}.</text></revision></page>"
+        for number in range(400)
+    ]
+    dump = tmp_path / "pages-articles.xml.bz2"
+    dump.write_bytes(bz2.compress(f"<mediawiki>{''.join(pages)}</mediawiki>".encode()))
+    for workers in ("1", "2"):
+        run(dump, tmp_path / workers, "--workers", workers)
+    assert digests(tmp_path / "1") == digests(tmp_path / "2")
+    counts = json.loads((tmp_path / "1" / "32" / "report.json").read_text())["preparation"]
+    assert counts["documents"] == 400
+    assert counts["sentences"] == 800
 
 
 def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
