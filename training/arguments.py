@@ -127,6 +127,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max_steps", type=positive_int, metavar="N", help="end after N optimizer steps of this run")
     group.add_argument(
+        "--time_budget",
+        metavar="TIME",
+        help="end after this much time (90s, 45m, 24h, 1d12h), restarts included; the schedule follows the clock "
+        "instead of the steps",
+    )
+    group.add_argument(
         "--max_steps_per_epoch", type=positive_int, metavar="N", help="go on to the next epoch after N steps in one"
     )
     group.add_argument(
@@ -191,6 +197,11 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--keep_last", type=positive_int, metavar="N", help="delete all but the last N checkpoints (default: keep all)"
+    )
+    group.add_argument(
+        "--keep_best",
+        action="store_true",
+        help="save whenever validation is better than ever, and keep that one; best.json names it",
     )
 
 

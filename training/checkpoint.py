@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from training import distributed
 MANIFEST = "manifest.json"
 STATE = "bert_pretraining.json"
 STAGING = ".saving"
+BEST = "best.json"
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -39,6 +40,16 @@ class TrainingState:
     best_validation_loss: float | None
     model_config: dict[str, Any]
     is_preln: bool
+    seconds: float = 0.0  # that this run has taken, over all its restarts
+
+
+@dataclass(frozen=True)
+class Best:
+    """The pointer `best.json`: which checkpoint, its validation loss, and whether it was saved for that alone."""
+
+    tag: str
+    mlm_loss: float
+    is_only_best: bool
 
 
 class CheckpointFolder:
@@ -47,21 +58,38 @@ class CheckpointFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, engine: Any, state: TrainingState, sources: dict[str, str], keep_last: int | None = None) -> Path:
-        """Write and commit a checkpoint. Called on every rank; `sources` are the user's files, kept verbatim."""
-        tag = f"step_{state.step:08d}"
+    def save(
+        self,
+        engine: Any,
+        state: TrainingState,
+        sources: dict[str, str],
+        keep_last: int | None = None,
+        best: "Best | None" = None,
+    ) -> Path:
+        """Write and commit a checkpoint. Called on every rank; `sources` are the user's files, kept verbatim.
+
+        `best`: it is the best so far, and stays until there is a better one.
+        """
+        tag = tag_of(state)
         staging = self.folder / STAGING
         distributed.on_main_rank_first(lambda: self._clear_staging(staging))
         engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
         distributed.barrier()
-        distributed.on_main_rank_first(lambda: self._commit(staging / tag, state, sources, keep_last))
+        distributed.on_main_rank_first(lambda: self._commit(staging / tag, state, sources, keep_last, best))
         return self.folder / tag
 
     def _clear_staging(self, staging: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
 
-    def _commit(self, staged: Path, state: TrainingState, sources: dict[str, str], keep_last: int | None) -> None:
+    def _commit(
+        self,
+        staged: Path,
+        state: TrainingState,
+        sources: dict[str, str],
+        keep_last: int | None,
+        best: "Best | None",
+    ) -> None:
         write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
         for name, text in sources.items():
             write_atomically(staged / name, text)
@@ -73,9 +101,28 @@ class CheckpointFolder:
         flush_folder(self.folder)
         write_atomically(self.folder / "latest", target.name)
         shutil.rmtree(staged.parent, ignore_errors=True)
+        if best is not None:
+            self._mark_best(best)
         if keep_last is not None:
+            kept = self.best()
             for old in self.tags()[:-keep_last]:
-                shutil.rmtree(self.folder / old)
+                if kept is None or old != kept.tag:
+                    shutil.rmtree(self.folder / old)
+
+    def _mark_best(self, best: "Best") -> None:
+        """Point to the new best, then drop the old one if it was kept for nothing else."""
+        old = self.best()
+        write_atomically(self.folder / BEST, json.dumps(asdict(best)) + "\n")
+        if old is not None and old.is_only_best and old.tag != best.tag and old.tag in self.tags():
+            shutil.rmtree(self.folder / old.tag)
+
+    def best(self) -> "Best | None":
+        """The checkpoint with the lowest validation loss, where one was marked and is still there."""
+        try:
+            best = Best(**json.loads((self.folder / BEST).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return best if best.tag in self.tags() else None
 
     def tags(self) -> list[str]:
         """Tags of the folders that carry a manifest, oldest step first."""
@@ -115,6 +162,10 @@ class CheckpointFolder:
         return tag
 
 
+def tag_of(state: TrainingState) -> str:
+    return f"step_{state.step:08d}"
+
+
 def write_manifest(folder: Path) -> None:
     """List every file of `folder` with size and digest, and flush them to disk."""
     files = {}
@@ -148,7 +199,8 @@ def read_state(folder: Path) -> TrainingState:
     """Our part of a checkpoint that has been found sound."""
     content = json.loads((folder / STATE).read_text())
     names = {field.name for field in fields(TrainingState)}
-    if set(content) != names:
+    required = {field.name for field in fields(TrainingState) if field.default is MISSING}
+    if not required <= set(content) <= names:
         raise UserError(f"{folder / STATE}: was written by another version of this project; keys differ")
     return TrainingState(**content)
 

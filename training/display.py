@@ -3,14 +3,15 @@
 from common.console import console
 
 
-def train_line(step: int, last_step: int, figures: dict[str, float]) -> str:
-    remaining = (last_step - step) * figures["seconds_per_step"]
+def train_line(step: int, last_step: int | None, figures: dict[str, float], seconds_left: float) -> str:
+    """`last_step` None: the clock ends the run."""
+    place = f"step {step}" if last_step is None else f"step {step}/{last_step}"
     return (
-        f"step {step}/{last_step}  loss {figures['loss']:.3f}  mlm {figures['mlm_loss']:.3f} "
+        f"{place}  loss {figures['loss']:.3f}  mlm {figures['mlm_loss']:.3f} "
         f"({figures['mlm_accuracy']:.1%})  nsp {figures['nsp_loss']:.3f} ({figures['nsp_accuracy']:.1%})  "
         f"rate {figures['learning_rate']:.2e}  norm {figures['grad_norm']:.2f}  "
         f"{figures['tokens_per_second']:,.0f} tokens/s ({figures['matmul_share']:.0%} of matmul)  "
-        f"data wait {figures['data_wait_share']:.0%}  left {format_seconds(remaining)}"
+        f"data wait {figures['data_wait_share']:.0%}  left {format_seconds(seconds_left)}"
     )
 
 

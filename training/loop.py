@@ -1,15 +1,19 @@
 """The training loop."""
 
+import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from common.console import console
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
+from training import distributed
+from training.checkpoint import Best, tag_of
 from training.display import live_text, say_validation
 from training.engine import seed_of, take_step
 from training.optimizer import set_learning_rate
@@ -17,40 +21,43 @@ from training.run import Run
 from training.samples import Samples
 from training.timing import Phases
 from training.validation import validate
-from training.window import Window
+from training.window import Window, seconds_left
 
 
 def train(run: Run) -> None:
     """Step until the horizon; report, validate and save on the way; leave a checkpoint at the end."""
-    if run.horizon.is_finished(run.state.step, run.state.samples):
+    if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
         return
     window = Window(run)
     samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
-    progress = console.progress(total=run.horizon.last_step(), initial=run.state.step, unit="step", dynamic_ncols=True)
+    total = None if run.budget.total is not None else run.horizon.last_step()
+    progress = console.progress(total=total, initial=run.state.step, unit="step", dynamic_ncols=True)
     with closing(read_steps(run, window.phases)) as steps:
         for batches in steps:
             epoch = run.horizon.epoch_of(run.state.samples)
-            set_learning_rate(run.engine.optimizer, run.schedule.rate(run.state.step))
+            window.rate = current_rate(run)
+            set_learning_rate(run.engine.optimizer, window.rate)
             drop_layers(run)
             window.norm.note_scale()
             take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
             window.count(batches)
             advance(run, batches)
 
-            is_finished = run.horizon.is_finished(run.state.step, run.state.samples)
+            is_finished = should_stop(run, window)
             is_validation = should_validate(run, is_finished)
             is_save = should_save(run, epoch, is_finished)
             if run.state.step % run.settings.flags.print_steps == 0 or is_validation or is_save:
                 window.report()
+            best = None
             if is_validation:
                 with window.phases.measure("validation"):
-                    report_validation(run)
+                    best = report_validation(run, is_save)
                 with window.phases.measure("logging"):
                     show_model(run, samples)
-            if is_save:
+            if is_save or best is not None:
                 with window.phases.measure("checkpoint"):
-                    save(run)
+                    save(run, best)
             show_progress(progress, run, window)
             if is_finished:
                 break
@@ -77,6 +84,24 @@ def drop_layers(run: Run) -> None:
     block, step = run.settings.deepspeed.layer_drop, run.state.step
     theta = keep_theta(step, block.theta, block.gamma)
     run.engine.module.set_layer_drop(theta, seed_of("layer drop", run.state.seed, step))
+
+
+def current_rate(run: Run) -> float:
+    """The next step's rate: by the steps taken, or with a time budget by the share of it that is over."""
+    if run.budget.total is None:
+        return run.schedule.rate(run.state.step)
+    done = run.budget.progress(run.state.seconds) * run.schedule.total_steps
+    return run.schedule.rate(run.schedule.origin + done)
+
+
+def should_stop(run: Run, window: Window) -> bool:
+    """Whether the step just taken was the last. With a time budget rank 0's clock decides for all."""
+    if run.budget.total is not None:
+        used = torch.tensor(run.budget.used() if run.place.is_main else 0.0, dtype=torch.float64, device=run.device)
+        run.state = replace(run.state, seconds=float(distributed.sum_over_ranks(used)))
+        if run.budget.is_over(run.state.seconds, window.figures.get("seconds_per_step", 0.0)):
+            return True
+    return run.horizon.is_finished(run.state.step, run.state.samples)
 
 
 def advance(run: Run, batches: StepBatches) -> None:
@@ -121,21 +146,27 @@ def show_progress(progress: tqdm, run: Run, window: Window) -> None:
         return
     if window.figures:
         pace, epoch = window.figures["seconds_per_step"], run.state.samples / run.horizon.num_rows
-        left = run.horizon.last_step() - run.state.step
-        text = live_text(epoch, window.figures, left * pace, steps_to_save(run) * pace)
+        left = seconds_left(run, pace)
+        text = live_text(epoch, window.figures, left, min(left, steps_to_save(run) * pace))
         progress.set_postfix_str(text, refresh=False)
     progress.update(run.state.step - progress.n)
 
 
-def report_validation(run: Run) -> None:
+def report_validation(run: Run, is_save: bool) -> Best | None:
+    """Validate; what to note in the checkpoint that --keep_best asks for when this is the lowest loss so far."""
     assert run.validation is not None
+    began = time.perf_counter()
     figures = validate(run.engine, run.validation, run.place, run.settings.deepspeed.batch.micro, run.device)
-    best = run.state.best_validation_loss
-    run.state = replace(
-        run.state, best_validation_loss=figures["mlm_loss"] if best is None else min(best, figures["mlm_loss"])
-    )
+    run.budget.note_pause(time.perf_counter() - began)
+    loss, lowest = figures["mlm_loss"], run.state.best_validation_loss
+    is_best = lowest is None or loss < lowest
+    if is_best:
+        run.state = replace(run.state, best_validation_loss=loss)
     say_validation(run.state.step, figures)
     run.sinks.record("validation", run.state.step, run.state.samples, figures)
+    if not (is_best and run.settings.flags.keep_best):
+        return None
+    return Best(tag_of(run.state), loss, is_only_best=not is_save)
 
 
 def show_model(run: Run, samples: Samples) -> None:
@@ -166,6 +197,10 @@ def hyperparameters(run: Run) -> dict[str, Any]:
     }
 
 
-def save(run: Run) -> None:
-    path = run.checkpoints.save(run.engine, run.state, run.settings.sources, run.settings.flags.keep_last)
-    console.say(f"checkpoint: {path}")
+def save(run: Run, best: Best | None) -> None:
+    began = time.perf_counter()
+    run.state = replace(run.state, seconds=run.budget.used())
+    flags = run.settings.flags
+    path = run.checkpoints.save(run.engine, run.state, run.settings.sources, flags.keep_last, best)
+    run.budget.note_pause(time.perf_counter() - began)
+    console.say(f"checkpoint: {path}" + (" (the best so far)" if best else ""))

@@ -51,7 +51,9 @@ def find_notes(
     """Sentences on what the user may not expect."""
     notes = []
     last, end = horizon.last_step(), schedule.origin + schedule.total_steps
-    if last < end and horizon.max_steps is None:  # with --max_steps the user has said so
+    if (
+        last < end and horizon.max_steps is None and horizon.total_steps == schedule.total_steps
+    ):  # with --max_steps the user has said so
         share = schedule.rate(last) / schedule.peak
         notes.append(
             f"the run ends at step {last:,}, before the schedule does at {end:,} (total_training_steps): its rate will "

@@ -15,6 +15,7 @@ from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
+from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.engine import build_engine
 from training.environment import Place
@@ -25,6 +26,8 @@ from training.outlook import count_people, find_notes, look_ahead
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
+
+NO_END = 2**62
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Run:
     horizon: Horizon
     checkpoints: CheckpointFolder
     sinks: Sinks
+    budget: Budget
     state: TrainingState
 
 
@@ -71,6 +75,7 @@ def build_run(settings: Settings, datasets: Datasets, place: Place, device: torc
         horizon=build_horizon(settings, training, schedule, state),
         checkpoints=checkpoints,
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
+        budget=Budget(settings.time_budget, used_before=state.seconds),
         state=state,
     )
     introduce(run, training, model, origin)
@@ -235,7 +240,8 @@ def build_horizon(settings: Settings, data: PretrainingDataset, schedule: Schedu
         num_rows=data.num_rows,
         batch_size=settings.deepspeed.batch.total,
         num_epochs=settings.training.num_epochs,
-        total_steps=settings.training.total_training_steps,
+        # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
+        total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
         schedule_origin=schedule.origin,
         start_step=state.start_step,
         max_steps=settings.flags.max_steps,
@@ -259,7 +265,8 @@ def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origi
         f"{count_people(outlook.tokens_left)} tokens to go",
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{torch.get_num_threads()} threads a rank",
-        "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}",
+        "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}"
+        + (f", over {settings.flags.time_budget}" if settings.flags.time_budget else ""),
         "checkpoints": str(settings.saved_models),
         "logs": str(settings.runs),
         "start": f"from {origin.folder / origin.tag}" if origin else "from new weights",

@@ -12,6 +12,7 @@ from common.errors import Problems, UserError
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.sparsity import SparseAttention
+from training.budget import parse_duration
 from training.config import ModelFile, TrainingSection, load_model_file, section_for_length
 from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
 from training.environment import Place
@@ -45,6 +46,10 @@ class Settings:
     validation_folder: Path | None
     first_weights: Path | None  # --use_pretrain's Hugging Face folder
     sources: dict[str, str]  # the user's files, verbatim, to lie beside each checkpoint
+
+    @property
+    def time_budget(self) -> float | None:
+        return None if self.flags.time_budget is None else parse_duration(self.flags.time_budget)
 
     @property
     def saved_models(self) -> Path:
@@ -200,6 +205,8 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         )
     if flags.normalize_invertible and not flags.preln:
         problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
+    if flags.time_budget is not None:
+        _attempt(lambda: parse_duration(flags.time_budget), problems)
     if flags.log_histograms and flags.dry_run:
         problems.add("--log_histograms and --dry_run: a dry run writes nothing; drop one")
     if flags.lr_offset < 0:

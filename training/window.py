@@ -36,6 +36,7 @@ class Window:
         )
         self.matmul_speed = self._measure_machine()
         self.figures: dict[str, float] = {}
+        self.rate = 0.0  # the last step's
         self.num_steps = 0
         self.flops = 0.0
         self.phases = Phases(run.device)
@@ -71,7 +72,9 @@ class Window:
         run = self.run
         self.figures = self._take()
         with self.phases.measure("logging"):
-            console.say(train_line(run.state.step, run.horizon.last_step(), self.figures))
+            left = seconds_left(run, self.figures["seconds_per_step"])
+            last = None if run.budget.total is not None else run.horizon.last_step()
+            console.say(train_line(run.state.step, last, self.figures, left))
             for sentence in self.health.check(run.state.step, self.figures):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
@@ -88,7 +91,7 @@ class Window:
         computing = [sums[f"computing_{rank}"] for rank in range(ranks)]
         figures = {
             **summarize(sums),
-            "learning_rate": run.schedule.rate(run.state.step - 1),
+            "learning_rate": self.rate,
             "grad_norm": math.nan if norm is None else norm,
             "epoch": run.state.samples / run.horizon.num_rows,
             "tokens": float(run.state.tokens),
@@ -127,6 +130,12 @@ class Window:
             **{f"computing_{rank}": flag * computing for rank, flag in mine.items()},
             **{f"memory_{rank}": flag * memory for rank, flag in mine.items()},
         }
+
+
+def seconds_left(run: Run, seconds_per_step: float) -> float:
+    """To the end of the run at this pace, or of its time budget."""
+    left = (run.horizon.last_step() - run.state.step) * seconds_per_step
+    return left if run.budget.total is None else min(left, max(0.0, run.budget.total - run.budget.used()))
 
 
 def step_flops(run: Run, batch: Batch) -> float:

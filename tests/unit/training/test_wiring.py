@@ -10,6 +10,7 @@ from common.errors import UserError
 from deepspeed_train import main
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
+from training.checkpoint import CheckpointFolder, read_state
 
 
 def losses(folder: Path, *flags: str, **deepspeed: Any) -> list[float]:
@@ -63,6 +64,35 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
         losses(tmp_path / precision, "--precision", precision, zero_optimization={"stage": stage})
         norms.append([row["grad_norm"] for row in read_metrics(tmp_path / precision, "train")])
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
+    flags = ["--max_steps", "9", "--validate_every_steps", "1", "--keep_best", "--keep_last", "1"]
+    run_here([*write_project(tmp_path), *flags])
+    rows = read_metrics(tmp_path, "validation")
+    lowest = min(rows, key=lambda row: row["mlm_loss"])
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    best = checkpoints.best()
+    assert best is not None
+    assert best.tag == f"step_{lowest['step']:08d}"
+    assert best.mlm_loss == lowest["mlm_loss"]
+    assert checkpoints.tags() == sorted({best.tag, "step_00000009"})
+
+
+def test_a_time_budget_ends_the_run_and_sets_the_rate(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    run_here([*words, "--time_budget", "3s", "--lr_schedule", "linear"])
+    rows = read_metrics(tmp_path, "train")
+    rates = [row["learning_rate"] for row in rows]
+    peak = rates.index(max(rates))
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] < 0.2 * 0.003
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    state = read_state(checkpoints.folder / checkpoints.choose(None))
+    assert 3.0 <= state.seconds < 4.0
+    run_here([*words, "--time_budget", "3s", "--lr_schedule", "linear"])
+    assert read_metrics(tmp_path, "train") == rows  # the time is over: nothing more is trained
 
 
 def test_dry_run_says_what_it_would_cost_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

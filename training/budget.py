@@ -1,0 +1,67 @@
+"""--time_budget: a run whose length is given by the clock, over all its restarts."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.errors import UserError
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# Kept back for the last validation, checkpoint and export, until their real cost has been seen.
+RESERVED_SHARE = 0.03
+MOST_RESERVED = 600.0
+SAFETY = 1.5  # times the longest pause seen
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `45m`, `24h`, `1d12h` → seconds."""
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        raise UserError(f"--time_budget {text}: is no length of time; write for example 90s, 45m, 24h or 1d12h")
+    seconds = sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
+    if seconds <= 0:
+        raise UserError(f"--time_budget {text}: must be longer than nothing")
+    return seconds
+
+
+@dataclass
+class Budget:
+    """Seconds of a run: `used_before` by earlier processes of it, the rest by this one. Time between is not counted."""
+
+    total: float | None
+    used_before: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    started: float = field(init=False)
+    longest_pause: float = 0.0
+    is_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    def used(self) -> float:
+        """Seconds used. A budget that has ended counts as used up, so that a restart does not begin again."""
+        used = self.used_before + self.clock() - self.started
+        return max(used, self.total or 0.0) if self.is_ended else used
+
+    @property
+    def reserved(self) -> float:
+        """What the schedule leaves at the end. Fixed from the start, so that the rate does not jump."""
+        assert self.total is not None
+        return min(MOST_RESERVED, RESERVED_SHARE * self.total)
+
+    def progress(self, used: float) -> float:
+        """The share of the training time that is over, from 0 to 1."""
+        assert self.total is not None
+        return min(1.0, used / (self.total - self.reserved))
+
+    def note_pause(self, seconds: float) -> None:
+        """A validation or a checkpoint took this long; the last ones will too."""
+        self.longest_pause = max(self.longest_pause, seconds)
+
+    def is_over(self, used: float, seconds_per_step: float) -> bool:
+        """Whether one more step would eat into what the end needs."""
+        if self.total is None:
+            return False
+        needed = max(self.reserved, SAFETY * 2 * self.longest_pause)
+        self.is_ended = self.is_ended or used + seconds_per_step + needed >= self.total
+        return self.is_ended
