@@ -31,6 +31,25 @@ class BertLayer(nn.Module):
         self.chunk_size = config.chunk_size_feed_forward
         self.checkpointing = Checkpointing()
 
+    def norms(self) -> tuple[LayerNorm | None, LayerNorm | None]:
+        """What comes before attention and before the wide layer: nothing, unless the block is pre-LN."""
+        return None, None
+
+    def forward(
+        self,
+        hidden: Tensor,
+        packing: Packing,
+        options: AttentionOptions,
+        rows: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> LayerOutput:
+        """`rows` [U] cuts the block down to these after attention; `scale` multiplies both branches."""
+        first_norm, second_norm = self.norms()
+        context, probabilities = self.attend(hidden, packing, options, first_norm)
+        context, hidden = select_rows(rows, context, hidden)
+        hidden = self.attention.output(context, hidden, scale)
+        return LayerOutput(self.feed_forward(hidden, scale, second_norm), probabilities)
+
     def attend(
         self, hidden: Tensor, packing: Packing, options: AttentionOptions, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor | None]:
@@ -66,18 +85,8 @@ class PreLNLayer(BertLayer):
         self.PreAttentionLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.PostAttentionLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        packing: Packing,
-        options: AttentionOptions,
-        rows: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> LayerOutput:
-        context, probabilities = self.attend(hidden, packing, options, self.PreAttentionLayerNorm)
-        context, hidden = select_rows(rows, context, hidden)
-        hidden = self.attention.output(context, hidden, scale)
-        return LayerOutput(self.feed_forward(hidden, scale, self.PostAttentionLayerNorm), probabilities)
+    def norms(self) -> tuple[LayerNorm | None, LayerNorm | None]:
+        return self.PreAttentionLayerNorm, self.PostAttentionLayerNorm
 
 
 class PostLNLayer(BertLayer):
@@ -85,19 +94,6 @@ class PostLNLayer(BertLayer):
 
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__(config, layer, NormedResidualOutput)
-
-    def forward(
-        self,
-        hidden: Tensor,
-        packing: Packing,
-        options: AttentionOptions,
-        rows: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> LayerOutput:
-        context, probabilities = self.attend(hidden, packing, options, None)
-        context, hidden = select_rows(rows, context, hidden)
-        hidden = self.attention.output(context, hidden, scale)
-        return LayerOutput(self.feed_forward(hidden, scale, None), probabilities)
 
 
 def select_rows(rows: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
