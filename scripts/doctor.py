@@ -1,0 +1,162 @@
+"""Examine this machine before a run: accelerator, instruction sets, versions, launcher, cores, memory, disk."""
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))
+
+import torch
+
+from common.console import console
+from common.errors import run_command
+from training.arguments import Parser, positive_int
+from training.precision import HALF_MATMUL, ISA_LIMIT, ISA_WITHOUT_AMX, find_abilities, read_cpu_flags
+from training.precision import _dies_of_illegal_instruction as dies_of_illegal_instruction
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. Without a remedy all is well."""
+
+    topic: str
+    text: str
+    remedy: str | None = None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="doctor.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to be started here (default: one a GPU)")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path(), metavar="DIR", help="where a run would write (default: here)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 when something needs a remedy, for scripts that ask."""
+    flags = build_parser().parse_args(argv)
+    findings = examine(flags.ranks or max(1, torch.cuda.device_count()), flags.output_dir)
+    width = max(len(finding.topic) for finding in findings)
+    for finding in findings:
+        console.say(f"{'!' if finding.remedy else ' '} {finding.topic:<{width}}  {finding.text}")
+        if finding.remedy:
+            console.say(f"  {'':<{width}}  → {finding.remedy}")
+    problems = sum(finding.remedy is not None for finding in findings)
+    console.say(f"{problems} of {len(findings)} need attention" if problems else "all is well")
+    return 1 if problems else 0
+
+
+def examine(ranks: int, output_dir: Path) -> list[Finding]:
+    return [
+        examine_python(),
+        *examine_versions((PROJECT / "requirements.txt").read_text()),
+        examine_accelerator(),
+        examine_instructions(read_cpu_flags()),
+        examine_launcher(),
+        examine_cores(ranks, len(os.sched_getaffinity(0)), dict(os.environ)),
+        examine_memory(Path("/proc/meminfo")),
+        examine_disk(output_dir),
+    ]
+
+
+def examine_python() -> Finding:
+    is_new_enough = sys.version_info >= (3, 11)
+    return Finding("python", platform.python_version(), None if is_new_enough else "use Python 3.11 or newer")
+
+
+def examine_versions(requirements: str) -> list[Finding]:
+    """Installed versions against the pinned ones."""
+    findings = []
+    for line in requirements.splitlines():
+        name, _, wanted = line.partition("==")
+        if not wanted:
+            continue
+        try:
+            found = metadata.version(name).split("+")[0]  # torch adds its build: 2.13.0+cpu
+        except metadata.PackageNotFoundError:
+            found = "missing"
+        remedy = None if found == wanted else f"pip install {line.strip()}"
+        text = found if found == wanted else f"{found}, but {wanted} is what this project is tested with"
+        findings.append(Finding(name, text, remedy))
+    return findings
+
+
+def examine_accelerator() -> Finding:
+    abilities = find_abilities()
+    kinds = ", ".join(kind for kind in ("fp32", "fp16", "bf16") if abilities.can(kind))
+    if not torch.cuda.is_available():
+        built = "built for CUDA" if torch.version.cuda else "a CPU build"
+        has_driver = shutil.which("nvidia-smi") is not None
+        remedy = "a driver is here, but torch sees no GPU: install torch's CUDA build" if has_driver else None
+        return Finding("accelerator", f"none ({built} of torch); the CPU computes in {kinds}", remedy)
+    memory = torch.cuda.get_device_properties(0).total_memory / GIB
+    count = torch.cuda.device_count()
+    return Finding("accelerator", f"{count} × {abilities.name}, {memory:.0f} GiB each, computes in {kinds}")
+
+
+def examine_instructions(cpu_flags: set[str]) -> Finding:
+    """The trap of CPUs that announce AMX and do not execute it."""
+    known = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in cpu_flags]
+    text = ", ".join(known) or "the system does not say"
+    if "amx_bf16" not in cpu_flags or not dies_of_illegal_instruction(HALF_MATMUL, os.environ):
+        return Finding("instructions", text)
+    return Finding(
+        "instructions",
+        f"{text}; but amx_bf16 is announced and not executed",
+        f"export {ISA_LIMIT}={ISA_WITHOUT_AMX} (training finds out and sets it by itself)",
+    )
+
+
+def examine_launcher() -> Finding:
+    found = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        return Finding("launcher", "no `deepspeed` command", "pip install -r requirements.txt, then activate .venv")
+    return Finding("launcher", found)
+
+
+def examine_cores(ranks: int, cores: int, environment: dict[str, str]) -> Finding:
+    """Threads that ranks would take together against the cores there are."""
+    threads = environment.get("OMP_NUM_THREADS")
+    if threads is None:
+        text = f"{cores}, {max(1, cores // ranks)} for each of {ranks} ranks"
+        remedy = None if ranks <= cores else f"start at most {cores} ranks on this machine"
+        return Finding("cores", text, remedy)
+    total = int(threads) * ranks
+    text = f"{cores}; OMP_NUM_THREADS={threads} makes {total} threads in {ranks} ranks"
+    if total > cores:
+        return Finding("cores", text, "unset OMP_NUM_THREADS: ranks share the cores by themselves")
+    if total < cores and not torch.cuda.is_available():
+        return Finding("cores", text, f"{cores - total} cores stay idle: unset OMP_NUM_THREADS or raise it")
+    return Finding("cores", text)
+
+
+def examine_memory(meminfo: Path) -> Finding:
+    if not meminfo.is_file():
+        return Finding("memory", "the system does not say")
+    sizes = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    total, free = (int(sizes[key].split()[0]) * 1024 / GIB for key in ("MemTotal", "MemAvailable"))
+    remedy = "close other programs: BERT-base with AdamW takes about 4 GiB on a CPU" if free < 4 else None
+    return Finding("memory", f"{total:.0f} GiB, {free:.0f} free", remedy)
+
+
+def examine_disk(folder: Path) -> Finding:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free / GIB
+    if not os.access(there, os.W_OK):
+        return Finding("disk", f"{there} cannot be written", "pass another --output_dir")
+    remedy = "make room: a checkpoint of BERT-base takes 1.3 GiB; --keep_last bounds their number" if free < 5 else None
+    return Finding("disk", f"{free:.0f} GiB free in {there}", remedy)
+
+
+if __name__ == "__main__":
+    run_command(main)
