@@ -10,6 +10,7 @@ write    a range of rows   → one shard
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,22 +77,9 @@ def unpack_dump(job: Job, number: int, source: Source) -> dict[str, Any]:
     """Cut a dump into parts that many workers can clean."""
     counts: Counter[str] = Counter()
     parts: list[str] = []
-    lines: list[str] = []
-    size = 0
-
-    def flush() -> None:
-        nonlocal lines, size
+    for lines in _batches(unpack(source, counts), RANGE_BYTES):
         parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}.jsonl"))
         Path(parts[-1]).write_text("".join(lines), encoding="utf-8")
-        lines, size = [], 0
-
-    for line in unpack(source, counts):
-        lines.append(line)
-        size += len(line)
-        if size >= RANGE_BYTES:
-            flush()
-    if lines:
-        flush()
     return {"parts": parts, "counts": counts}
 
 
@@ -100,19 +88,16 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
     folder = job.folder
     counts: Counter[str] = Counter()
     pieces: list[list[Any]] = []
-    texts: list[str] = []
-    size = 0
+    for texts in _batches(_clean_documents(source, job.settings, counts), PIECE_BYTES):
+        name = f"{number:06d}-{len(pieces):06d}"
+        folder.text_path(name).write_text("\n".join(texts), encoding="utf-8")
+        folder.save_array("hashes", name, np.array([_text_hash(text) for text in texts], dtype=np.uint64))
+        pieces.append([name, len(texts)])
+    return {"pieces": pieces, "counts": counts}
 
-    def flush() -> None:
-        nonlocal texts, size
-        if texts:
-            name = f"{number:06d}-{len(pieces):06d}"
-            folder.text_path(name).write_text("\n".join(texts), encoding="utf-8")
-            folder.save_array("hashes", name, np.array([_text_hash(text) for text in texts], dtype=np.uint64))
-            pieces.append([name, len(texts)])
-        texts, size = [], 0
 
-    settings = job.settings
+def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[str]:
+    """Documents of one sentence a line, those that are too short left out."""
     for sentences in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
         counts["documents"] += 1
         text = "\n".join(sentences) + "\n"
@@ -120,12 +105,21 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
             counts["documents_too_short"] += 1
             continue
         counts["sentences"] += len(sentences)
-        texts.append(text)
+        yield text
+
+
+def _batches(texts: Iterator[str], limit: int) -> Iterator[list[str]]:
+    """Runs of texts, each just long enough to reach `limit` characters."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
         size += len(text)
-        if size >= PIECE_BYTES:
-            flush()
-    flush()
-    return {"pieces": pieces, "counts": counts}
+        if size >= limit:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _text_hash(text: str) -> int:

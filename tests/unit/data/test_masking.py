@@ -141,3 +141,11 @@ def test_the_rate_can_follow_the_step() -> None:
 def test_a_policy_that_cannot_work_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(UserError):
         policy(**options)  # type: ignore[arg-type]
+
+
+def test_position_0_is_never_a_prediction_whatever_stands_there() -> None:
+    rows = originals(300)
+    rows.input_ids[:, 0] = 77
+    result = masked(rows, policy(rate=0.9, max_predictions_per_seq=119))
+    assert np.array_equal(result.input_ids[:, 0], rows.input_ids[:, 0])
+    assert ((result.masked_lm_positions > 0).sum(axis=1) <= rows.input_mask.sum(axis=1) - 3).all()
