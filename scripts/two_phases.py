@@ -1,0 +1,94 @@
+"""BERT's two phases as one command: short rows first, then long ones from where the first phase ended.
+
+Interrupted anywhere, the same command goes on in whichever phase it was. Words that this command does not know are
+passed on to both phases' launcher.
+"""
+
+import argparse
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))
+
+from common.console import console
+from common.errors import UserError, run_command
+from training.arguments import Parser, positive_int
+from training.checkpoint import CheckpointFolder
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="two_phases.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
+    parser.add_argument(
+        "--deepspeed_configs",
+        type=Path,
+        nargs=2,
+        required=True,
+        metavar="FILE",
+        help="the DeepSpeed JSON of each phase: the long rows need smaller micro-batches",
+    )
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where both phases write")
+    parser.add_argument("--name", required=True, help="the runs' names are NAME_128 and NAME_512")
+    parser.add_argument(
+        "--lengths", type=positive_int, nargs=2, default=[128, 512], metavar="S", help="tokens a row (default: 128 512)"
+    )
+    parser.add_argument(
+        "--predictions", type=positive_int, nargs=2, default=[20, 80], metavar="P", help="masks a row (default: 20 80)"
+    )
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one a GPU)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags, passed_on = build_parser().parse_known_args(argv)
+    for phase in remaining_phases(flags):
+        console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
+        code = subprocess.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)], check=False).returncode
+        if code != 0:
+            console.warn(f"phase {phase + 1} ended with code {code}; the same command goes on from its last checkpoint")
+            return code
+    return 0
+
+
+def job_name(flags: argparse.Namespace, phase: int) -> str:
+    return f"{flags.name}_{flags.lengths[phase]}"
+
+
+def checkpoints_of(flags: argparse.Namespace, phase: int) -> CheckpointFolder:
+    return CheckpointFolder(flags.output_dir / "saved_models" / job_name(flags, phase))
+
+
+def remaining_phases(flags: argparse.Namespace) -> tuple[int, ...]:
+    """Phase 2 alone once it has a checkpoint of its own."""
+    if flags.lengths[0] == flags.lengths[1]:
+        raise UserError(f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length")
+    return (1,) if checkpoints_of(flags, 1).newest_valid() else (0, 1)
+
+
+def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str]) -> list[str]:
+    """The launcher's words. Phase 2 begins with phase 1's weights and optimizer and a schedule of its own."""
+    words = [
+        *("--cf", str(flags.config_file), "--deepspeed_config", str(flags.deepspeed_configs[phase])),
+        *("--output_dir", str(flags.output_dir), "--job_name", job_name(flags, phase)),
+        *("--max_seq_length", str(flags.lengths[phase])),
+        *("--max_predictions_per_seq", str(flags.predictions[phase]), *passed_on),
+    ]
+    if phase == 1:
+        words += ["--load_training_checkpoint", str(checkpoints_of(flags, 0).folder), "--rewarmup"]
+    return words
+
+
+def launcher(ranks: int | None) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    count = [] if ranks is None else ["--num_gpus", str(ranks)]
+    return ["deepspeed", "--master_port", str(port), *count, str(PROJECT / "deepspeed_train.py")]
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,36 @@
+"""docs/training.md: its commands parse, and it explains every figure that a run writes."""
+
+import re
+import shlex
+from pathlib import Path
+
+from scripts.two_phases import build_parser as two_phases_parser
+from scripts.two_phases import phase_words
+from tests.support import PROJECT, read_metrics, write_project
+from tests.unit.training.in_process import run_here
+from training.arguments import parse_arguments
+
+PAGE = (PROJECT / "docs" / "training.md").read_text()
+
+
+def commands(script: str) -> list[list[str]]:
+    return [shlex.split(line)[2:] for line in PAGE.splitlines() if line.startswith(f"    python {script}")]
+
+
+def test_commands_parse_and_their_files_exist() -> None:
+    plain, phases = commands("deepspeed_train.py"), commands("scripts/two_phases.py")
+    assert len(plain) == 2
+    assert len(phases) == 1
+    flags, passed_on = two_phases_parser().parse_known_args(phases[0])
+    for words in (*plain, *(phase_words(flags, phase, passed_on) for phase in (0, 1))):
+        parsed = parse_arguments(words)
+        assert (PROJECT / parsed.config_file).is_file()
+        assert (PROJECT / parsed.deepspeed_config).is_file()
+
+
+def test_every_figure_is_explained_and_no_other(tmp_path: Path) -> None:
+    run_here([*write_project(tmp_path), "--max_steps", "1"])
+    (row,) = read_metrics(tmp_path, "train")
+    table = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    explained = {name for line in table for name in re.findall(r"`(\w+)`", line.split(" | ")[0])}
+    assert explained - {"loss_scale"} == set(row) - {"kind", "step", "samples", "time"}
