@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from common.errors import Problems, UserError, nearest
+from data.masking import UNITS
 from training.schedule import SCHEDULES
 
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
@@ -103,6 +104,18 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dynamic_masking", action="store_true", help="draw new masks every epoch instead of using the shards' own"
+    )
+    group.add_argument(
+        "--masking_rate",
+        default="0.15",
+        metavar="RATE",
+        help="share of tokens that --dynamic_masking predicts, or a schedule over tokens seen: 0:0.30,100M:0.15",
+    )
+    group.add_argument(
+        "--masking_unit",
+        choices=UNITS,
+        default="token",
+        help="what --dynamic_masking masks: single tokens, whole words, or spans of words",
     )
     group.add_argument(
         "--refresh_bucket_size",

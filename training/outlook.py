@@ -35,11 +35,16 @@ class Outlook:
         return self.steps_left * self.batch_size / self.num_rows
 
 
-def look_ahead(data: PretrainingDataset, horizon: Horizon, step: int) -> Outlook:
+def mean_tokens(data: PretrainingDataset) -> float:
+    """Real tokens a row, of the first rows."""
     rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].num_rows))
+    return float(rows.input_mask.sum()) / len(rows)
+
+
+def look_ahead(data: PretrainingDataset, horizon: Horizon, step: int) -> Outlook:
     return Outlook(
         num_rows=data.num_rows,
-        tokens_per_row=float(rows.input_mask.sum()) / len(rows),
+        tokens_per_row=mean_tokens(data),
         steps_left=max(0, horizon.last_step() - step),
         batch_size=horizon.batch_size,
     )

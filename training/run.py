@@ -22,10 +22,11 @@ from training.environment import Place
 from training.export import load_hugging_face_weights
 from training.horizon import Horizon
 from training.optimizer import build_optimizer
-from training.outlook import count_people, find_notes, look_ahead
+from training.outlook import count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
+from training.token_schedule import TokenSchedule
 
 NO_END = 2**62
 
@@ -213,16 +214,7 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
 
 
 def build_stream(settings: Settings, place: Place, data: PretrainingDataset) -> TrainingStream:
-    masking = None
-    if settings.flags.dynamic_masking:
-        if settings.tokenizer is None:
-            raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
-        masking = MaskingPolicy(
-            mask_id=settings.tokenizer.mask_id,
-            special_ids=settings.tokenizer.special_ids,
-            vocab_size=settings.tokenizer.vocab_size,
-            max_predictions_per_seq=settings.flags.max_predictions_per_seq,
-        )
+    masking = build_masking(settings, data) if settings.flags.dynamic_masking else None
     batch = settings.deepspeed.batch
     return TrainingStream(
         data,
@@ -232,6 +224,24 @@ def build_stream(settings: Settings, place: Place, data: PretrainingDataset) -> 
         micro_batch_size=batch.micro,
         gradient_accumulation_steps=batch.accumulation,
         masking=masking,
+    )
+
+
+def build_masking(settings: Settings, data: PretrainingDataset) -> MaskingPolicy:
+    tokenizer, flags = settings.tokenizer, settings.flags
+    if tokenizer is None:
+        raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
+    rates = TokenSchedule.parse(flags.masking_rate, "--masking_rate")
+    tokens_per_step = settings.deepspeed.batch.total * mean_tokens(data)
+    return MaskingPolicy(
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+        vocab_size=tokenizer.vocab_size,
+        max_predictions_per_seq=flags.max_predictions_per_seq,
+        rate=rates.points[0][1],
+        rate_schedule=() if rates.is_constant else rates.in_steps(tokens_per_step),
+        unit=flags.masking_unit,
+        continuation_ids=tokenizer.continuation_ids,
     )
 
 

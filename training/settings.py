@@ -18,6 +18,7 @@ from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
 from training.environment import Place
 from training.precision import choose_precision, find_abilities
 from training.schedule import Schedule
+from training.token_schedule import TokenSchedule
 
 # Published sizes, for JSON files that name a tokenizer of the Hugging Face hub instead of a file.
 HUB_VOCAB_SIZES = {
@@ -205,6 +206,7 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         )
     if flags.normalize_invertible and not flags.preln:
         problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
+    _check_masking(flags, problems)
     if flags.time_budget is not None:
         _attempt(lambda: parse_duration(flags.time_budget), problems)
     if flags.log_histograms and flags.dry_run:
@@ -213,6 +215,14 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         problems.add(f"--lr_offset {flags.lr_offset}: must not be negative")
     if flags.output_dir.exists() and not flags.output_dir.is_dir():
         problems.add(f"--output_dir {flags.output_dir}: is a file; expected a folder")
+
+
+def _check_masking(flags: Namespace, problems: Problems) -> None:
+    rates = _attempt(lambda: TokenSchedule.parse(flags.masking_rate, "--masking_rate"), problems)
+    if rates is not None and not all(0.0 < rate < 1.0 for _, rate in rates.points):
+        problems.add(f"--masking_rate {flags.masking_rate}: rates must lie between 0 and 1; BERT uses 0.15")
+    if not flags.dynamic_masking and (flags.masking_rate != "0.15" or flags.masking_unit != "token"):
+        problems.add("--masking_rate and --masking_unit are about masks drawn anew; add --dynamic_masking")
 
 
 def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:
