@@ -19,6 +19,7 @@ from pathlib import Path
 from common.console import console
 from common.errors import UserError, run_command
 from common.files import write_atomically
+from common.help import HelpFormatter
 from data.text import split_sentences
 
 FILE_BYTES = 4 * 2**20
@@ -219,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m data.corpus",
         description="Write a text corpus from the documentation that is installed with Python; no download.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
     parser.add_argument("--max_mb", type=float, default=20.0, metavar="MB", help="stop at this much text")

@@ -91,7 +91,7 @@ class Encoder:
         return text.isascii() and text.count("\n") == count - 1 and not (self._added and self._added.search(text))
 
     def _way_of(self, sentence: str) -> int:
-        if self._added and "[" in sentence and self._added.search(sentence):
+        if self._added and self._added.search(sentence):
             return 2  # the text names a special token: never split, so the tokenizer must see it whole
         if sentence.isascii():
             return 0

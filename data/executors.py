@@ -1,6 +1,7 @@
 """Where tasks run: here, in processes of this machine, or on a Dask cluster, all behind one executor interface."""
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -22,8 +23,14 @@ def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tu
         yield None, 1
     else:
         # Spawned, not forked: the tokenizers library has threads, which do not survive a fork.
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_use_one_core) as pool:
             yield pool, workers
+
+
+def _use_one_core() -> None:
+    """The workers share the cores already; the tokenizers library would take all of them in each."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @contextmanager

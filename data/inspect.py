@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError, run_command
+from common.help import HelpFormatter
 from data.reader import ShardFile
 from data.report import Description, describe, render, write_report
 from data.schema import Split
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m data.inspect",
         description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, samples, warnings.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder with .hdf5 shards")
     parser.add_argument(

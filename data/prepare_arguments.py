@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from common.help import HelpFormatter
 from data.executors import EXECUTORS
 from data.instances import OBJECTIVES
 from data.masking import UNITS
@@ -15,7 +16,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m data.prepare",
         description="Turn text into HDF5 shards that BERT pretraining reads, and a tokenizer with them.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     paths = parser.add_argument_group("in and out")
     paths.add_argument(

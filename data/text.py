@@ -38,22 +38,27 @@ def read_documents(source: Source, counts: Counter[str], *, language: str, text_
         for document in documents:
             yield from _bounded(document, counts)
     except Exception as error:
-        if not isinstance(error, EOFError | zlib.error | OSError) and type(error).__name__ != "ZstdError":
-            raise
-        # A file that ends too early still has what came before; the report says so.
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise UserError(f"{source.path}: cannot be read ({error.strerror})") from error
-        counts["files_cut_short"] += 1
+        _count_cut_short(error, source, counts)
+
+
+def _count_cut_short(error: Exception, source: Source, counts: Counter[str]) -> None:
+    """A file that ends too early still has what came before; the report says so. Any other error goes on."""
+    if isinstance(error, FileNotFoundError | PermissionError):
+        raise UserError(f"{source.path}: cannot be read ({error.strerror})") from error
+    # zstandard is optional, so its error is known by name only
+    if not isinstance(error, EOFError | zlib.error | OSError) and type(error).__name__ != "ZstdError":
+        raise error
+    counts["files_cut_short"] += 1
 
 
 def unpack(source: Source, counts: Counter[str]) -> Iterator[str]:
     """The articles of a dump as JSON lines, uncleaned: reading one is sequential, cleaning is most of the work."""
-    with open_source(source.path) as stream:
-        try:
+    try:
+        with open_source(source.path) as stream:
             for text in articles(stream, counts):
                 yield json.dumps({UNPACKED_FIELD: text}) + "\n"
-        except (EOFError, OSError):  # the archive ends too early: what came before is good
-            counts["files_cut_short"] += 1
+    except Exception as error:
+        _count_cut_short(error, source, counts)
 
 
 def split_text(text: str, language: str) -> list[str]:

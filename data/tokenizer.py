@@ -89,9 +89,10 @@ class BertTokenizer:
 
     @property
     def is_bert(self) -> bool:
-        """Whether text goes BERT's way: its normaliser, its word splitting, WordPiece."""
-        kinds = [(self._described(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
-        return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        """Whether text goes BERT's way: its normaliser with cleaning, its word splitting, WordPiece."""
+        parts = [self._described(part) or {} for part in ("normalizer", "pre_tokenizer", "model")]
+        kinds = [part.get("type") for part in parts]
+        return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and bool(parts[0].get("clean_text"))
 
     def save(self, folder: Path) -> None:
         """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` looks for."""
