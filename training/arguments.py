@@ -140,6 +140,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max_steps", type=positive_int, metavar="N", help="end after N optimizer steps of this run")
     group.add_argument(
+        "--batch_schedule",
+        metavar="POINTS",
+        help="rows a step over tokens seen: 0:256,1G:4096; replaces the DeepSpeed JSON's train_batch_size",
+    )
+    group.add_argument(
         "--time_budget",
         metavar="TIME",
         help="end after this much time (90s, 45m, 24h, 1d12h), restarts included; the schedule follows the clock "

@@ -15,6 +15,7 @@ class Horizon:
     start_step: int
     max_steps: int | None = None
     max_steps_per_epoch: int | None = None
+    steps_of_all_epochs: int | None = None  # where the batch size changes on the way
 
     def epoch_of(self, samples: int) -> int:
         return samples // self.num_rows
@@ -29,6 +30,8 @@ class Horizon:
     def last_step(self) -> int:
         """The step at which the run ends, when nothing is skipped."""
         whole_epochs = -(-self.num_epochs * self.num_rows // self.batch_size)
+        if self.steps_of_all_epochs is not None:
+            whole_epochs = self.steps_of_all_epochs
         if self.max_steps_per_epoch is not None:
             whole_epochs = min(whole_epochs, self.num_epochs * self.max_steps_per_epoch)
         ends = [self.schedule_origin + self.total_steps, self.start_step + whole_epochs]

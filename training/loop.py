@@ -17,7 +17,7 @@ from training.checkpoint import Best, tag_of
 from training.display import live_text, say_validation
 from training.engine import seed_of, take_step
 from training.optimizer import set_learning_rate
-from training.run import Run
+from training.run import Run, build_stream
 from training.samples import Samples
 from training.timing import Phases
 from training.validation import validate
@@ -66,11 +66,18 @@ def train(run: Run) -> None:
 
 
 def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
-    """Steps from the run's cursor on, jumping over the rest of an epoch that has had its steps; times the waiting."""
+    """Steps from the run's cursor on, of the size that the plan gives there; times the waiting.
+
+    Jumps over the rest of an epoch that has had its steps.
+    """
     while True:
         cursor = run.state.samples
+        accumulation = run.batches.accumulation_at(cursor)
+        if accumulation != run.stream.gradient_accumulation_steps:
+            run.stream = build_stream(run.settings, run.place, run.stream.dataset, accumulation)
+        run.engine.set_train_batch_size(run.batches.rows_at(cursor))
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
-            while run.state.samples == cursor:
+            while run.state.samples == cursor and run.batches.accumulation_at(cursor) == accumulation:
                 with phases.measure("data_wait"):
                     batches = next(steps)
                 yield batches
@@ -137,7 +144,7 @@ def steps_to_save(run: Run) -> int:
     epoch = run.horizon.epoch_of(run.state.samples)
     if flags.ckpt_to_save is None or epoch in flags.ckpt_to_save:
         rows_left = (epoch + 1) * run.horizon.num_rows - run.state.samples
-        candidates.append(-(-rows_left // run.horizon.batch_size))
+        candidates.append(-(-rows_left // run.batches.rows_at(run.state.samples)))
     return min(candidates)
 
 

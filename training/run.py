@@ -15,6 +15,7 @@ from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
+from training.batch_plan import BatchPlan, plan_batches
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.engine import build_engine
@@ -40,6 +41,7 @@ class Run:
     device: torch.device
     engine: Any
     stream: TrainingStream
+    batches: BatchPlan
     validation: PretrainingDataset | None
     schedule: Schedule
     horizon: Horizon
@@ -65,15 +67,20 @@ def build_run(settings: Settings, datasets: Datasets, place: Place, device: torc
     engine = put_in_engine(model, settings)
     state = resume(engine, settings, place, training, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
+    batch = settings.deepspeed.batch
+    batches = plan_batches(
+        settings.batch_schedule, batch.micro * place.world_size, batch.accumulation, mean_tokens(training)
+    )
     run = Run(
         settings=settings,
         place=place,
         device=device,
         engine=engine,
-        stream=build_stream(settings, place, training),
+        stream=build_stream(settings, place, training, batches.accumulation_at(state.samples)),
+        batches=batches,
         validation=validation,
         schedule=schedule,
-        horizon=build_horizon(settings, training, schedule, state),
+        horizon=build_horizon(settings, training, schedule, state, batches),
         checkpoints=checkpoints,
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
         budget=Budget(settings.time_budget, used_before=state.seconds),
@@ -213,26 +220,28 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
         )
 
 
-def build_stream(settings: Settings, place: Place, data: PretrainingDataset) -> TrainingStream:
-    masking = build_masking(settings, data) if settings.flags.dynamic_masking else None
-    batch = settings.deepspeed.batch
+def build_stream(settings: Settings, place: Place, data: PretrainingDataset, accumulation: int) -> TrainingStream:
+    """The stream of steps that take `accumulation` micro-steps each."""
+    micro = settings.deepspeed.batch.micro
+    rows_per_step = micro * accumulation * place.world_size
+    masking = build_masking(settings, data, rows_per_step) if settings.flags.dynamic_masking else None
     return TrainingStream(
         data,
         seed=settings.flags.seed,
         rank=place.rank,
         world_size=place.world_size,
-        micro_batch_size=batch.micro,
-        gradient_accumulation_steps=batch.accumulation,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
         masking=masking,
     )
 
 
-def build_masking(settings: Settings, data: PretrainingDataset) -> MaskingPolicy:
+def build_masking(settings: Settings, data: PretrainingDataset, rows_per_step: int) -> MaskingPolicy:
     tokenizer, flags = settings.tokenizer, settings.flags
     if tokenizer is None:
         raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
     rates = TokenSchedule.parse(flags.masking_rate, "--masking_rate")
-    tokens_per_step = settings.deepspeed.batch.total * mean_tokens(data)
+    tokens_per_step = rows_per_step * mean_tokens(data)
     return MaskingPolicy(
         mask_id=tokenizer.mask_id,
         special_ids=tokenizer.special_ids,
@@ -245,10 +254,12 @@ def build_masking(settings: Settings, data: PretrainingDataset) -> MaskingPolicy
     )
 
 
-def build_horizon(settings: Settings, data: PretrainingDataset, schedule: Schedule, state: TrainingState) -> Horizon:
+def build_horizon(
+    settings: Settings, data: PretrainingDataset, schedule: Schedule, state: TrainingState, batches: BatchPlan
+) -> Horizon:
     return Horizon(
         num_rows=data.num_rows,
-        batch_size=settings.deepspeed.batch.total,
+        batch_size=batches.rows_at(state.samples),
         num_epochs=settings.training.num_epochs,
         # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
         total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
@@ -256,6 +267,7 @@ def build_horizon(settings: Settings, data: PretrainingDataset, schedule: Schedu
         start_step=state.start_step,
         max_steps=settings.flags.max_steps,
         max_steps_per_epoch=settings.flags.max_steps_per_epoch,
+        steps_of_all_epochs=batches.steps_for(settings.training.num_epochs * data.num_rows),
     )
 
 
@@ -268,7 +280,8 @@ def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origi
     outlook = look_ahead(data, horizon, run.state.step)
     facts = {
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {parameters:,} parameters",
-        "batch": f"{batch.total} rows: {batch.micro} × {batch.accumulation} micro-steps × {run.place.world_size} ranks",
+        "batch": f"{batch.total} rows: {batch.micro} × {batch.accumulation} micro-steps × {run.place.world_size} ranks"
+        + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
         "data": f"{data.num_rows:,} rows of {settings.flags.max_seq_length} in {len(data.files)} files, about "
         f"{count_people(outlook.data_tokens)} tokens",
         "length": f"to step {horizon.last_step():,}: {outlook.epochs_left:.2f} epochs, about "

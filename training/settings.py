@@ -12,6 +12,7 @@ from common.errors import Problems, UserError
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.sparsity import SparseAttention
+from training.batch_plan import check_batches
 from training.budget import parse_duration
 from training.config import ModelFile, TrainingSection, load_model_file, section_for_length
 from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
@@ -47,6 +48,11 @@ class Settings:
     validation_folder: Path | None
     first_weights: Path | None  # --use_pretrain's Hugging Face folder
     sources: dict[str, str]  # the user's files, verbatim, to lie beside each checkpoint
+
+    @property
+    def batch_schedule(self) -> TokenSchedule | None:
+        text = self.flags.batch_schedule
+        return None if text is None else TokenSchedule.parse(text, "--batch_schedule")
 
     @property
     def time_budget(self) -> float | None:
@@ -99,6 +105,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     )
     _check_model_blocks(flags, deepspeed, problems)
     _check_monitors(deepspeed, problems)
+    _check_batch_schedule(flags, deepspeed.batch.micro * place.world_size, problems)
     job_name = flags.job_name or model_file.name
     _check_job_name(job_name, problems)
     first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
@@ -223,6 +230,14 @@ def _check_masking(flags: Namespace, problems: Problems) -> None:
         problems.add(f"--masking_rate {flags.masking_rate}: rates must lie between 0 and 1; BERT uses 0.15")
     if not flags.dynamic_masking and (flags.masking_rate != "0.15" or flags.masking_unit != "token"):
         problems.add("--masking_rate and --masking_unit are about masks drawn anew; add --dynamic_masking")
+
+
+def _check_batch_schedule(flags: Namespace, micro_rows: int, problems: Problems) -> None:
+    if flags.batch_schedule is None:
+        return
+    _attempt(lambda: check_batches(TokenSchedule.parse(flags.batch_schedule, "--batch_schedule"), micro_rows), problems)
+    if flags.max_steps_per_epoch is not None:
+        problems.add("--batch_schedule and --max_steps_per_epoch do not go together: an epoch has no one batch size")
 
 
 def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:

@@ -38,6 +38,7 @@ class Window:
         self.figures: dict[str, float] = {}
         self.rate = 0.0  # the last step's
         self.num_steps = 0
+        self.num_rows = 0  # over all ranks
         self.flops = 0.0
         self.phases = Phases(run.device)
 
@@ -53,6 +54,7 @@ class Window:
     def count(self, batches: StepBatches) -> None:
         """Note a step's work, from the batches as they lie in host memory: nothing waits for the device."""
         self.num_steps += 1
+        self.num_rows += len(batches.rows) * self.run.place.world_size
         for batch in batches.micro_batches:
             self.flops += step_flops(self.run, batch)
             if self.run.place.is_main:
@@ -78,7 +80,7 @@ class Window:
             for sentence in self.health.check(run.state.step, self.figures):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
-        self.num_steps, self.flops = 0, 0.0
+        self.num_steps, self.num_rows, self.flops = 0, 0, 0.0
 
     def _take(self) -> dict[str, float]:
         run, ranks = self.run, self.run.place.world_size
@@ -87,7 +89,6 @@ class Window:
         elapsed = sums["training_seconds"] / ranks
         run.state = replace(run.state, tokens=run.state.tokens + int(sums["num_tokens"]))
         norm = self.norm.value()
-        rows = self.num_steps * run.settings.deepspeed.batch.total
         computing = [sums[f"computing_{rank}"] for rank in range(ranks)]
         figures = {
             **summarize(sums),
@@ -96,10 +97,10 @@ class Window:
             "epoch": run.state.samples / run.horizon.num_rows,
             "tokens": float(run.state.tokens),
             "tokens_per_second": sums["num_tokens"] / elapsed,
-            "samples_per_second": rows / elapsed,
+            "samples_per_second": self.num_rows / elapsed,
             "seconds_per_step": elapsed / self.num_steps,
             "window_steps": float(self.num_steps),
-            "padding_share": 1.0 - sums["num_tokens"] / (rows * run.settings.flags.max_seq_length),
+            "padding_share": 1.0 - sums["num_tokens"] / (self.num_rows * run.settings.flags.max_seq_length),
             "masking_rate": sums["masked_lm_count"] / max(1.0, sums["num_tokens"]),
             "model_flops_per_second": sums["flops"] / elapsed,
             "matmul_share": sums["flops"] / elapsed / self.matmul_speed,

@@ -21,6 +21,7 @@ def own_environment() -> Generator[None]:
         os.environ.clear()
         os.environ.update(saved)
         torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
 
 
 def run_here(words: list[str]) -> None:
