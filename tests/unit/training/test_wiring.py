@@ -1,6 +1,7 @@
 """Flags and blocks reach what they are for: seen in the figures of tiny runs."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(tmp_path: Path, caps
     assert "60 steps" in said
     assert "GiB a rank" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_terminal_gets_a_live_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    losses(tmp_path)
+    line = capsys.readouterr().err.rsplit("\r", 1)[-1]
+    for words in ("5/5", "epoch 0.6", "loss ", "rate ", "tokens/s", "ends in 0:00", "saves in 0:00"):
+        assert words in line
 
 
 def test_the_libraries_chatter_is_in_a_file_and_not_on_the_console(
