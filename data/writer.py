@@ -45,7 +45,7 @@ def shard_bytes(rows: Rows, attributes: Mapping[str, Any], *, compression: int |
 
 def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: int | None) -> None:
     rows = max(1, min(CHUNK_ROWS, len(values)))
-    file.create_dataset(
+    dataset = file.create_dataset(
         name,
         data=values,
         chunks=(rows, *values.shape[1:]),
@@ -54,6 +54,9 @@ def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: in
         fletcher32=True,
         track_times=False,
     )
+    # Chunks get their places in the file when they are flushed. Left to the end of the object's life, that moment (and so
+    # the bytes) would depend on when it is collected, which other threads can delay.
+    dataset.flush()
 
 
 def shard_name(split: str, index: int, total: int) -> str:

@@ -50,6 +50,21 @@ def test_what_is_written_is_read_and_the_bytes_are_always_the_same(tmp_path: Pat
         }
 
 
+def test_the_bytes_do_not_depend_on_when_objects_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(600)
+    expected = shard_bytes(rows, {})
+    held = []
+    create = h5py.Group.create_dataset
+
+    def create_and_hold(*arguments: object, **options: object) -> h5py.Dataset:
+        held.append(create(*arguments, **options))
+        return held[-1]
+
+    monkeypatch.setattr(h5py.Group, "create_dataset", create_and_hold)
+    assert shard_bytes(rows, {}) == expected
+    assert len(held) == len(DATASETS)
+
+
 def test_nvidia_s_shards_are_good_data(tmp_path: Path) -> None:
     path = write_nvidias(tmp_path / "training_0.hdf5", make_rows(300))
     assert equal(read_all(path), make_rows(300))
