@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nvidia.attention_backends import (
     choose_backend,
@@ -19,6 +18,7 @@ from nvidia.attention_backends import (
 from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
 from nvidia.grouped_attention import grouped_attention
+from nvidia.joined_linear import joined_linear
 from nvidia.layers import ResidualOutput
 from nvidia.sparsity import make_layout, visible_keys
 from nvidia.unpadding import Packing
@@ -98,7 +98,7 @@ class BertSelfAttention(nn.Module):
         layout = self.layout(packing.row_length)
         block = 1 if self.sparse is None else self.sparse["block"]
         if backend == "flex":
-            return flex_attention(qkv, packing, layout, block), None
+            return flex_attention(qkv, packing, layout, block, self.pruned), None
         visible = None if layout is None else visible_keys(layout, block, packing.row_length).to(qkv.device)
         head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
         return plain_attention(qkv, packing, dropout_prob, self.relative_scores(qkv, packing), visible, head_mask)
@@ -119,11 +119,9 @@ class BertSelfAttention(nn.Module):
         return layout[kept] if len(layout) > 1 else layout
 
     def project(self, hidden: Tensor) -> Tensor:
-        """[T, H] → [T, 3, A, D], from one matmul with the three weights side by side."""
-        parts = (self.query, self.key, self.value)
-        weight = torch.cat([part.weight for part in parts])
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        return functional.linear(hidden, weight, bias).unflatten(-1, (3, self.num_heads, self.head_size))
+        """[T, H] → [T, 3, A, D], from one matmul."""
+        joined = joined_linear(hidden, self.query, self.key, self.value)
+        return joined.unflatten(-1, (3, self.num_heads, self.head_size))
 
     def relative_scores(self, qkv: Tensor, packing: Packing) -> Tensor | None:
         """Scaled score terms of relative positions, [B, A, S, S], or None where positions are absolute."""

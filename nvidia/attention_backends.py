@@ -80,12 +80,17 @@ def varlen_attention(qkv: Tensor, packing: Packing) -> Tensor:
     return context
 
 
-def flex_attention(qkv: Tensor, packing: Packing, layout: Tensor | None = None, block: int = 1) -> Tensor:
-    """FlexAttention over the packed row: a token sees of its own sequence what `layout` [A or 1, N, N] allows."""
-    if "flex" not in packing.cache:
-        packing.cache["flex"] = _flex_mask(packing, qkv.shape[2], layout, block)
+def flex_attention(
+    qkv: Tensor, packing: Packing, layout: Tensor | None = None, block: int = 1, pruned: tuple[int, ...] = ()
+) -> Tensor:
+    """FlexAttention over the packed row: a token sees of its own sequence what `layout` [A or 1, N, N] allows.
+
+    Layers that have the same heads left share one mask a batch.
+    """
+    if pruned not in packing.masks:
+        packing.masks[pruned] = _flex_mask(packing, qkv.shape[2], layout, block)
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1).unbind()  # [1, A, T, D]
-    return _flex_kernel(qkv.is_cuda)(query, key, value, block_mask=packing.cache["flex"])[0].transpose(0, 1)
+    return _flex_kernel(qkv.is_cuda)(query, key, value, block_mask=packing.masks[pruned])[0].transpose(0, 1)
 
 
 def _flex_mask(packing: Packing, heads: int, layout: Tensor | None, block: int) -> flex.BlockMask:

@@ -3,8 +3,10 @@
 A heads, N blocks of a sequence. A layout is bool [A or 1, N, N]: row = block of queries, column = block of keys.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -81,6 +83,9 @@ class SparseAttention:
     def __getitem__(self, key: str) -> Any:
         return self.parameters[key]
 
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
+
 
 def _check_parameter(key: str, value: Any, problems: Problems) -> None:
     if key == "attention":
@@ -125,8 +130,12 @@ def _check_relations(parameters: Mapping[str, Any], problems: Problems) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def make_layout(sparse: SparseAttention, num_heads: int, length: int) -> Tensor:
-    """The layout for sequences of up to `length` tokens, [A, N, N], or [1, N, N] where all heads share one."""
+    """The layout for sequences of up to `length` tokens, [A, N, N], or [1, N, N] where all heads share one.
+
+    All layers of a model ask for the same, so answers are kept; they must not be written to.
+    """
     num_blocks = -(-length // sparse["block"])
     heads = num_heads if sparse["different_layout_per_head"] else 1
     generator = torch.Generator().manual_seed(_RANDOM_SEED)

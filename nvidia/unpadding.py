@@ -28,7 +28,9 @@ class Packing:
     sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
     groups: tuple[tuple[int, int], ...]
-    cache: dict[str, Any] = field(default_factory=dict, compare=False)  # what a backend made for this batch
+    masks: dict[tuple[int, ...], Any] = field(
+        default_factory=dict, compare=False
+    )  # pruned heads → FlexAttention's mask
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,38 @@
+"""Several linear layers on one input as one matmul, each with parameters of its own.
+
+The joined weight exists only while a pass uses it. Kept for the backward pass, as autograd would, it would be a second
+copy of these parameters, and under ZeRO-3 a whole one where each rank should hold its part.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+def joined_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
+    """[T, I] → [T, sum of the layers' outputs], side by side"""
+    weights = [layer.weight for layer in layers]
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return _JoinedLinear.apply(x, len(layers), *weights, *biases)
+
+
+class _JoinedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_layers: int, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[:num_layers], parameters[num_layers:]
+        ctx.save_for_backward(x, *weights)
+        ctx.has_bias = bool(biases)
+        return functional.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        sizes = [len(weight) for weight in weights]
+        x_gradient = gradient @ torch.cat(weights) if ctx.needs_input_grad[0] else None
+        weight_gradients = (gradient.t() @ x).split(sizes)
+        bias_gradients = gradient.sum(0).split(sizes) if ctx.has_bias else ()
+        return x_gradient, None, *weight_gradients, *bias_gradients
