@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # From nothing to a BERT that fills in masks, on a laptop: text, tokenizer, shards, training, export, predictions.
-# Run again, it goes on from what is there. --fresh starts over.
+# Run again, it goes on from what is there. --fresh starts over; --steps N trains only so far.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/install.sh"
 
 output=outputs/quickstart
+max_steps=()
 case "${1:-}" in
     "") ;;
     --fresh) rm -rf data/corpus data/hdf5/128 data/hdf5/tokenizer "$output" ;;
-    *) echo "usage: scripts/quickstart.sh [--fresh]" >&2; exit 2 ;;
+    --steps) max_steps=(--max_steps "$2") ;;
+    *) echo "usage: scripts/quickstart.sh [--fresh | --steps N]" >&2; exit 2 ;;
 esac
 
 install_requirements requirements.txt
@@ -27,7 +29,7 @@ deepspeed --num_gpus 1 --master_port "$port" deepspeed_train.py \
     --cf configs/quickstart.json --deepspeed_config configs/ds_quickstart.json --deepspeed \
     --max_seq_length 128 --max_predictions_per_seq 20 --data_path_prefix data --use_nvidia_dataset \
     --output_dir "$output" --job_name quickstart --lr_schedule linear \
-    --print_steps 20 --validate_every_steps 200 --save_every_steps 200 --keep_last 2
+    --print_steps 20 --validate_every_steps 200 --save_every_steps 200 --keep_last 2 "${max_steps[@]}"
 
 echo "== 4. Export to Hugging Face"
 python scripts/export_hf.py --checkpoint "$output/saved_models/quickstart" --output "$output/huggingface" \

@@ -1,0 +1,119 @@
+"""The README's commands are run, not trusted: word for word, in a copy of the project."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import PROJECT, free_port
+
+# Commands that go on for ever: run until this shows up in what they print, then stopped.
+ENDLESS = {
+    "tensorboard --logdir outputs/runs": "http://",
+    "deepspeed deepspeed_train.py": "step 10/",
+    "deepspeed --hostfile hostfile": "checkpoints ",
+}
+# Run by tests of their own.
+ELSEWHERE = {"scripts/quickstart.sh", "scripts/test.sh"}
+TIMEOUT = 400
+
+
+def readme_commands() -> list[str]:
+    """The indented blocks that are commands; the map of the files is one too, and is told by its arrow."""
+    blocks = (PROJECT / "README.md").read_text().split("\n\n")
+    lines = [line for block in blocks if block.startswith("    ") and "→" not in block for line in block.splitlines()]
+    return [line.strip() for line in lines]
+
+
+def copy_project(target: Path) -> None:
+    """The tracked files and those about to be, with this environment as the copy's own."""
+    list_files = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(list_files, cwd=PROJECT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        if (PROJECT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, target / name)
+    (target / ".venv").symlink_to(Path(sys.prefix), target_is_directory=True)
+
+
+def write_text(folder: Path) -> None:
+    """A few hundred short documents, so that BERT-base gets through a step in seconds."""
+    folder.mkdir()
+    words = "the list of a function returns new value from old string with this name and that number".split()
+    documents = []
+    for number in range(400):
+        sentences = [
+            " ".join(words[(number * 7 + line * 3 + place * (line + 1)) % len(words)] for place in range(6))
+            for line in range(3)
+        ]
+        documents.append("\n".join(f"{sentence} {number}." for sentence in sentences))
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+
+
+def run_until(command: str, expected: str | None, cwd: Path) -> str:
+    """Run in a shell to its end, or until `expected` is printed; what it printed so far."""
+    log = cwd / "log.txt"
+    environment = {**os.environ, "PATH": f"{cwd / '.venv' / 'bin'}:{os.environ['PATH']}"}
+    if command.startswith("deepspeed "):  # two of these at a time must not meet on the default port
+        command = command.replace("deepspeed ", f"deepspeed --master_port {free_port()} ", 1)
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            ["bash", "-c", command], cwd=cwd, env=environment, stdout=stream, stderr=stream, start_new_session=True
+        )
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        while process.poll() is None:
+            if expected is not None and expected in log.read_text():
+                return log.read_text()
+            assert time.monotonic() < deadline, f"{command}\ntook longer than {TIMEOUT} s\n{log.read_text()[-3000:]}"
+            time.sleep(0.2)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    printed = log.read_text()
+    assert process.returncode == 0, f"{command}\n{printed[-3000:]}"
+    assert expected is None or expected in printed, f"{command}\n{printed[-3000:]}"
+    return printed
+
+
+def test_every_command_works(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    write_text(tmp_path / "my_text")
+    (tmp_path / "hostfile").write_text("localhost slots=1\n")
+    commands = [command for command in readme_commands() if command not in ELSEWHERE]
+    assert len(commands) >= 8
+    for command in commands:
+        expected = next((text for start, text in ENDLESS.items() if command.startswith(start)), None)
+        run_until(command, expected, tmp_path)
+    assert (tmp_path / "outputs" / "saved_models" / "bert_base" / "step_00000003" / "manifest.json").is_file()
+    assert list((tmp_path / "outputs" / "runs" / "bert_base").glob("events.out.tfevents.*"))
+
+
+def test_quickstart_goes_the_whole_road_and_goes_on(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    printed = run_until("scripts/quickstart.sh --steps 20", None, tmp_path)
+    assert "unigram cross entropy" in printed
+    assert (tmp_path / "outputs" / "quickstart" / "loss.png").stat().st_size > 10_000
+    assert (tmp_path / "outputs" / "quickstart" / "huggingface" / "model.safetensors").is_file()
+    again = run_until("scripts/quickstart.sh --steps 20", None, tmp_path)
+    assert "is there already" in again
+    assert "finished already, at step 20" in again
+
+
+@pytest.mark.slow
+def test_quickstart_learns(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    printed = run_until("scripts/quickstart.sh", None, tmp_path)
+    gain = next(line for line in printed.splitlines() if line.startswith("the model is below it by"))
+    assert float(gain.split()[-2]) >= 2.0
+
+
+def test_ci_calls_the_test_command() -> None:
+    assert "scripts/test.sh" in (PROJECT / ".ci" / "run").read_text().splitlines()
+    assert {"scripts/quickstart.sh", "scripts/test.sh"} <= set(readme_commands())
