@@ -54,8 +54,8 @@ def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: in
         fletcher32=True,
         track_times=False,
     )
-    # Chunks get their places in the file when they are flushed. Left to the end of the object's life, that moment (and so
-    # the bytes) would depend on when it is collected, which other threads can delay.
+    # Chunks get their places in the file when they are flushed. Left to the end of the object's life, that moment, and
+    # so the bytes, would depend on when it is collected, which other threads can delay.
     dataset.flush()
 
 
