@@ -21,6 +21,7 @@ def dry_run(run: Run) -> None:
     window = Window(run)
     for group in run.engine.optimizer.param_groups:
         group["lr"] = 0.0
+    run.engine.set_train_batch_size(run.batches.rows_at(run.state.samples))
     with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
         batches = next(steps)
     seconds = []

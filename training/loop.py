@@ -103,12 +103,20 @@ def current_rate(run: Run) -> float:
 
 def should_stop(run: Run, window: Window) -> bool:
     """Whether the step just taken was the last. With a time budget rank 0's clock decides for all."""
-    if run.budget.total is not None:
-        used = torch.tensor(run.budget.used() if run.place.is_main else 0.0, dtype=torch.float64, device=run.device)
-        run.state = replace(run.state, seconds=float(distributed.sum_over_ranks(used)))
-        if run.budget.is_over(run.state.seconds, window.figures.get("seconds_per_step", 0.0)):
-            return True
+    if run.budget.total is not None and is_time_over(run, window):
+        return True
     return run.horizon.is_finished(run.state.step, run.state.samples)
+
+
+def is_time_over(run: Run, window: Window) -> bool:
+    """Rank 0's clock and verdict, on every rank: each has its own, and they must not part."""
+    used = run.budget.used()
+    is_over = run.budget.is_over(used, window.figures.get("seconds_per_step", 0.0))
+    told = torch.tensor([used, float(is_over)], dtype=torch.float64, device=run.device)
+    seconds, verdict = distributed.sum_over_ranks(told if run.place.is_main else torch.zeros_like(told)).tolist()
+    run.state = replace(run.state, seconds=seconds)
+    run.budget.is_ended = bool(verdict)
+    return run.budget.is_ended
 
 
 def advance(run: Run, batches: StepBatches) -> None:
@@ -206,8 +214,8 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 def save(run: Run, best: Best | None) -> None:
     began = time.perf_counter()
-    run.state = replace(run.state, seconds=run.budget.used())
-    flags = run.settings.flags
-    path = run.checkpoints.save(run.engine, run.state, run.settings.sources, flags.keep_last, best)
+    # Rank 0's clock is the one that is saved; in run.state it would part the ranks.
+    state = replace(run.state, seconds=run.budget.used())
+    path = run.checkpoints.save(run.engine, state, run.settings.sources, run.settings.flags.keep_last, best)
     run.budget.note_pause(time.perf_counter() - began)
     console.say(f"checkpoint: {path}" + (" (the best so far)" if best else ""))
