@@ -18,7 +18,7 @@ from nvidia.encoder import BertLayer
 from nvidia.heads import PreTrainingHeads
 from nvidia.layer_drop import branch_scales
 from nvidia.layers import initialize_weights
-from nvidia.unpadding import Packing, plan_packing, real_tokens
+from nvidia.unpadding import Packing, plan_packing, plan_with_rows, real_tokens
 
 NO_LABEL = -1  # in masked_lm_labels and next_sentence_label
 
@@ -59,15 +59,12 @@ class PreTrainingModel(nn.Module):
         gradient however it is cut into micro-batches and ranks. `log` is taken for old callers and ignored.
         """
         _, input_ids, input_mask, segment_ids, next_sentence_label, masked_lm_labels = batch
-        mask = real_tokens(input_mask)
-        packing = plan_packing(mask)
-        labels = packing.pack(masked_lm_labels)  # [T]
-        masked = torch.nonzero(labels != NO_LABEL).squeeze(1)  # [M]
+        packing, masked = plan_with_rows(real_tokens(input_mask), masked_lm_labels != NO_LABEL)  # masked: [M]
+        masked_labels = packing.pack(masked_lm_labels).index_select(0, masked)
         states = self.encode_rows(input_ids, segment_ids, packing, torch.cat([packing.first, masked]))
         first, predicted = states[: packing.num_rows], states[packing.num_rows :]
 
         scores = self.cls.predictions(predicted).float()  # [M, tokens]
-        masked_labels = labels.index_select(0, masked)
         masked_loss = functional.cross_entropy(scores, masked_labels, reduction="sum")
         count = scores.new_full((), masked.shape[0])
         total = count if masked_lm_total is None else masked_lm_total.to(count)

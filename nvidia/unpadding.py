@@ -58,10 +58,30 @@ def real_tokens(input_mask: Tensor) -> Tensor:
 
 
 def plan_packing(mask: Tensor) -> Packing:
-    """Find the real tokens of a bool [B, S] mask whose first column is true. The one wait for the device is here."""
+    """Find the real tokens of a bool [B, S] mask whose first column is true; one wait for the device."""
     if mask.device.type == "cpu":
         return _plan_by_length(mask)
     return make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))
+
+
+def plan_with_rows(mask: Tensor, wanted: Tensor) -> tuple[Packing, Tensor]:
+    """A packing and where in it the `wanted` (bool [B, S]) among the real tokens lie; one wait for the device."""
+    wanted = wanted & mask
+    if mask.device.type == "cpu":
+        packing = _plan_by_length(mask)
+        return packing, torch.nonzero(packing.pack(wanted)).squeeze(1)
+    num_tokens, num_wanted = torch.stack([mask.sum(), wanted.sum()]).tolist()
+    return make_packing(mask, _where(mask, num_tokens)), packed_positions(mask, _where(wanted, num_wanted))
+
+
+def packed_positions(mask: Tensor, indices: Tensor) -> Tensor:
+    """Where real tokens at `indices` of the flattened batch lie in a packing in batch order."""
+    return (mask.flatten().cumsum(0) - 1).index_select(0, indices)
+
+
+def _where(mask: Tensor, count: int) -> Tensor:
+    """Places in the flattened mask that are true, of which the number is known already."""
+    return torch.nonzero_static(mask.flatten(), size=count).squeeze(1)
 
 
 def make_packing(mask: Tensor, indices: Tensor) -> Packing:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvidia.unpadding import make_packing, plan_packing, real_tokens
+from nvidia.unpadding import make_packing, packed_positions, plan_packing, plan_with_rows, real_tokens
 
 
 def masks() -> st.SearchStrategy[list[list[int]]]:
@@ -33,6 +33,19 @@ def test_packing_keeps_every_real_token_and_its_place(rows: list[list[int]]) -> 
         assert starts[-1] == packing.num_tokens == int(mask.sum())
         for start, stop in pairwise(starts):
             assert len(set(packing.sequence_of[start:stop].tolist())) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(masks())
+def test_wanted_tokens_are_found_the_same_in_both_orders(rows: list[list[int]]) -> None:
+    mask = real_tokens(torch.tensor(rows))
+    content = torch.arange(mask.numel()).view(mask.shape)
+    wanted = content % 3 == 0
+    packing, places = plan_with_rows(mask, wanted)
+    assert set(packing.pack(content)[places].tolist()) == set(content[wanted & mask].tolist())
+    in_order = make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))
+    found = in_order.pack(content)[packed_positions(mask, torch.nonzero((wanted & mask).flatten()).squeeze(1))]
+    assert torch.equal(found, content[wanted & mask])
 
 
 def test_sequences_of_one_length_lie_side_by_side() -> None:
