@@ -43,11 +43,15 @@ class PreTrainingModel(nn.Module):
     def __init__(self, config: BertConfig, args: Any = None) -> None:
         """`args` is taken for callers that know the old signature; nothing is read from it."""
         super().__init__()
-        self.config = config
         self.bert = self.encoder_class(config, add_pooling_layer=config.has_sentence_head)
         self.cls = PreTrainingHeads(config, self.bert.embeddings.word_embeddings)
         self.details: PreTrainingDetails | None = None
         self.reset_parameters()
+
+    @property
+    def config(self) -> BertConfig:
+        """The encoder's, which pruning changes."""
+        return self.bert.config
 
     def reset_parameters(self) -> None:
         initialize_weights(self, self.config)

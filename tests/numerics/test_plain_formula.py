@@ -121,6 +121,13 @@ def test_pruned_heads_are_masked_heads(kind: type[BertModelBase]) -> None:
     assert torch.equal(fresh.eval()(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state)
 
 
+def test_a_pruned_model_knows_its_config() -> None:
+    model = BertForPreTrainingPreLN(tiny_config())
+    model.bert.prune_heads({1: [0]})
+    assert model.config.pruned_heads == {1: (0,)}
+    BertForPreTrainingPreLN(model.config).load_state_dict(model.state_dict())
+
+
 def test_head_mask_scales_a_head() -> None:
     model = make_encoder(num_hidden_layers=1)
     masked = model(**inputs(), head_mask=torch.tensor([1.0, 0.5, 1.0])).last_hidden_state
