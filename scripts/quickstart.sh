@@ -8,7 +8,7 @@ output=outputs/quickstart
 max_steps=()
 case "${1:-}" in
     "") ;;
-    --fresh) rm -rf data/corpus data/hdf5/128 data/hdf5/tokenizer "$output" ;;
+    --fresh) rm -rf data/corpus data/hdf5/64 data/hdf5/128 data/hdf5/tokenizer "$output" ;;
     --steps) max_steps=(--max_steps "$2") ;;
     *) echo "usage: scripts/quickstart.sh [--fresh | --steps N]" >&2; exit 2 ;;
 esac
@@ -20,16 +20,16 @@ echo "== 1. Text: the documentation that comes with Python and the installed pac
 python -m data.corpus --output data/corpus
 
 echo "== 2. Tokenizer and shards"
-python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_size 8192 \
-    --max_seq_length 128 --max_predictions_per_seq 20 --dupe_factor 1 --seed 42 --workers 2
+python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_size 2048 \
+    --max_seq_length 64 128 --max_predictions_per_seq 10 20 --dupe_factor 1 --seed 42 --workers 2
 
 echo "== 3. Training"
 port=$(python -c 'import socket; probe = socket.socket(); probe.bind(("127.0.0.1", 0)); print(probe.getsockname()[1])')
 deepspeed --num_gpus 1 --master_port "$port" deepspeed_train.py \
     --cf configs/quickstart.json --deepspeed_config configs/ds_quickstart.json --deepspeed \
-    --max_seq_length 128 --max_predictions_per_seq 20 --data_path_prefix data --use_nvidia_dataset \
-    --output_dir "$output" --job_name quickstart --lr_schedule linear \
-    --print_steps 20 --validate_every_steps 200 --save_every_steps 200 --keep_last 2 "${max_steps[@]}"
+    --max_seq_length 64 --max_predictions_per_seq 10 --data_path_prefix data --use_nvidia_dataset \
+    --output_dir "$output" --job_name quickstart --lr_schedule wsd \
+    --print_steps 50 --validate_every_steps 500 --save_every_steps 250 --keep_last 2 "${max_steps[@]}"
 
 echo "== 4. Export to Hugging Face"
 python scripts/export_hf.py --checkpoint "$output/saved_models/quickstart" --output "$output/huggingface" \
@@ -41,7 +41,8 @@ python scripts/predict.py --model "$output/huggingface" \
     "returns a new [MASK] with the same elements ." \
     "raises a type [MASK] if the argument is not a string ." \
     "the [MASK] of the array must be an integer ."
-python scripts/compare_unigram.py --metrics "$output/runs/quickstart/metrics.jsonl" --data data/hdf5/128
+python scripts/compare_unigram.py --metrics "$output/runs/quickstart/metrics.jsonl" \
+    --data data/hdf5/64 --max_seq_length 64 --max_predictions_per_seq 10
 
 cat <<END
 
