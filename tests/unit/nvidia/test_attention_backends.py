@@ -17,7 +17,8 @@ from tests.unit.nvidia.helpers import largest_difference, make_batch, tiny_confi
     ("device", "dtype", "dropout", "needs_plain", "is_sparse", "expected"),
     [
         ("cpu", torch.float32, 0.1, False, False, "grouped"),
-        ("cpu", torch.bfloat16, 0.0, False, False, "grouped"),
+        ("cpu", torch.bfloat16, 0.1, False, False, "grouped"),
+        ("cpu", torch.float32, 0.0, False, False, "sdpa"),
         ("cpu", torch.float32, 0.0, True, False, "plain"),
         ("cpu", torch.float32, 0.1, False, True, "plain"),
         ("cuda", torch.float16, 0.0, False, False, "varlen"),
