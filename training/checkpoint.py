@@ -35,6 +35,8 @@ class TrainingState:
     tokens: int  # real tokens seen in this run
     seed: int
     world_size: int
+    zero_stage: int
+    precision: str
     data_digest: str
     tokenizer_digest: str | None
     best_validation_loss: float | None

@@ -173,6 +173,8 @@ def resume(
         tokens=0,
         seed=settings.flags.seed,
         world_size=place.world_size,
+        zero_stage=settings.deepspeed.zero_stage,
+        precision=settings.precision,
         data_digest=data.digest,
         tokenizer_digest=settings.tokenizer.digest if settings.tokenizer else data.tokenizer_digest,
         best_validation_loss=None,
@@ -207,6 +209,12 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
         ] or [f"preln: {saved.is_preln} there, {now.is_preln} now"]
         raise UserError(
             f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name"
+        )
+    if (saved.zero_stage, saved.precision) != (now.zero_stage, now.precision):
+        raise UserError(
+            f"{where}: was saved with ZeRO stage {saved.zero_stage} in {saved.precision}, but this run uses stage "
+            f"{now.zero_stage} in {now.precision}; use the same DeepSpeed JSON and --precision, or begin another "
+            f"--job_name from its export with --use_pretrain"
         )
     if saved.world_size != now.world_size:
         raise UserError(

@@ -82,3 +82,13 @@ def test_a_damaged_newest_checkpoint_is_passed_over(damage: str, tmp_path: Path)
         (newest / "manifest.json").write_text("{")
     checkpoints = CheckpointFolder(newest.parent)
     assert checkpoints.newest_valid() == "step_00000002"
+
+
+def test_another_zero_stage_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    assert run_plain(words).returncode == 0
+    write_project(tmp_path, zero_optimization={"stage": 1})
+    outcome = run_plain([*words[:-1], "3"])
+    assert outcome.returncode == 2
+    assert "was saved with ZeRO stage 0 in fp32, but this run uses stage 1 in fp32" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
