@@ -10,6 +10,7 @@ from torch import nn
 from data.batches import Batch
 from data.loader import StepBatches
 from training import distributed
+from training.checkpoint_files import CheckedFiles
 from training.metrics import Tally
 from training.timing import Phases
 
@@ -26,6 +27,7 @@ def build_engine(
         config=config,
         dist_init_required=False,
     )
+    engine.checkpoint_engine = CheckedFiles()
     return engine
 
 

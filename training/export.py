@@ -15,6 +15,8 @@ from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
+from training.checkpoint_files import read_file
+from training.zero_files import ZeroCheckpoint
 
 WEIGHTS = "model.safetensors"
 # The pooler and the next-sentence head, which the stock pre-LN class has no place for.
@@ -31,10 +33,8 @@ def locate_checkpoint(path: Path) -> Path:
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """All weights in fp32, from whatever ZeRO stage wrote them."""
     if any(checkpoint.glob("*zero_pp_rank_*_optim_states.pt")):
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.parent), checkpoint.name))
-    saved = torch.load(checkpoint / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+        return ZeroCheckpoint.read(checkpoint).weights()
+    saved = read_file(checkpoint / "mp_rank_00_model_states.pt")
     return {name: tensor.float() for name, tensor in saved["module"].items()}
 
 

@@ -20,7 +20,7 @@ from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.engine import build_engine
 from training.environment import Place
-from training.export import load_hugging_face_weights
+from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
 from training.optimizer import build_optimizer
 from training.outlook import count_people, find_notes, look_ahead, mean_tokens
@@ -28,6 +28,7 @@ from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
 from training.token_schedule import TokenSchedule
+from training.zero_files import load_for_other_ranks
 
 NO_END = 2**62
 
@@ -62,8 +63,7 @@ def build_run(settings: Settings, datasets: Datasets, place: Place, device: torc
     model = build_model(settings)
     checkpoints = CheckpointFolder(settings.saved_models)
     origin = find_origin(settings, checkpoints)
-    if origin is None:
-        load_first_weights(model, settings)
+    load_first_weights(model, settings, origin)
     engine = put_in_engine(model, settings)
     state = resume(engine, settings, place, training, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
@@ -124,10 +124,13 @@ def build_model(settings: Settings) -> PreTrainingModel:
     return model
 
 
-def load_first_weights(model: PreTrainingModel, settings: Settings) -> None:
-    """--use_pretrain: begin from a Hugging Face folder's weights."""
-    if settings.first_weights is not None:
+def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Origin | None") -> None:
+    """--use_pretrain: begin from a Hugging Face folder's weights; --finetune: from those of another run."""
+    if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights)
+    if origin is not None and origin.is_only_weights:
+        check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
+        model.load_state_dict(read_weights(origin.path))
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
@@ -149,6 +152,11 @@ class Origin:
     folder: Path
     tag: str
     is_own: bool
+    is_only_weights: bool = False  # --finetune: neither the optimizer's state nor the step
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.tag
 
 
 def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
@@ -158,7 +166,8 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | N
         return Origin(checkpoints.folder, own, is_own=True)
     if settings.flags.load_training_checkpoint is not None:
         other = CheckpointFolder(settings.flags.load_training_checkpoint)
-        return Origin(other.folder, other.choose(settings.flags.load_checkpoint_id), is_own=False)
+        tag = other.choose(settings.flags.load_checkpoint_id)
+        return Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
     return None
 
 
@@ -181,50 +190,54 @@ def resume(
         model_config=settings.model_config.to_dict(),
         is_preln=settings.flags.preln,
     )
-    if origin is None:
+    if origin is None or origin.is_only_weights:
         return fresh
-    saved = read_state(origin.folder / origin.tag)
+    saved = read_state(origin.path)
     check_match(saved, fresh, origin)
-    weights_only = settings.flags.finetune and not origin.is_own
-    engine.load_checkpoint(
-        str(origin.folder),
-        tag=origin.tag,
-        load_optimizer_states=not weights_only,
-        load_lr_scheduler_states=False,
-        load_module_only=weights_only,
-    )
+    load_engine(engine, origin, saved, place)
     if origin.is_own:
-        return saved
-    step = 0 if weights_only else saved.step
-    return replace(fresh, step=step, start_step=step)
+        return replace(saved, world_size=place.world_size)
+    return replace(fresh, step=saved.step, start_step=saved.step)
+
+
+def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place) -> None:
+    """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
+    if saved.world_size != place.world_size and engine.zero_optimization():
+        console.say(f"{origin.path}: saved by {saved.world_size} ranks, cut anew for {place.world_size}")
+        load_for_other_ranks(engine, origin.path)
+        return
+    engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+
+
+def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:
+    if saved.model_config == config and saved.is_preln == is_preln:
+        return
+    differing = [
+        f"{key}: {saved.model_config.get(key)!r} there, {config.get(key)!r} now"
+        for key in sorted({*saved.model_config, *config})
+        if saved.model_config.get(key) != config.get(key)
+    ] or [f"preln: {saved.is_preln} there, {is_preln} now"]
+    raise UserError(f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name")
 
 
 def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
-    where = origin.folder / origin.tag
-    if saved.model_config != now.model_config or saved.is_preln != now.is_preln:
-        differing = [
-            f"{key}: {saved.model_config.get(key)!r} there, {now.model_config.get(key)!r} now"
-            for key in sorted({*saved.model_config, *now.model_config})
-            if saved.model_config.get(key) != now.model_config.get(key)
-        ] or [f"preln: {saved.is_preln} there, {now.is_preln} now"]
-        raise UserError(
-            f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name"
-        )
+    where = origin.path
+    check_model(saved, now.model_config, now.is_preln, where)
     if (saved.zero_stage, saved.precision) != (now.zero_stage, now.precision):
         raise UserError(
             f"{where}: was saved with ZeRO stage {saved.zero_stage} in {saved.precision}, but this run uses stage "
             f"{now.zero_stage} in {now.precision}; use the same DeepSpeed JSON and --precision, or begin another "
-            f"--job_name from its export with --use_pretrain"
-        )
-    if saved.world_size != now.world_size:
-        raise UserError(
-            f"{where}: was saved by {saved.world_size} ranks, but this run has {now.world_size}; start it with "
-            f"{saved.world_size} ranks"
+            f"--job_name from its weights with --load_training_checkpoint {origin.folder} --finetune"
         )
     if origin.is_own and saved.data_digest != now.data_digest:
         raise UserError(
             f"{where}: was trained on other data than is there now; restore that data, or pass another --job_name with "
             f"--load_training_checkpoint {origin.folder}"
+        )
+    if origin.is_own and saved.tokenizer_digest != now.tokenizer_digest:
+        raise UserError(
+            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file; restore that file, or "
+            f"pass another --job_name"
         )
 
 
@@ -300,7 +313,7 @@ def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origi
         + (f", over {settings.flags.time_budget}" if settings.flags.time_budget else ""),
         "checkpoints": str(settings.saved_models),
         "logs": str(settings.runs),
-        "start": f"from {origin.folder / origin.tag}" if origin else "from new weights",
+        "start": f"from {origin.path}" if origin else "from new weights",
     }
     console.say(describe(settings, facts))
     for note in find_notes(

@@ -1,0 +1,162 @@
+"""Many short runs on one or several ranks, cheaply: ranks are forked from a process that has imported everything.
+
+A real launcher spends ten seconds on imports for every run; a campaign of kills needs hundreds of runs. The ranks are
+real processes that meet over gloo, die of real signals, and are ended when one of them dies, as the launcher does it.
+Faults (tests/faults.py) are put into a rank after the fork, so that the product's code has no hooks for them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support import PROJECT, free_port
+
+GRACE_SECONDS = 30.0  # between the launcher's SIGTERM to the other ranks and its SIGKILL
+
+
+@dataclass(frozen=True)
+class Request:
+    words: list[str]
+    num_ranks: int
+    port: int
+    output: str
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    signals: list[dict[str, Any]] = field(default_factory=list)
+    timeout: float = 90.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit codes by rank (negative: the signal it died of), all that was written, and how long it took."""
+
+    codes: list[int]
+    text: str
+    seconds: float
+
+
+class RankServer:
+    """The client's side. Use as a context manager."""
+
+    def __enter__(self) -> "RankServer":
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rank_server"],
+            cwd=PROJECT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+    def run(self, words: list[str], num_ranks: int, folder: Path, **options: Any) -> Outcome:
+        """Train with `words` on `num_ranks` ranks; output goes to files below `folder`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = Request(words, num_ranks, free_port(), str(folder / "rank_output"), **options)
+        self.process.stdin.write(json.dumps(asdict(request)) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        return Outcome(**answer)
+
+
+def serve() -> None:
+    import deepspeed_train  # noqa: F401  imported here once, for all forks
+
+    for line in sys.stdin:
+        answer = _train(Request(**json.loads(line)))
+        sys.stdout.write(json.dumps(asdict(answer)) + "\n")
+        sys.stdout.flush()
+
+
+def _train(request: Request) -> Outcome:
+    began = time.monotonic()
+    Path(request.output).mkdir(parents=True, exist_ok=True)
+    children = [_fork(request, rank) for rank in range(request.num_ranks)]
+    codes = _wait(children, request, began)
+    text = "".join((Path(request.output) / f"{rank}.txt").read_text() for rank in range(request.num_ranks))
+    return Outcome(codes, text, time.monotonic() - began)
+
+
+def _fork(request: Request, rank: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        descriptor = os.open(f"{request.output}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        world = str(request.num_ranks)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_SIZE=world)
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request.port))
+        _run_rank(request, rank)
+    finally:
+        os._exit(99)  # only when the rank did not end by itself
+
+
+def _run_rank(request: Request, rank: int) -> None:
+    import traceback
+
+    import deepspeed_train
+    from common.errors import run_command
+    from tests.faults import put_in
+
+    sys.argv = ["deepspeed_train.py", *request.words]
+    code = 1
+    try:
+        for fault in request.faults:
+            put_in(fault, rank)
+        run_command(deepspeed_train.main)
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(children: list[int], request: Request, began: float) -> list[int]:
+    """Until all have ended. When one fails, the others get SIGTERM and, after the launcher's grace, SIGKILL."""
+    codes: dict[int, int] = {}
+    signals = sorted(request.signals, key=lambda entry: entry["after"])
+    ending_since: float | None = None
+    while len(codes) < len(children):
+        for child in children:
+            if child not in codes:
+                found, status = os.waitpid(child, os.WNOHANG)
+                if found:
+                    codes[child] = os.waitstatus_to_exitcode(status)
+        now = time.monotonic()
+        while signals and now - began >= signals[0]["after"]:
+            entry = signals.pop(0)
+            _send([children[rank] for rank in entry["ranks"]], codes, entry["signal"])
+        if any(codes.values()) and ending_since is None:
+            ending_since = now
+            _send(children, codes, signal.SIGTERM)
+        is_late = ending_since is not None and now - ending_since > GRACE_SECONDS
+        if is_late or now - began > request.timeout:
+            _send(children, codes, signal.SIGKILL)
+        time.sleep(0.005)
+    return [codes[child] for child in children]
+
+
+def _send(children: list[int], ended: dict[int, int], number: int) -> None:
+    for child in children:
+        if child not in ended:
+            os.kill(child, number)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,74 @@
+"""The files that DeepSpeed writes and reads through us: flushed to disk, and read without running their code."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from common.errors import UserError
+
+# All that DeepSpeed's files hold beside tensors and plain containers: two records, an enumeration and loss scales.
+ALLOWED: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    DynamicLossScaler,
+    LossScaler,
+    ZeroStageEnum,
+    fragment_address,
+]
+
+
+def read_file(path: Path, is_mapped: bool = True) -> Any:
+    """The content of one of a checkpoint's .pt files. Anything but tensors, containers and ALLOWED is refused.
+
+    `is_mapped`: tensors stay on disk until they are used, so that a large checkpoint is never in memory whole.
+    """
+    try:
+        with torch.serialization.safe_globals(ALLOWED):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path}: is refused: it holds more than tensors and DeepSpeed's own records, and loading it could run a "
+            f"stranger's code ({reason}); use a checkpoint that this project wrote"
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); use another checkpoint") from None
+
+
+class CheckedFiles(TorchCheckpointEngine):
+    """In the place of DeepSpeed's own reader and writer.
+
+    A write that fails is kept in `failure` instead of raised: the other ranks are on their way to a barrier inside
+    DeepSpeed, and would wait there for ever. Who called save_checkpoint() asks all ranks afterwards.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: OSError | None = None
+
+    def save(self, state_dict: Any, path: str) -> None:
+        try:
+            with Path(path).open("wb") as stream:
+                torch.save(state_dict, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            self.failure = error
+        except RuntimeError as error:  # torch's writer wraps what the stream raised
+            if not isinstance(error.__context__, OSError):
+                raise
+            self.failure = error.__context__
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        # Not mapped: DeepSpeed keeps some tensors as they come, and the file must not have to outlive them.
+        return read_file(Path(path), is_mapped=False)
+
+    def take_failure(self) -> OSError | None:
+        failure, self.failure = self.failure, None
+        return failure
