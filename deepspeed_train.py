@@ -1,6 +1,7 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from common.console import console
 from common.errors import run_command
@@ -8,11 +9,13 @@ from training import distributed
 from training.arguments import parse_arguments
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
+from training.lock import lock_folder
 from training.logs import send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
 from training.run import build_run, open_data
 from training.settings import resolve_settings
+from training.stopping import STOPPED_EXIT_CODE, StopRequests
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +27,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = resolve_settings(flags, place)
     datasets = open_data(settings)
     device = pick_device(place)
-    send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
-    distributed.start(device)
-    run = build_run(settings, datasets, place, device)
-    dry_run(run) if flags.dry_run else train(run)
-    distributed.leave()
-    return 0
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequests())
+        if place.is_main and not flags.dry_run:
+            stack.enter_context(lock_folder(settings.saved_models))
+        send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
+        distributed.start(device)
+        run = build_run(settings, datasets, place, device, stop)
+        if flags.dry_run:
+            dry_run(run)
+        is_stopped = not flags.dry_run and not train(run)
+        distributed.leave()
+    return STOPPED_EXIT_CODE if is_stopped else 0
 
 
 if __name__ == "__main__":

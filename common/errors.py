@@ -15,6 +15,10 @@ class UserError(ValueError):
     """Something the user can mend. The message says what, what was found, what was expected and the remedy."""
 
 
+class ToldElsewhere(Exception):
+    """The main rank has failed and tells why; this one ends without a word."""
+
+
 class Problems:
     """Collects the mistakes of one check, so that all of them are reported at once."""
 
@@ -48,6 +52,9 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
             time.sleep(5)
         sys.stdout.flush()
         sys.stderr.write(f"error: {error}\n")
+        sys.exit(USER_ERROR_EXIT_CODE)
+    except ToldElsewhere:
+        time.sleep(5)
         sys.exit(USER_ERROR_EXIT_CODE)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -17,6 +17,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     flush_folder(path.parent)
 
 
+def write_plainly(path: Path, content: str) -> bool:
+    """Replace a small file that may be lost in a power cut; whether that was possible. Readers see old or new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(content)
+        temporary.replace(path)
+    except OSError:
+        return False
+    return True
+
+
 def flush_folder(folder: Path) -> None:
     """Make renames in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

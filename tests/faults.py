@@ -1,20 +1,188 @@
-"""Faults that a test puts into a rank: what happens is real, and where it happens is patched in from outside."""
+"""Faults that a test puts into a rank: what happens is real, and where it happens is patched in from outside.
 
+A fault is a dictionary: its `kind`, the `rank` it is for (left out: all), and what its kind needs. `kill` needs a
+`stage` of a save and the `step` of that save; SIGKILL comes right before that stage begins.
+"""
+
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 
-def put_in(fault: dict[str, Any], rank: int) -> None:
-    """`fault`: its `kind`, the `rank` it is for (left out: all), and what its kind needs."""
+Fault = dict[str, Any]
+# The moments of a save, in order; "between_files" is after the first of DeepSpeed's files on that rank.
+SAVE_STAGES = ("before", "first_file", "between_files", "manifest", "rename", "pointer", "retire", "after")
+
+
+def put_in(fault: Fault, rank: int) -> None:
     if fault.get("rank", rank) == rank:
         KINDS[fault["kind"]](fault)
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], None]] = {}
+def _before(owner: Any, name: str, action: Callable[..., None]) -> None:
+    """Have `action` called with the same arguments right before `owner.name`."""
+    original = getattr(owner, name)
+
+    def patched(*args: Any, **options: Any) -> Any:
+        action(*args, **options)
+        return original(*args, **options)
+
+    setattr(owner, name, patched)
 
 
-def _forget_optimizer_state(fault: dict[str, Any]) -> None:
+def _die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill(fault: Fault) -> None:
+    """kill -9 at a stage of the save of `step`."""
+    from training import checkpoint, checkpoint_files
+
+    stage, tag = fault["stage"], f"step_{fault['step']:08d}"
+    files: list[str] = []
+
+    def at_file(_self: Any, _content: Any, path: str) -> None:
+        if tag in path:
+            files.append(path)
+            if len(files) == (1 if stage == "first_file" else 2):
+                _die()
+
+    def at_save(_self: Any, _engine: Any, state: Any, *_: Any, **__: Any) -> None:
+        if checkpoint.tag_of(state) == tag:
+            _die()
+
+    def named(path: Path, *_: Any) -> None:
+        if tag in str(path):
+            _die()
+
+    if stage == "before":
+        _before(checkpoint.CheckpointFolder, "save", at_save)
+    elif stage in ("first_file", "between_files"):
+        _before(checkpoint_files.CheckedFiles, "save", at_file)
+    elif stage == "manifest":
+        _before(checkpoint, "write_manifest", named)
+    elif stage == "rename":
+        _before(checkpoint, "publish", named)
+    elif stage == "pointer":
+        _before(checkpoint, "point_to", lambda _folder, found: _die() if found == tag else None)
+    elif stage == "retire":
+        _before(checkpoint, "retire", lambda _folder, tags, *_: _die() if tag in tags else None)
+    else:
+        assert stage == "after", stage
+        original = checkpoint.commit
+
+        def commit(folder: Path, staged: Path, *rest: Any) -> None:
+            original(folder, staged, *rest)
+            named(staged)
+
+        checkpoint.commit = commit
+
+
+def _not_a_number(fault: Fault) -> None:
+    """Spoil one gradient of this rank in the steps that begin at the given samples."""
+    from training import engine, loop
+
+    original = engine.take_step
+
+    def take_step(target: Any, step: Any, *rest: Any) -> bool:
+        handle = None
+        if step.next_sample in fault["next_samples"]:
+            parameter = target.module.bert.embeddings.LayerNorm.weight
+            handle = parameter.register_hook(lambda gradient: gradient * float(fault.get("value", "nan")))
+        try:
+            return original(target, step, *rest)
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    loop.take_step = take_step  # type: ignore[assignment]
+
+
+def _spoil_weights(fault: Fault) -> None:
+    """Before the step of these samples make the model forget, so that the loss jumps; healed by going back."""
+    from training import loop
+
+    done: list[int] = []
+
+    def spoil(target: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"] and not done:
+            done.append(1)
+            with torch.no_grad():
+                target.module.bert.embeddings.word_embeddings.weight.mul_(-30.0)
+
+    _before(loop, "take_step", spoil)
+
+
+def _hang(fault: Fault) -> None:
+    """Stop moving at the step of these samples: by sleeping, or with the whole process stopped."""
+    from training import loop
+
+    def hang(_engine: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"]:
+            if fault.get("how") == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(600)
+
+    _before(loop, "take_step", hang)
+
+
+def _slow_steps(fault: Fault) -> None:
+    """Give signals time to arrive between two steps."""
+    from training import loop
+
+    _before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
+
+
+def _slow_micro_steps(fault: Fault) -> None:
+    from training import engine
+
+    original = engine.seed_of
+
+    def seed_of(purpose: str, *numbers: int) -> int:
+        time.sleep(fault["seconds"])
+        return original(purpose, *numbers)
+
+    engine.seed_of = seed_of
+
+
+def _believe_in_space(_: Fault) -> None:
+    """A disk that another process fills after we have looked."""
+    from training import checkpoint
+
+    checkpoint.CheckpointFolder.size_of_next = lambda *_: 0  # type: ignore[method-assign]
+
+
+def _reader_dies(fault: Fault) -> None:
+    """The thread that reads ahead fails at these samples, as it would on a disk error."""
+    from data.loader import TrainingStream
+
+    def fail(_self: Any, _source: Any, first_sample: int) -> None:
+        if first_sample >= fault["sample"]:
+            raise OSError(5, "Input/output error", "shard_3.hdf5")
+
+    _before(TrainingStream, "_make_step", fail)
+
+
+def _patience(fault: Fault) -> None:
+    """Wait less for space than people would want to."""
+    from training import saving
+
+    saving.RETRY_SECONDS = 0.1
+    saving.Saver.save_last.__defaults__ = (None, float(fault["seconds"]))
+
+
+def _allow_fp16(_: Fault) -> None:
+    """Compute in fp16 on a CPU that is slow at it: DeepSpeed would refuse, torch does not."""
+    from deepspeed.accelerator import get_accelerator
+
+    type(get_accelerator()).is_fp16_supported = lambda _self: True
+
+
+def _forget_optimizer_state(_: Fault) -> None:
     """Resharding that loses what the optimizer knew."""
     from training import zero_files
 
@@ -30,4 +198,16 @@ def _forget_optimizer_state(fault: dict[str, Any]) -> None:
     zero_files.ZeroCheckpoint.read = without_state  # type: ignore[method-assign,assignment]
 
 
-KINDS["forget_optimizer_state"] = _forget_optimizer_state
+KINDS: dict[str, Callable[[Fault], None]] = {
+    "allow_fp16": _allow_fp16,
+    "believe_in_space": _believe_in_space,
+    "forget_optimizer_state": _forget_optimizer_state,
+    "hang": _hang,
+    "kill": _kill,
+    "not_a_number": _not_a_number,
+    "patience": _patience,
+    "reader_dies": _reader_dies,
+    "slow_micro_steps": _slow_micro_steps,
+    "slow_steps": _slow_steps,
+    "spoil_weights": _spoil_weights,
+}

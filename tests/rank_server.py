@@ -17,8 +17,6 @@ from typing import Any
 
 from tests.support import PROJECT, free_port
 
-GRACE_SECONDS = 30.0  # between the launcher's SIGTERM to the other ranks and its SIGKILL
-
 
 @dataclass(frozen=True)
 class Request:
@@ -29,6 +27,7 @@ class Request:
     faults: list[dict[str, Any]] = field(default_factory=list)
     signals: list[dict[str, Any]] = field(default_factory=list)
     timeout: float = 90.0
+    grace: float = 30.0  # between the launcher's SIGTERM to the other ranks and its SIGKILL
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _wait(children: list[int], request: Request, began: float) -> list[int]:
         if any(codes.values()) and ending_since is None:
             ending_since = now
             _send(children, codes, signal.SIGTERM)
-        is_late = ending_since is not None and now - ending_since > GRACE_SECONDS
+        is_late = ending_since is not None and now - ending_since > request.grace
         if is_late or now - began > request.timeout:
             _send(children, codes, signal.SIGKILL)
         time.sleep(0.005)

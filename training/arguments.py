@@ -1,6 +1,7 @@
 """The launcher's command line: every flag, its default and its meaning."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above zero, but is {text}")
+    return value
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="deepspeed_train.py",
@@ -37,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_data(parser)
     _add_training(parser)
     _add_checkpoints(parser)
+    _add_faults(parser)
     _add_model(parser)
     _add_launcher(parser)
     return parser
@@ -207,6 +216,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--save_every_steps", type=positive_int, metavar="N", help="steps between two checkpoints within an epoch"
     )
     group.add_argument(
+        "--save_every_minutes", type=positive_float, metavar="N", help="minutes between two checkpoints, by the clock"
+    )
+    group.add_argument(
         "--ckpt_to_save",
         type=int,
         nargs="+",
@@ -217,9 +229,36 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--keep_last", type=positive_int, metavar="N", help="delete all but the last N checkpoints (default: keep all)"
     )
     group.add_argument(
+        "--keep_every", type=positive_int, metavar="N", help="never delete checkpoints whose step is a multiple of N"
+    )
+    group.add_argument(
         "--keep_best",
         action="store_true",
         help="save whenever validation is better than ever, and keep that one; best.json names it",
+    )
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("when something goes wrong")
+    group.add_argument(
+        "--max_bad_steps",
+        type=positive_int,
+        default=10,
+        metavar="N",
+        help="stop after N steps in a row whose gradient is infinite or not a number (none of them is applied)",
+    )
+    group.add_argument(
+        "--on_spike",
+        choices=("report", "rollback"),
+        default="report",
+        help="a loss far above the recent ones: tell, or go back to the last checkpoint and leave that batch out",
+    )
+    group.add_argument(
+        "--stuck_after_minutes",
+        type=positive_float,
+        default=30.0,
+        metavar="N",
+        help="end the run when a rank makes no progress for N minutes, and name it",
     )
 
 

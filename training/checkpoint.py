@@ -5,10 +5,14 @@ pointer `latest` moves. A folder without a valid manifest is not a checkpoint. D
 `<saved_models>/<job_name>/{latest,<tag>/…}` is the layout they know.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,17 +21,20 @@ from common.console import console
 from common.errors import UserError
 from common.files import file_digest, flush_folder, write_atomically
 from training import distributed
+from training.retention import Best, Retention, read_best, retire, step_of
 
 MANIFEST = "manifest.json"
 STATE = "bert_pretraining.json"
 STAGING = ".saving"
-BEST = "best.json"
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run must know to go on, beside DeepSpeed's own state. Readable JSON in the checkpoint."""
+    """What a run must know to go on, beside DeepSpeed's own state. Readable JSON in the checkpoint.
+
+    There is no random state in it: the order of samples and every rank's dropout follow from `seed` and `samples`.
+    """
 
     step: int  # optimizer steps applied, those of an earlier phase included
     start_step: int  # the step at which this run began; not 0 when it began from another run's checkpoint
@@ -43,15 +50,12 @@ class TrainingState:
     model_config: dict[str, Any]
     is_preln: bool
     seconds: float = 0.0  # that this run has taken, over all its restarts
+    skips: tuple[tuple[int, int], ...] = ()  # samples from … to … that a rollback leaves out
+    recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to tell what has changed on resume
 
 
-@dataclass(frozen=True)
-class Best:
-    """The pointer `best.json`: which checkpoint, its validation loss, and whether it was saved for that alone."""
-
-    tag: str
-    mlm_loss: float
-    is_only_best: bool
+class SaveFailed(Exception):
+    """A checkpoint could not be written. Nothing is lost but this one; the message says what it takes."""
 
 
 class CheckpointFolder:
@@ -59,72 +63,104 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.sound: set[str] = set()  # tags that this process has verified or written
+        self._commit: threading.Thread | None = None
+        self._commit_failure: Exception | None = None
 
     def save(
         self,
         engine: Any,
         state: TrainingState,
         sources: dict[str, str],
-        keep_last: int | None = None,
-        best: "Best | None" = None,
-    ) -> Path:
-        """Write and commit a checkpoint. Called on every rank; `sources` are the user's files, kept verbatim.
+        retention: Retention,
+        best: Best | None = None,
+    ) -> None:
+        """Write a checkpoint; rank 0 goes on to commit it in the background, `finish()` waits for that.
 
-        `best`: it is the best so far, and stays until there is a better one.
+        Called on every rank. `sources` are the user's files, kept verbatim. `best`: it is the best so far, and stays
+        until there is a better one. Raises SaveFailed on all ranks alike.
         """
         tag = tag_of(state)
         staging = self.folder / STAGING
-        distributed.on_main_rank_first(lambda: self._clear_staging(staging))
+        is_known, problem = distributed.ask_main_rank(lambda: self._prepare(staging, tag, engine))
+        if problem is not None:
+            raise SaveFailed(problem)
+        if is_known:
+            if best is not None:
+                distributed.ask_main_rank(lambda: retire(self.folder, self.tags(), retention, best))
+            return
         engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
+        failure = engine.checkpoint_engine.take_failure()
+        if distributed.any_rank(failure is not None)[0]:
+            distributed.ask_main_rank(lambda: shutil.rmtree(staging, ignore_errors=True))
+            raise SaveFailed(self.explain(failure, tag, engine))
         distributed.barrier()
-        distributed.on_main_rank_first(lambda: self._commit(staging / tag, state, sources, keep_last, best))
-        return self.folder / tag
+        if distributed.is_main():
+            task = (staging / tag, state, sources, retention, best)
+            self._commit = threading.Thread(target=self._commit_quietly, args=task, name="commit")
+            self._commit.start()
 
-    def _clear_staging(self, staging: Path) -> None:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+    def finish(self) -> None:
+        """Wait for the commit in the background; SaveFailed on all ranks when it could not be done."""
 
-    def _commit(
-        self,
-        staged: Path,
-        state: TrainingState,
-        sources: dict[str, str],
-        keep_last: int | None,
-        best: "Best | None",
-    ) -> None:
-        write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
-        for name, text in sources.items():
-            write_atomically(staged / name, text)
-        write_manifest(staged)
-        target = self.folder / staged.name
-        if target.exists():
-            shutil.rmtree(target)
-        staged.rename(target)
-        flush_folder(self.folder)
-        write_atomically(self.folder / "latest", target.name)
-        shutil.rmtree(staged.parent, ignore_errors=True)
-        if best is not None:
-            self._mark_best(best)
-        if keep_last is not None:
-            kept = self.best()
-            for old in self.tags()[:-keep_last]:
-                if kept is None or old != kept.tag:
-                    shutil.rmtree(self.folder / old)
+        def join() -> str | None:
+            if self._commit is not None:
+                self._commit.join()
+            self._commit, failure, self._commit_failure = None, self._commit_failure, None
+            if failure is not None and not isinstance(failure, OSError):
+                raise failure
+            return None if failure is None else self.explain(failure, "the last checkpoint", None)
 
-    def _mark_best(self, best: "Best") -> None:
-        """Point to the new best, then drop the old one if it was kept for nothing else."""
-        old = self.best()
-        write_atomically(self.folder / BEST, json.dumps(asdict(best)) + "\n")
-        if old is not None and old.is_only_best and old.tag != best.tag and old.tag in self.tags():
-            shutil.rmtree(self.folder / old.tag)
+        problem = distributed.ask_main_rank(join)
+        if problem is not None:
+            raise SaveFailed(problem)
 
-    def best(self) -> "Best | None":
-        """The checkpoint with the lowest validation loss, where one was marked and is still there."""
+    def _prepare(self, staging: Path, tag: str, engine: Any) -> tuple[bool, str | None]:
+        """Whether the checkpoint is there already, and if not, why there can be none."""
+        if tag in self.sound and tag in self.tags():
+            return True, None
         try:
-            best = Best(**json.loads((self.folder / BEST).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        return best if best.tag in self.tags() else None
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            if shutil.disk_usage(self.folder).free < self.size_of_next(engine):
+                raise OSError("not enough space")
+        except OSError as error:
+            return False, self.explain(error, tag, engine)
+        return False, None
+
+    def size_of_next(self, engine: Any) -> int:
+        """Bytes that a checkpoint takes: as the newest one did, else by the number of parameters."""
+        for tag in reversed(self.tags()):
+            files = _read_manifest(self.folder / tag)
+            if files is not None:
+                return sum(int(entry["size"]) for entry in files.values())
+        return 12 * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+
+    def explain(self, failure: Exception | None, tag: str, engine: Any) -> str:
+        reason = "a file could not be written on another rank" if failure is None else str(failure)
+        good = (self.tags() or ["none yet"])[-1]
+        text = f"{self.folder}: {tag} was not saved ({reason}); the last good checkpoint is {good}"
+        try:
+            free = shutil.disk_usage(self.folder).free
+            needed = self.size_of_next(engine) if engine is not None or self.tags() else 0
+        except OSError:
+            return f"{text}; the folder cannot be reached"
+        missing = max(0, needed - free)
+        return f"{text}. It takes {_megabytes(needed)} and {_megabytes(free)} are free" + (
+            f": make room for {_megabytes(missing)} more" if missing else "; see that the disk is writable and not full"
+        )
+
+    def _commit_quietly(self, *task: Any) -> None:
+        try:
+            commit(self.folder, *task)
+            self.sound.add(task[0].name)
+        except Exception as error:  # told by finish()
+            self._commit_failure = error
+            shutil.rmtree(self.folder / STAGING, ignore_errors=True)
+
+    def best(self) -> Best | None:
+        """The checkpoint with the lowest validation loss, where one was marked and is still there."""
+        return read_best(self.folder, self.tags())
 
     def tags(self) -> list[str]:
         """Tags of the folders that carry a manifest, oldest step first."""
@@ -135,13 +171,16 @@ class CheckpointFolder:
             for path in self.folder.iterdir()
             if not path.is_symlink() and TAG.fullmatch(path.name) and (path / MANIFEST).is_file()
         ]
-        return [path.name for path in sorted(found, key=lambda path: (_step_of(path), path.name))]
+        return [path.name for path in sorted(found, key=lambda path: (step_of(path.name), path.name))]
 
-    def newest_valid(self) -> str | None:
+    def newest_valid(self, before_step: int | None = None) -> str | None:
         """The newest checkpoint whose files are all there and unchanged; those passed over are named."""
         for tag in reversed(self.tags()):
+            if before_step is not None and step_of(tag) >= before_step:
+                continue
             problem = find_damage(self.folder / tag)
             if problem is None:
+                self.sound.add(tag)
                 return tag
             console.warn(f"{self.folder / tag}: passed over: {problem}")
         return None
@@ -164,8 +203,24 @@ class CheckpointFolder:
         return tag
 
 
-def tag_of(state: TrainingState) -> str:
-    return f"step_{state.step:08d}"
+def commit(
+    folder: Path,
+    staged: Path,
+    state: TrainingState,
+    sources: dict[str, str],
+    retention: Retention,
+    best: Best | None,
+) -> None:
+    """Rank 0's part, in the order that makes a kill at any moment harmless."""
+    write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
+    for name, text in sources.items():
+        write_atomically(staged / name, text)
+    write_manifest(staged)
+    publish(staged, folder / staged.name)
+    point_to(folder, staged.name)
+    shutil.rmtree(staged.parent, ignore_errors=True)
+    console.say(f"checkpoint: {folder / staged.name}" + (" (the best so far)" if best else ""))
+    retire(folder, CheckpointFolder(folder).tags(), retention, best)
 
 
 def write_manifest(folder: Path) -> None:
@@ -178,6 +233,29 @@ def write_manifest(folder: Path) -> None:
             files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
     flush_folder(folder)
     write_atomically(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=2) + "\n")
+
+
+def publish(staged: Path, target: Path) -> None:
+    """The one rename that makes a checkpoint of the folder. What is in its place can only be a damaged one."""
+    if target.exists():
+        aside = staged.with_name(f"{target.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    staged.rename(target)
+    flush_folder(target.parent)
+
+
+def point_to(folder: Path, tag: str) -> None:
+    """Move DeepSpeed's pointer. We do not read it."""
+    write_atomically(folder / "latest", tag)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return files if isinstance(files, dict) else None
 
 
 def find_damage(folder: Path) -> str | None:
@@ -202,11 +280,23 @@ def read_state(folder: Path) -> TrainingState:
     content = json.loads((folder / STATE).read_text())
     names = {field.name for field in fields(TrainingState)}
     required = {field.name for field in fields(TrainingState) if field.default is MISSING}
-    if not required <= set(content) <= names:
+    if not isinstance(content, dict) or not required <= set(content) <= names:
         raise UserError(f"{folder / STATE}: was written by another version of this project; keys differ")
-    return TrainingState(**content)
+    skips = tuple((first, last) for first, last in content.get("skips", ()))
+    return TrainingState(**{**content, "skips": skips})
 
 
-def _step_of(folder: Path) -> int:
-    digits = re.search(r"(\d+)$", folder.name)
-    return int(digits.group(1)) if digits else -1
+def tag_of(state: TrainingState) -> str:
+    return f"step_{state.step:08d}"
+
+
+@contextmanager
+def in_use(checkpoint: Path) -> Generator[None]:
+    """Keep a checkpoint from being retired by the run that owns it while it is read."""
+    with (checkpoint / MANIFEST).open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        yield
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

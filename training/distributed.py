@@ -1,10 +1,16 @@
 """The few collectives a run needs, through DeepSpeed's communication layer."""
 
 from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
 
 import deepspeed
 import deepspeed.comm as dist
 import torch
+
+from common.errors import ToldElsewhere
+
+T = TypeVar("T")
 
 
 def start(device: torch.device) -> None:
@@ -14,6 +20,21 @@ def start(device: torch.device) -> None:
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
 
 
+def any_rank(*flags: bool) -> list[bool]:
+    """For each flag whether it holds on any rank: the same answer on all. Never waits for a device."""
+    if dist.get_world_size() == 1:
+        return list(flags)
+    told = torch.tensor([int(flag) for flag in flags])
+    torch.distributed.all_reduce(told, group=_host_group())
+    return [bool(count) for count in told.tolist()]
+
+
+@cache
+def _host_group() -> torch.distributed.ProcessGroup | None:
+    """The default group where it is gloo; beside NCCL a gloo group of its own. Made by all ranks at the same time."""
+    return torch.distributed.new_group(backend="gloo") if torch.distributed.get_backend() != "gloo" else None
+
+
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """The sum of `values` over all ranks, in place and returned."""
     if dist.get_world_size() > 1:
@@ -21,28 +42,35 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def is_main() -> bool:
+    return bool(dist.get_rank() == 0)
+
+
 def barrier() -> None:
     if dist.get_world_size() > 1:
         dist.barrier()
 
 
-def on_main_rank_first(action: Callable[[], None]) -> None:
-    """Run `action` on rank 0 alone; a failure there fails every rank instead of leaving them waiting."""
-    failure = None
+def ask_main_rank(action: Callable[[], T]) -> T:
+    """`action`'s result on rank 0, on every rank; a failure there fails all instead of leaving them waiting."""
+    failure, result = None, None
     if dist.get_rank() == 0:
         try:
-            action()
+            result = action()
         except Exception as error:  # re-raised below, after the others have been told
             failure = error
     if dist.get_world_size() > 1:
-        verdict = torch.tensor([0 if failure is None else 1], device="cuda" if torch.cuda.is_available() else "cpu")
-        dist.broadcast(verdict, src=0)
-        if failure is None and int(verdict) == 1:
-            raise RuntimeError("rank 0 failed; its message says why")
+        told = [(failure is None, result)]
+        torch.distributed.broadcast_object_list(told, src=0, group=_host_group())
+        is_done, result = told[0]
+        if failure is None and not is_done:
+            raise ToldElsewhere("rank 0 failed; its message says why")
     if failure is not None:
         raise failure
+    return result  # type: ignore[return-value]
 
 
 def leave() -> None:
+    _host_group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()

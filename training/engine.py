@@ -1,6 +1,7 @@
 """The DeepSpeed engine: built around our model and optimizer, and stepped."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -31,11 +32,25 @@ def build_engine(
     return engine
 
 
-def take_step(engine: Any, step: StepBatches, tally: Tally, phases: Phases, seed: int, device: torch.device) -> None:
-    """One optimizer step: every micro-batch forward and backward, the engine knows the boundary."""
+def take_step(
+    engine: Any,
+    step: StepBatches,
+    tally: Tally,
+    phases: Phases,
+    seed: int,
+    device: torch.device,
+    should_stop: Callable[[], bool] | None = None,
+) -> bool:
+    """One optimizer step: every micro-batch forward and backward, the engine knows the boundary.
+
+    `should_stop` is asked between micro-steps, with the same answer on every rank; False when it made an end of the
+    step. Nothing has been applied then, and the engine is only good for a checkpoint.
+    """
     batches = [to_device(batch, device) for batch in step.micro_batches]
     share = masked_tokens_per_micro_step(batches, engine.world_size)
     for index, batch in enumerate(batches):
+        if index > 0 and should_stop is not None and should_stop():
+            return False
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
         torch.manual_seed(seed_of("dropout", seed, step.next_sample, index, engine.global_rank))
         with phases.measure("forward"):
@@ -45,6 +60,7 @@ def take_step(engine: Any, step: StepBatches, tally: Tally, phases: Phases, seed
             engine.backward(loss)
         with phases.measure("optimizer"):
             engine.step()
+    return True
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

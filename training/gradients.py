@@ -11,7 +11,8 @@ class GradientNorm:
     """The gradient's norm before clipping, of the engine's last step.
 
     With ZeRO or half precision the engine keeps it. In fp32 at stage 0 it does not, so its clipping is done here
-    instead: one pass over the gradients for the norm, one to scale them, and nothing waits for the device.
+    instead: one pass over the gradients for the norm, one to scale them. A norm that is not finite cancels the step,
+    as it does in the other engines.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -35,6 +36,17 @@ class GradientNorm:
 
     def _before_step(self, *_: Any) -> None:
         self.measure()
+        self._drop_if_not_finite()
+
+    def _drop_if_not_finite(self) -> bool:
+        """Without gradients the optimizer leaves everything as it is; `overflow` tells the engine to count a skip."""
+        assert self.own is not None
+        is_bad = not bool(self.own.isfinite())
+        self.engine.optimizer.overflow = is_bad
+        if is_bad:
+            for parameter in self.engine.module.parameters():
+                parameter.grad = None
+        return is_bad
 
     @torch.no_grad()
     def measure(self) -> list[Tensor]:
@@ -47,6 +59,8 @@ class GradientNorm:
     def clip(self) -> None:
         gradients = self.measure()
         assert self.own is not None
+        if self._drop_if_not_finite():
+            return
         factor = (self.engine.gradient_clipping() / (self.own + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor)
 

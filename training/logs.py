@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(filename)s:%(lineno)d %(message)s"
@@ -13,11 +14,13 @@ def send_logs(folder: Path | None, rank: int) -> None:
     """Send the libraries' logs to `<folder>/rank_N.log` (None: nowhere), and their errors to the console too."""
     handlers: list[logging.Handler] = [_console_handler()]
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"rank_{rank}.log", delay=True, encoding="utf-8")
         file.setFormatter(logging.Formatter(FORMAT))
         handlers.append(file)
     logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a full disk is told by others, and not once a line
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)

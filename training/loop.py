@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,56 +13,152 @@ from common.console import console
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
-from training.checkpoint import Best, tag_of
+from training.checkpoint import SaveFailed, read_state, tag_of
 from training.display import live_text, say_validation
 from training.engine import seed_of, take_step
+from training.guard import BadSteps, Spikes, describe_spike, next_unskipped
 from training.optimizer import set_learning_rate
-from training.run import Run, build_stream
+from training.retention import Best
+from training.run import Origin, Run, build_stream, load_engine
 from training.samples import Samples
+from training.saving import Saver
 from training.timing import Phases
 from training.validation import validate
+from training.watchdog import Watchdog
 from training.window import Window, seconds_left
 
 
-def train(run: Run) -> None:
-    """Step until the horizon; report, validate and save on the way; leave a checkpoint at the end."""
+def train(run: Run) -> bool:
+    """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
-        return
-    window = Window(run)
-    samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
-    total = None if run.budget.total is not None else run.horizon.last_step()
-    progress = console.progress(total=total, initial=run.state.step, unit="step", dynamic_ncols=True)
-    with closing(read_steps(run, window.phases)) as steps:
-        for batches in steps:
-            epoch = run.horizon.epoch_of(run.state.samples)
-            window.rate = current_rate(run)
-            set_learning_rate(run.engine.optimizer, window.rate)
-            drop_layers(run)
-            window.norm.note_scale()
-            take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
-            window.count(batches)
-            advance(run, batches)
+        return True
+    loop = Loop(run)
+    place, minutes = run.place, run.settings.flags.stuck_after_minutes
+    with Watchdog(run.settings.runs / "ranks", place.rank, place.world_size, run.stop, 60 * minutes) as watchdog:
+        loop.window.phases.on_begin = lambda phase: watchdog.note(phase, run.state.step)
+        is_finished = loop.go()
+    run.sinks.close(hyperparameters(run) if is_finished else None)
+    return is_finished
 
-            is_finished = should_stop(run, window)
-            is_validation = should_validate(run, is_finished)
-            is_save = should_save(run, epoch, is_finished)
-            if run.state.step % run.settings.flags.print_steps == 0 or is_validation or is_save:
-                window.report()
-            best = None
-            if is_validation:
-                with window.phases.measure("validation"):
-                    best = report_validation(run, is_save)
-                with window.phases.measure("logging"):
-                    show_model(run, samples)
-            if is_save or best is not None:
-                with window.phases.measure("checkpoint"):
-                    save(run, best)
-            show_progress(progress, run, window)
-            if is_finished:
-                break
-    progress.close()
-    run.sinks.close(hyperparameters(run))
+
+class Loop:
+    """The parts that take steps, look at them, and save."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.window = Window(run)
+        self.saver = Saver(run)
+        self.bad_steps = BadSteps(run)
+        self.spikes = Spikes()
+        self.samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
+        total = None if run.budget.total is not None else run.horizon.last_step()
+        self.progress = console.progress(total=total, initial=run.state.step, unit="step", dynamic_ncols=True)
+
+    def go(self) -> bool:
+        """Whether the end was reached; otherwise all ranks have agreed to stop."""
+        run = self.run
+        is_finished = is_stopped = run.stop.is_agreed()
+        with closing(read_steps(run, self.window.phases)) as steps:
+            while not (is_finished or is_stopped):
+                epoch = run.horizon.epoch_of(run.state.samples)
+                is_taken = self.take(next(steps))
+                is_finished = is_taken and should_stop(run, self.window)
+                wants_stop = run.stop.reason is not None or not is_taken
+                is_stopped, is_overdue = distributed.any_rank(wants_stop, self.saver.is_overdue())
+                if is_taken and not (is_stopped and not is_finished):
+                    self.look_after(epoch, is_finished, is_overdue)
+        self.progress.close()
+        if is_finished and not run.stop.agreed:
+            return True
+        self.leave_early()
+        return False
+
+    def take(self, batches: StepBatches) -> bool:
+        """One optimizer step, and the cursor moved past it. False: given up half-way because of a request to stop."""
+        run, window = self.run, self.window
+        window.rate = current_rate(run)
+        set_learning_rate(run.engine.optimizer, window.rate)
+        drop_layers(run)
+        window.norm.note_scale()
+        sums = window.tally.sums
+        is_taken = take_step(
+            run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.is_agreed
+        )
+        if not is_taken:
+            window.tally.sums = sums
+            return False
+        is_bad = self.bad_steps.check(batches)
+        advance(run, batches)
+        if is_bad:
+            window.tally.sums = sums  # not a number, it would be that for the whole window
+        else:
+            window.count(batches)
+        return True
+
+    def look_after(self, epoch: int, is_finished: bool, is_overdue: bool) -> None:
+        """After a step: report, validate and save what is due."""
+        run, window = self.run, self.window
+        is_validation = should_validate(run, is_finished)
+        is_save = is_overdue or self.saver.is_due(epoch, is_finished)
+        is_report = run.state.step % run.settings.flags.print_steps == 0 or is_validation or is_save
+        if is_report and window.num_steps:
+            window.report()
+            if self.answer_spikes():
+                return
+        best = None
+        if is_validation:
+            with window.phases.measure("validation"):
+                best = report_validation(run, is_save, window.phases)
+            with window.phases.measure("logging"):
+                show_model(run, self.samples)
+        if is_save or best is not None:
+            with window.phases.measure("checkpoint"):
+                self.saver.save_last(best) if is_finished else self.saver.save(best)
+        show_progress(self.progress, run, window, self.saver)
+
+    def answer_spikes(self) -> bool:
+        """Tell of spikes among the steps reported. With --on_spike rollback go back, and leave that batch out."""
+        run = self.run
+        found = self.spikes.find(self.window.step_losses)
+        for spike, median in found:
+            console.warn(describe_spike(spike, median))
+        if not found or run.settings.flags.on_spike != "rollback":
+            return False
+        spike = found[0][0]
+        if not go_back(run, spike.step, (spike.first_sample, spike.next_sample)):
+            console.warn("there is no checkpoint from before it to go back to; training goes on")
+            return False
+        self.bad_steps.skipped = run.engine.skipped_steps
+        self.window.begin_anew()
+        self.saver.saved_step = run.state.step
+        console.warn(f"went back to step {run.state.step}; samples {spike.first_sample} on are left out")
+        return True
+
+    def leave_early(self) -> None:
+        """Save what there is since the last checkpoint; the next start goes on from here."""
+        run, reason = self.run, self.run.stop.reason or "another rank was asked to stop"
+        if run.state.step > self.saver.saved_step:
+            if self.window.num_steps:
+                self.window.report()
+            self.saver.save_last(patience=0.0)
+        distributed.ask_main_rank(lambda: None)  # nobody leaves before the checkpoint is committed
+        console.say(f"stopped at step {run.state.step} ({reason}); the same command goes on from here")
+
+
+def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
+    """Load the newest checkpoint from before `step`, and leave out `samples` from now on; whether there is one."""
+    with suppress(SaveFailed):
+        run.checkpoints.finish()
+    tag = distributed.ask_main_rank(lambda: run.checkpoints.newest_valid(before_step=step))
+    if tag is None:
+        return False
+    origin = Origin(run.checkpoints.folder, tag, is_own=True)
+    saved = read_state(origin.path)
+    load_engine(run.engine, origin, saved, run.place)
+    run.state = replace(saved, world_size=run.place.world_size, skips=(*run.state.skips, samples))
+    run.sinks.go_back(run.state.step)
+    return True
 
 
 def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
@@ -71,13 +167,16 @@ def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     Jumps over the rest of an epoch that has had its steps.
     """
     while True:
-        cursor = run.state.samples
+        cursor = next_unskipped(run.state.samples, run.state.skips)
+        run.state = replace(run.state, samples=cursor)
         accumulation = run.batches.accumulation_at(cursor)
         if accumulation != run.stream.gradient_accumulation_steps:
             run.stream = build_stream(run.settings, run.place, run.stream.dataset, accumulation)
         run.engine.set_train_batch_size(run.batches.rows_at(cursor))
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
             while run.state.samples == cursor and run.batches.accumulation_at(cursor) == accumulation:
+                if next_unskipped(cursor, run.state.skips) != cursor:
+                    break
                 with phases.measure("data_wait"):
                     batches = next(steps)
                 yield batches
@@ -135,43 +234,26 @@ def should_validate(run: Run, is_finished: bool) -> bool:
     return is_finished or (every is not None and run.state.step % every == 0)
 
 
-def should_save(run: Run, epoch: int, is_finished: bool) -> bool:
-    flags = run.settings.flags
-    if is_finished or (flags.save_every_steps is not None and run.state.step % flags.save_every_steps == 0):
-        return True
-    ended_epoch = run.horizon.epoch_of(run.state.samples) > epoch
-    return ended_epoch and (flags.ckpt_to_save is None or epoch in flags.ckpt_to_save)
-
-
-def steps_to_save(run: Run) -> int:
-    """Steps from here to the next checkpoint, when nothing is skipped."""
-    flags, step = run.settings.flags, run.state.step
-    candidates = [run.horizon.last_step() - step]
-    if flags.save_every_steps is not None:
-        candidates.append(flags.save_every_steps - step % flags.save_every_steps)
-    epoch = run.horizon.epoch_of(run.state.samples)
-    if flags.ckpt_to_save is None or epoch in flags.ckpt_to_save:
-        rows_left = (epoch + 1) * run.horizon.num_rows - run.state.samples
-        candidates.append(-(-rows_left // run.batches.rows_at(run.state.samples)))
-    return min(candidates)
-
-
-def show_progress(progress: tqdm, run: Run, window: Window) -> None:
+def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> None:
     if progress.disable:
         return
     if window.figures:
         pace, epoch = window.figures["seconds_per_step"], run.state.samples / run.horizon.num_rows
         left = seconds_left(run, pace)
-        text = live_text(epoch, window.figures, left, min(left, steps_to_save(run) * pace))
+        text = live_text(epoch, window.figures, left, min(left, saver.steps_to_next() * pace))
         progress.set_postfix_str(text, refresh=False)
     progress.update(run.state.step - progress.n)
 
 
-def report_validation(run: Run, is_save: bool) -> Best | None:
+def report_validation(run: Run, is_save: bool, phases: Phases) -> Best | None:
     """Validate; what to note in the checkpoint that --keep_best asks for when this is the lowest loss so far."""
     assert run.validation is not None
     began = time.perf_counter()
-    figures = validate(run.engine, run.validation, run.place, run.settings.deepspeed.batch.micro, run.device)
+    figures = validate(
+        run.engine, run.validation, run.place, run.settings.deepspeed.batch.micro, run.device, run.stop, phases
+    )
+    if figures is None:
+        return None
     run.budget.note_pause(time.perf_counter() - began)
     loss, lowest = figures["mlm_loss"], run.state.best_validation_loss
     is_best = lowest is None or loss < lowest
@@ -210,12 +292,3 @@ def hyperparameters(run: Run) -> dict[str, Any]:
         "seed": settings.flags.seed,
         "is_preln": settings.flags.preln,
     }
-
-
-def save(run: Run, best: Best | None) -> None:
-    began = time.perf_counter()
-    # Rank 0's clock is the one that is saved; in run.state it would part the ranks.
-    state = replace(run.state, seconds=run.budget.used())
-    path = run.checkpoints.save(run.engine, state, run.settings.sources, run.settings.flags.keep_last, best)
-    run.budget.note_pause(time.perf_counter() - began)
-    console.say(f"checkpoint: {path}" + (" (the best so far)" if best else ""))

@@ -15,9 +15,10 @@ from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
+from training import distributed
 from training.batch_plan import BatchPlan, plan_batches
 from training.budget import Budget
-from training.checkpoint import CheckpointFolder, TrainingState, read_state
+from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_state
 from training.engine import build_engine
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
@@ -27,6 +28,7 @@ from training.outlook import count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
+from training.stopping import StopRequests
 from training.token_schedule import TokenSchedule
 from training.zero_files import load_for_other_ranks
 
@@ -50,6 +52,7 @@ class Run:
     sinks: Sinks
     budget: Budget
     state: TrainingState
+    stop: StopRequests
 
 
 class Datasets(NamedTuple):
@@ -57,12 +60,14 @@ class Datasets(NamedTuple):
     validation: PretrainingDataset | None
 
 
-def build_run(settings: Settings, datasets: Datasets, place: Place, device: torch.device) -> Run:
+def build_run(
+    settings: Settings, datasets: Datasets, place: Place, device: torch.device, stop: StopRequests | None = None
+) -> Run:
     training, validation = datasets
     torch.manual_seed(settings.flags.seed)
     model = build_model(settings)
     checkpoints = CheckpointFolder(settings.saved_models)
-    origin = find_origin(settings, checkpoints)
+    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
     load_first_weights(model, settings, origin)
     engine = put_in_engine(model, settings)
     state = resume(engine, settings, place, training, origin)
@@ -85,6 +90,7 @@ def build_run(settings: Settings, datasets: Datasets, place: Place, device: torc
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
         budget=Budget(settings.time_budget, used_before=state.seconds),
         state=state,
+        stop=stop or StopRequests(),
     )
     introduce(run, training, model, origin)
     return run
@@ -129,8 +135,9 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Ori
     if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights)
     if origin is not None and origin.is_only_weights:
-        check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
-        model.load_state_dict(read_weights(origin.path))
+        with in_use(origin.path):
+            check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
+            model.load_state_dict(read_weights(origin.path))
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
@@ -189,14 +196,18 @@ def resume(
         best_validation_loss=None,
         model_config=settings.model_config.to_dict(),
         is_preln=settings.flags.preln,
+        recipe=settings.recipe(),
     )
     if origin is None or origin.is_only_weights:
         return fresh
-    saved = read_state(origin.path)
-    check_match(saved, fresh, origin)
-    load_engine(engine, origin, saved, place)
+    with in_use(origin.path):
+        saved = read_state(origin.path)
+        check_match(saved, fresh, origin)
+        load_engine(engine, origin, saved, place)
     if origin.is_own:
-        return replace(saved, world_size=place.world_size)
+        for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
+            console.say(f"changed since {origin.tag}: {change}")
+        return replace(saved, world_size=place.world_size, recipe=fresh.recipe)
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 
@@ -207,6 +218,13 @@ def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place)
         load_for_other_ranks(engine, origin.path)
         return
     engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+
+
+def find_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a resumed run does otherwise than it did, in words. The model, data and tokenizer cannot differ."""
+    return [
+        f"{key} was {before[key]!r}, is {now.get(key)!r}" for key in before if key in now and before[key] != now[key]
+    ]
 
 
 def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:

@@ -1,5 +1,6 @@
 """Flags and both JSON files brought together and checked: all problems at once, before anything is built."""
 
+import json
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -66,6 +67,19 @@ class Settings:
     def runs(self) -> Path:
         return self.flags.output_dir / "runs" / self.job_name
 
+    def recipe(self) -> dict[str, Any]:
+        """What a resumed run may change, but should be told of."""
+        return {
+            **self.training.model_dump(),
+            "lr_schedule": self.flags.lr_schedule,
+            "lr_offset": self.flags.lr_offset,
+            "batch": self.deepspeed.batch.total,
+            "batch_schedule": self.flags.batch_schedule,
+            "masking_rate": self.flags.masking_rate if self.flags.dynamic_masking else None,
+            "optimizer": self.deepspeed.content.get("optimizer"),
+            "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
+        }
+
     def schedule(self, origin: int) -> Schedule:
         return Schedule(
             shape=self.flags.lr_schedule,
@@ -125,7 +139,13 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         training_folders=tuple(flags.data_path_prefix / folder for folder in folders.values()),
         validation_folder=find_validation_folder(model_file, flags),
         first_weights=first_weights,
-        sources={"model.json": flags.config_file.read_text(), "deepspeed.json": deepspeed.path.read_text()},
+        sources={
+            "model.json": flags.config_file.read_text(),
+            "deepspeed.json": deepspeed.path.read_text(),
+            "resolved.json": json.dumps(
+                {"flags": vars(flags), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
+            ),
+        },
     )
 
 

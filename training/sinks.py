@@ -3,11 +3,15 @@
 import json
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
+
+from common.console import console
 
 FINAL = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity", "tokens", "tokens_per_second")
 BY_SAMPLES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate")
@@ -19,55 +23,97 @@ class Sinks:
     def __init__(self, folder: Path, is_main: bool, resumed_step: int, monitor: Any = None) -> None:
         self.monitor = monitor if is_main and monitor is not None and monitor.enabled else None
         self.last: dict[str, float] = {}
+        self.folder = folder if is_main else None
+        self.lines = folder / "metrics.jsonl"
         self.writer: SummaryWriter | None = None
-        self.lines: Path | None = None
-        if is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.lines = folder / "metrics.jsonl"
-            forget_later_lines(self.lines, resumed_step)
-            self.writer = SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
+        self.failing: set[str] = set()  # sinks whose last write failed: told once, and again after it has worked
+        self.go_back(resumed_step)
+
+    def go_back(self, step: int) -> None:
+        """Forget what was written after `step`: it is going to happen again, perhaps otherwise."""
+        if self.folder is None:
+            return
+        self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, step))
+        self._attempt("TensorBoard", lambda: self._open_writer(step))
+
+    def _open_writer(self, step: int) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        self.writer = SummaryWriter(str(self.folder), purge_step=step + 1 if step else None)
+
+    def _attempt(self, name: str, action: Callable[[], None]) -> None:
+        """A disk that is full must not end a run for its logs."""
+        try:
+            action()
+            self.failing.discard(name)
+        except OSError as error:
+            if name not in self.failing:
+                console.warn(f"{self.folder}: {name} cannot be written ({error.strerror or error}); training goes on")
+            self.failing.add(name)
+            if name == "TensorBoard":
+                self.writer = None  # its thread has died of the error
 
     def record(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
         """One line of `kind` ("train" or "validation"), on steps and on samples."""
-        if self.writer is None or self.lines is None:
+        if self.folder is None:
             return
+        self.last.update({f"{kind}/{name}": value for name, value in figures.items()})
         row = {"kind": kind, "step": step, "samples": samples, "time": time.time(), **figures}
+        self._attempt("metrics.jsonl", lambda: self._append(row))
+        self._attempt("TensorBoard", lambda: self._scalars(kind, step, samples, figures))
+        if self.monitor is not None:
+            monitor, events = self.monitor, [(f"{kind}/{name}", value, step) for name, value in figures.items()]
+            self._attempt("the DeepSpeed monitor", lambda: monitor.write_events(events))
+
+    def _append(self, row: dict[str, Any]) -> None:
         with self.lines.open("a") as stream:
             stream.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
-        self.last.update({f"{kind}/{name}": value for name, value in figures.items()})
-        if self.monitor is not None:
-            self.monitor.write_events([(f"{kind}/{name}", value, step) for name, value in figures.items()])
+
+    def _scalars(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
+        writer = self._writer()
         for name, value in figures.items():
-            self.writer.add_scalar(f"{kind}/{name}", value, step)
+            writer.add_scalar(f"{kind}/{name}", value, step)
             if name in BY_SAMPLES:
-                self.writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
-        self.writer.flush()
+                writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
+        writer.flush()
+
+    def _writer(self) -> SummaryWriter:
+        if self.writer is None:
+            self._open_writer(0)
+        assert self.writer is not None
+        return self.writer
 
     def text(self, name: str, content: str, step: int | None = None) -> None:
-        if self.writer is not None:
-            self.writer.add_text(name, content, step)
+        if self.folder is not None:
+            self._attempt("TensorBoard", lambda: self._writer().add_text(name, content, step))
 
     def histograms(self, model: nn.Module, step: int) -> None:
         """The distribution of every parameter's values."""
-        if self.writer is not None:
+        if self.folder is not None:
             for name, parameter in model.named_parameters():
-                self.writer.add_histogram(name.replace(".", "/"), parameter.detach().float().cpu(), step)
+                values = parameter.detach().float().cpu()
+                self._attempt("TensorBoard", partial(self._histogram, name.replace(".", "/"), values, step))
+
+    def _histogram(self, name: str, values: Tensor, step: int) -> None:
+        self._writer().add_histogram(name, values, step)
 
     def close(self, hyperparameters: dict[str, Any] | None = None) -> None:
         """With `hyperparameters`, enter them and the last figures into TensorBoard's table of runs."""
-        if self.writer is None:
+        if self.folder is None:
             return
         results = {f"final/{name}": value for name, value in self.last.items() if name.rsplit("/")[-1] in FINAL}
         if hyperparameters is not None and results:
             plain = {
                 key: value for key, value in hyperparameters.items() if isinstance(value, bool | int | float | str)
             }
-            self.writer.add_hparams(plain, results, run_name=".")
-        self.writer.close()
+            self._attempt("TensorBoard", lambda: self._writer().add_hparams(plain, results, run_name="."))
+        if self.writer is not None:
+            self._attempt("TensorBoard", self.writer.close)
 
 
 def forget_later_lines(path: Path, step: int) -> None:
     """Drop what an interrupted run wrote after the checkpoint it is resumed from, and a torn last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
     kept = []

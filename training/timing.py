@@ -24,9 +24,16 @@ class Phases:
         self.began = clock()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.on_begin: Callable[[str], None] | None = None
+
+    def begin(self, phase: str) -> None:
+        """Tell who listens that there is progress."""
+        if self.on_begin is not None:
+            self.on_begin(phase)
 
     @contextmanager
     def measure(self, phase: str) -> Generator[None]:
+        self.begin(phase)
         if self.uses_events and phase in ("forward", "backward", "optimizer"):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

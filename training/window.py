@@ -13,6 +13,7 @@ from training import distributed
 from training.display import train_line
 from training.flops import measure_matmul_speed, model_flops
 from training.gradients import GradientNorm, GradientWatch
+from training.guard import StepLoss, guard_engine
 from training.health import PLATEAU_STEPS, Health
 from training.metrics import Tally, summarize
 from training.run import Run
@@ -28,6 +29,7 @@ class Window:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.tally = Tally()
+        guard_engine(run.engine)
         self.norm = GradientNorm(run.engine)
         self.watch: GradientWatch | None = GradientWatch(run.engine.module)
         self.health = Health(
@@ -40,6 +42,8 @@ class Window:
         self.num_steps = 0
         self.num_rows = 0  # over all ranks
         self.flops = 0.0
+        self.marks: list[tuple[int, int, int, torch.Tensor]] = []  # (step, first and next sample, sums so far)
+        self.step_losses: list[StepLoss] = []  # of the last report
         self.phases = Phases(run.device)
 
     def _measure_machine(self) -> float:
@@ -54,7 +58,10 @@ class Window:
     def count(self, batches: StepBatches) -> None:
         """Note a step's work, from the batches as they lie in host memory: nothing waits for the device."""
         self.num_steps += 1
-        self.num_rows += len(batches.rows) * self.run.place.world_size
+        rows = len(batches.rows) * self.run.place.world_size
+        self.num_rows += rows
+        assert self.tally.sums is not None
+        self.marks.append((self.run.state.step, batches.next_sample - rows, batches.next_sample, self.tally.sums))
         for batch in batches.micro_batches:
             self.flops += step_flops(self.run, batch)
             if self.run.place.is_main:
@@ -72,6 +79,7 @@ class Window:
     def report(self) -> None:
         """Figures of the window, over all ranks, to the console and every sink."""
         run = self.run
+        self.step_losses = self._losses_by_step()
         self.figures = self._take()
         with self.phases.measure("logging"):
             left = seconds_left(run, self.figures["seconds_per_step"])
@@ -80,7 +88,23 @@ class Window:
             for sentence in self.health.check(run.state.step, self.figures):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
-        self.num_steps, self.num_rows, self.flops = 0, 0, 0.0
+        self.num_steps, self.num_rows, self.flops, self.marks = 0, 0, 0.0, []
+
+    def begin_anew(self) -> None:
+        """Forget what was counted since the last report."""
+        self.tally.sums = None
+        self.num_steps, self.num_rows, self.flops, self.marks = 0, 0, 0.0, []
+
+    def _losses_by_step(self) -> list[StepLoss]:
+        """Each step's loss over all ranks, from the sums as they stood after it: one reduction for the window."""
+        if not self.marks:
+            return []
+        sums = distributed.sum_over_ranks(torch.stack([mark[3] for mark in self.marks]))
+        steps = torch.cat([sums[:1], sums.diff(dim=0)]).tolist()
+        return [
+            StepLoss(step, first, following, summarize(dict(zip(self.tally.names, values, strict=True)))["loss"])
+            for (step, first, following, _), values in zip(self.marks, steps, strict=True)
+        ]
 
     def _take(self) -> dict[str, float]:
         run, ranks = self.run, self.run.place.world_size

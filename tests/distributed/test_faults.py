@@ -1,0 +1,212 @@
+"""Faults put into real ranks: signals, gradients that are no numbers, spikes, stuck ranks, a dead reader, full disks."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.test_ranks import losses, without_dropout
+from tests.rank_server import RankServer
+from tests.support import read_metrics, write_project
+from training.checkpoint import CheckpointFolder
+from training.export import read_weights
+from training.stopping import STOPPED_EXIT_CODE
+from training.watchdog import STUCK_EXIT_CODE
+
+BATCH = 8  # rows a step in tests.support's project
+
+
+def checkpoints(folder: Path) -> CheckpointFolder:
+    return CheckpointFolder(folder / "out" / "saved_models" / "tiny")
+
+
+def weights(folder: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
+    found = checkpoints(folder)
+    return read_weights(found.folder / found.choose(tag))
+
+
+def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(
+    number: signal.Signals, rank_server: RankServer, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    words = [*write_project(whole, zero_optimization={"stage": 1}), "--max_steps", "30"]
+    assert rank_server.run(words, 2, whole).codes == [0, 0]
+
+    words = [*write_project(broken, zero_optimization={"stage": 1}), "--max_steps", "30"]
+    slow = [{"kind": "slow_steps", "seconds": 0.3}]
+    sent = [{"after": 6.0, "signal": int(number), "ranks": [1]}]
+    stopped = rank_server.run(words, 2, broken, faults=slow, signals=sent)
+    assert stopped.codes == [STOPPED_EXIT_CODE] * 2, stopped.text
+    assert stopped.seconds < 6 + 30
+    assert "stopped at step" in stopped.text
+    assert rank_server.run(words, 2, broken).codes == [0, 0]
+    assert losses(broken) == losses(whole)
+    assert_same_weights(weights(broken), weights(whole))
+
+
+def test_a_stop_gives_up_a_long_accumulation(rank_server: RankServer, tmp_path: Path) -> None:
+    """Between micro-steps, not only between steps: a step of many can take longer than a scheduler waits."""
+    from training.engine import take_step  # noqa: F401  the seam that is patched exists
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    options = {"train_micro_batch_size_per_gpu": 1}
+    assert rank_server.run([*write_project(whole, **options), "--max_steps", "6"], 1, whole).codes == [0]
+    words = [*write_project(broken, **options), "--max_steps", "6"]
+    slow = [{"kind": "slow_micro_steps", "seconds": 0.4}]
+    stopped = rank_server.run(words, 1, broken, faults=slow, signals=[{"after": 5.5, "signal": 15, "ranks": [0]}])
+    assert stopped.codes == [STOPPED_EXIT_CODE], stopped.text
+    assert rank_server.run(words, 1, broken).codes == [0]
+    assert_same_weights(weights(broken), weights(whole))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_no_rank_applies_a_step_that_is_not_finite_on_one(
+    stage: int, value: str, rank_server: RankServer, tmp_path: Path
+) -> None:
+    words = [*write_project(tmp_path, zero_optimization={"stage": stage}), "--save_every_steps", "1"]
+    bad = {"kind": "not_a_number", "rank": 1, "value": value, "next_samples": [3 * BATCH, 4 * BATCH]}
+    outcome = rank_server.run([*words, "--max_steps", "4"], 2, tmp_path, faults=[bad])
+    assert outcome.codes == [0, 0], outcome.text
+    assert "no rank applied it (2 in a row)" in outcome.text
+    assert [row["step"] for row in read_metrics(tmp_path, "train")] == [1, 2, 3, 4]
+    assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path).values())
+    samples = [row["samples"] for row in read_metrics(tmp_path, "train")]
+    assert samples == [BATCH, 2 * BATCH, 5 * BATCH, 6 * BATCH]
+    for rank in (0, 1):
+        file = tmp_path / "out" / "runs" / "tiny" / f"bad_batches_rank_{rank}.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [len(row["rows"]) for row in rows] == [BATCH // 2] * 2
+
+
+def test_bad_steps_in_a_row_end_the_run(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "20", "--max_bad_steps", "3", "--save_every_steps", "2"]
+    bad = {"kind": "not_a_number", "next_samples": [BATCH * index for index in range(4, 20)]}
+    outcome = rank_server.run(words, 1, tmp_path, faults=[bad])
+    assert outcome.codes == [2], outcome.text
+    assert "--max_bad_steps" in outcome.text
+    assert "bad_batches_rank_0.jsonl" in outcome.text
+    assert checkpoints(tmp_path).newest_valid() == "step_00000002"
+
+
+def test_a_spike_is_told_and_rolled_back(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "45", "--save_every_steps", "10"]
+    without_dropout(tmp_path)
+    spoilt = [{"kind": "spoil_weights", "next_sample": 38 * BATCH}]
+    told = rank_server.run([*words, "--job_name", "told"], 2, tmp_path, faults=spoilt)
+    assert told.codes == [0, 0], told.text
+    assert "loss spike at step 38" in told.text
+    back = rank_server.run([*words, "--job_name", "back", "--on_spike", "rollback"], 2, tmp_path, faults=spoilt)
+    assert back.codes == [0, 0], back.text
+    assert "went back to step 30" in back.text
+    rows = read_metrics(tmp_path, "train", job="back")
+    assert [row["step"] for row in rows] == list(range(1, 46))
+    assert max(row["loss"] for row in rows[30:]) < rows[0]["loss"]
+    skipped = [row["samples"] for row in rows if row["step"] in (37, 38)]
+    assert skipped == [37 * BATCH, 39 * BATCH], "the batch of the spike is left out"
+    state = json.loads((tmp_path / "out/saved_models/back/step_00000045/bert_pretraining.json").read_text())
+    assert state["skips"] == [[37 * BATCH, 38 * BATCH]]
+
+
+@pytest.mark.parametrize("how", ["asleep", "stopped"])
+def test_a_stuck_rank_is_named(how: str, rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.05"]
+    stuck = {"kind": "hang", "rank": 1, "next_sample": 3 * BATCH, "how": how}
+    outcome = rank_server.run(words, 2, tmp_path, faults=[stuck], grace=2.0)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 1 (host" in outcome.text
+    assert "is stuck in data_wait at step 2" in outcome.text
+
+
+def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "10", "--save_every_steps", "2"]
+    outcome = rank_server.run(words, 2, tmp_path, faults=[{"kind": "reader_dies", "rank": 1, "sample": 4 * BATCH}])
+    assert all(outcome.codes), outcome.codes
+    assert "Input/output error: 'shard_3.hdf5'" in outcome.text
+    assert outcome.seconds < 60
+    assert checkpoints(tmp_path).newest_valid() == "step_00000004"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A file system of two megabytes: a real one where we may mount, for its errors are what is tested."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
+    small_disk: Path, rank_server: RankServer, tmp_path: Path
+) -> None:
+    words = [*write_project(tmp_path), "--output_dir", str(small_disk / "out"), "--save_every_steps", "4"]
+    assert rank_server.run([*words, "--max_steps", "4"], 2, tmp_path).codes == [0, 0]
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - 100_000))
+    patience = [{"kind": "patience", "seconds": 1.0}]
+    full = rank_server.run([*words, "--max_steps", "12"], 2, tmp_path, faults=patience)
+    assert full.codes[0] == 2, full.text
+    assert "step_00000008 was not saved" in full.text
+    assert "make room for" in full.text
+    assert "the last good checkpoint is step_00000004" in full.text
+    assert "Traceback" not in full.text
+    found = CheckpointFolder(small_disk / "out" / "saved_models" / "tiny")
+    assert found.newest_valid() == "step_00000004"
+    filler.unlink()
+    assert rank_server.run([*words, "--max_steps", "12"], 2, tmp_path).codes == [0, 0]
+    assert found.newest_valid() == "step_00000012"
+
+
+def test_a_disk_that_fills_up_while_writing(small_disk: Path, rank_server: RankServer, tmp_path: Path) -> None:
+    """Space for some files only: the estimate is fooled, the write itself fails on one rank, and both go on."""
+    words = [*write_project(tmp_path), "--output_dir", str(small_disk / "out"), "--save_every_steps", "4"]
+    assert rank_server.run([*words, "--max_steps", "4"], 2, tmp_path).codes == [0, 0]
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - 100_000))
+    faults = [{"kind": "patience", "seconds": 1.0}, {"kind": "believe_in_space"}]
+    full = rank_server.run([*words, "--max_steps", "12"], 2, tmp_path, faults=faults)
+    assert full.codes[0] == 2, full.text
+    assert "No space left on device" in full.text
+    assert "Traceback" not in full.text
+    assert CheckpointFolder(small_disk / "out" / "saved_models" / "tiny").newest_valid() == "step_00000004"
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(
+    small_disk: Path, rank_server: RankServer, tmp_path: Path
+) -> None:
+    words = write_project(tmp_path)
+    run = tmp_path / "out" / "runs"
+    run.parent.mkdir()
+    run.symlink_to(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
+    outcome = rank_server.run([*words, "--max_steps", "5"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert "No space left on device" in outcome.text
+    assert outcome.text.count("No space left on device") < 4, "told once a sink, not once a step"
+    assert checkpoints(tmp_path).newest_valid() == "step_00000005"
+
+
+def test_two_runs_in_one_folder(rank_server: RankServer, tmp_path: Path) -> None:
+    from training.lock import lock_folder
+
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    with lock_folder(tmp_path / "out" / "saved_models" / "tiny"):
+        outcome = rank_server.run(words, 1, tmp_path)
+    assert outcome.codes == [2]
+    assert "another run is writing there (process" in outcome.text
+    assert rank_server.run(words, 1, tmp_path).codes == [0]

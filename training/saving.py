@@ -1,0 +1,89 @@
+"""When a checkpoint is due, and what becomes of a run whose disk is full."""
+
+import time
+from dataclasses import replace
+
+from common.console import console
+from common.errors import UserError
+from training import distributed
+from training.checkpoint import SaveFailed
+from training.retention import Best, Retention
+from training.run import Run
+
+# A finished run is worth waiting for space; a run that was asked to stop has seconds.
+FINAL_PATIENCE_SECONDS = 600.0
+RETRY_SECONDS = 10.0
+
+
+class Saver:
+    """Saves by steps, by minutes, at epoch ends and at the end, as the flags say."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.saved_at = time.monotonic()
+        self.saved_step = run.state.step  # of the newest checkpoint: the one resumed from, or the beginning
+        flags = run.settings.flags
+        self.retention = Retention(flags.keep_last, flags.keep_every)
+
+    def is_overdue(self) -> bool:
+        """By this rank's clock, --save_every_minutes. Rank 0's counts."""
+        minutes = self.run.settings.flags.save_every_minutes
+        if minutes is None or not self.run.place.is_main:
+            return False
+        return time.monotonic() - self.saved_at >= 60 * minutes
+
+    def is_due(self, epoch: int, is_finished: bool) -> bool:
+        """After a step of `epoch`, by the counts that are the same on every rank."""
+        run, flags = self.run, self.run.settings.flags
+        if is_finished or (flags.save_every_steps is not None and run.state.step % flags.save_every_steps == 0):
+            return True
+        ended_epoch = run.horizon.epoch_of(run.state.samples) > epoch
+        return ended_epoch and (flags.ckpt_to_save is None or epoch in flags.ckpt_to_save)
+
+    def steps_to_next(self) -> int:
+        """Steps from here to the next checkpoint, when nothing is skipped."""
+        run, flags, step = self.run, self.run.settings.flags, self.run.state.step
+        candidates = [run.horizon.last_step() - step]
+        if flags.save_every_steps is not None:
+            candidates.append(flags.save_every_steps - step % flags.save_every_steps)
+        epoch = run.horizon.epoch_of(run.state.samples)
+        if flags.ckpt_to_save is None or epoch in flags.ckpt_to_save:
+            rows_left = (epoch + 1) * run.horizon.num_rows - run.state.samples
+            candidates.append(-(-rows_left // run.batches.rows_at(run.state.samples)))
+        return min(candidates)
+
+    def save(self, best: Best | None) -> None:
+        """A checkpoint on the way. One that cannot be written is told, and training goes on."""
+        try:
+            self._save(best)
+        except SaveFailed as failure:
+            console.warn(f"{failure}. Training goes on, and the next save tries again")
+
+    def save_last(self, best: Best | None = None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
+        """The checkpoint that a run ends with: wait `patience` seconds for space, then give up with the reason."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                self._save(best)
+                self.run.checkpoints.finish()
+                return
+            except SaveFailed as failure:
+                left = distributed.ask_main_rank(lambda: deadline - time.monotonic())
+                if left <= 0:
+                    lost = self.run.state.step - self.saved_step
+                    raise UserError(f"{failure}. The same command goes on from there ({lost} steps again)") from None
+                console.warn(f"{failure}. Trying again for {left:.0f} s")
+                time.sleep(RETRY_SECONDS)
+
+    def _save(self, best: Best | None) -> None:
+        run, began = self.run, time.perf_counter()
+        self.saved_at = time.monotonic()
+        try:
+            run.checkpoints.finish()
+        except SaveFailed as failure:
+            console.warn(str(failure))
+        # Rank 0's clock is the one that is saved; in run.state it would part the ranks.
+        state = replace(run.state, seconds=run.budget.used())
+        run.checkpoints.save(run.engine, state, run.settings.sources, self.retention, best)
+        self.saved_step = run.state.step
+        run.budget.note_pause(time.perf_counter() - began)

@@ -1,0 +1,141 @@
+"""A thread that tells when a rank is stuck and which, and notices that the launcher has died.
+
+Each rank leaves a small file, `runs/<job_name>/ranks/rank_N.json`, that says how far it has come. A rank that makes no
+progress for the set time reads the files of all, names the one that is behind and ends the process; the launcher then
+ends the others.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.files import write_plainly
+from training.stopping import Launcher, StopRequests
+
+STUCK_EXIT_CODE = 71
+LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
+
+
+@dataclass(frozen=True)
+class Beat:
+    """How far a rank has come: the number of phases it has begun, the one it is in, and when this was written."""
+
+    rank: int
+    count: int
+    phase: str
+    step: int
+    host: str
+    pid: int
+    time: float
+
+
+class Watchdog:
+    """Use as a context manager around the loop; `note()` at every phase."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        rank: int,
+        world_size: int,
+        stop: StopRequests,
+        stuck_seconds: float,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        """`folder` None: nothing is written or watched but the launcher."""
+        self.folder, self.rank, self.world_size, self.stop = folder, rank, world_size, stop
+        self.stuck_seconds, self.leave = stuck_seconds, leave
+        self.launcher = Launcher()
+        self.count, self.phase, self.step = 0, "start", 0
+        self.since = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if self.folder is not None:
+            with suppress(OSError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self.folder is not None:
+            with suppress(OSError):
+                self._file(self.rank).unlink(missing_ok=True)
+
+    def note(self, phase: str, step: int) -> None:
+        self.phase, self.step = phase, step
+        self.count += 1
+        self.since = time.monotonic()
+
+    def _watch(self) -> None:
+        pause = min(LAUNCHER_SECONDS, self.stuck_seconds / 4)
+        next_write = 0.0
+        while not self._ended.wait(pause):
+            if self.launcher.is_gone():
+                self.stop.request("the launcher has gone")
+            if time.monotonic() >= next_write:
+                self._write()
+                next_write = time.monotonic() + min(10.0, self.stuck_seconds / 4)
+            if self.folder is not None and time.monotonic() - self.since > self.stuck_seconds:
+                self._tell()
+                self.leave(STUCK_EXIT_CODE)
+
+    def _write(self) -> None:
+        if self.folder is None:
+            return
+        beat = Beat(self.rank, self.count, self.phase, self.step, socket.gethostname(), os.getpid(), time.time())
+        write_plainly(self._file(self.rank), json.dumps(asdict(beat)) + "\n")
+
+    def _file(self, rank: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"rank_{rank}.json"
+
+    def _tell(self) -> None:
+        beats = [beat for rank in range(self.world_size) if (beat := _read(self._file(rank))) is not None]
+        behind = find_stuck(beats, self.world_size, time.time(), self.stuck_seconds)
+        speaker = min({beat.rank for beat in beats} - {beat.rank for beat in behind}, default=self.rank)
+        if self.rank == speaker:
+            sys.stderr.write(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}\n")
+            sys.stderr.flush()
+
+
+def _read(path: Path) -> Beat | None:
+    try:
+        return Beat(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def find_stuck(beats: list[Beat], world_size: int, now: float, stuck_seconds: float) -> list[Beat]:
+    """Those that hold up the rest: whose process writes no more, else those that have come least far."""
+    silent = [beat for beat in beats if now - beat.time > stuck_seconds / 2]
+    if silent and len(silent) < world_size:
+        return silent
+    least = min((beat.count for beat in beats), default=0)
+    behind = [beat for beat in beats if beat.count == least]
+    return behind if len(behind) < len(beats) else []
+
+
+def describe(beats: list[Beat], behind: list[Beat], world_size: int, stuck_seconds: float) -> str:
+    waited = f"no progress for {stuck_seconds:.0f} s"
+    missing = sorted(set(range(world_size)) - {beat.rank for beat in beats})
+    if missing:
+        return f"{waited}: rank {', '.join(map(str, missing))} left no sign of life; look at its log and its machine"
+    if not behind:
+        phases = ", ".join(f"rank {beat.rank} in {beat.phase}" for beat in beats)
+        return f"{waited}: all ranks are equally far ({phases}, step {beats[0].step}); the network or a device hangs"
+    named = "; ".join(
+        f"rank {beat.rank} (host {beat.host}, process {beat.pid}) is stuck in {beat.phase} at step {beat.step}"
+        for beat in behind
+    )
+    return f"{waited}: {named}, and the others wait for it. The last checkpoint is good; start the command again"
