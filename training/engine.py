@@ -47,6 +47,7 @@ def take_step(
     step. Nothing has been applied then, and the engine is only good for a checkpoint.
     """
     batches = [to_device(batch, device) for batch in step.micro_batches]
+    phases.begin("meeting the other ranks")
     share = masked_tokens_per_micro_step(batches, engine.world_size)
     for index, batch in enumerate(batches):
         if index > 0 and should_stop is not None and should_stop():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ class Sinks:
         self.lines = folder / "metrics.jsonl"
         self.writer: SummaryWriter | None = None
         self.failing: set[str] = set()  # sinks whose last write failed: told once, and again after it has worked
+        threading.excepthook = _hush_writer_thread
         self.go_back(resumed_step)
 
     def go_back(self, step: int) -> None:
@@ -127,6 +129,12 @@ def forget_later_lines(path: Path, step: int) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(f"{line}\n" for line in kept))
     temporary.replace(path)
+
+
+def _hush_writer_thread(report: threading.ExceptHookArgs) -> None:
+    """TensorBoard's thread dies of a full disk with a traceback; the error itself reaches us at the next write."""
+    if not (isinstance(report.exc_value, OSError) and type(report.thread).__name__ == "_AsyncWriterThread"):
+        threading.__excepthook__(report)
 
 
 def _json_number(value: Any) -> Any:
