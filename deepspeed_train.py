@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from common.console import console
 from common.errors import run_command
+from common.processes import STOPPED_EXIT_CODE
 from training import distributed
 from training.arguments import parse_arguments
 from training.dry_run import dry_run
@@ -15,7 +16,7 @@ from training.loop import train
 from training.precision import avoid_broken_amx
 from training.run import build_run, open_data
 from training.settings import resolve_settings
-from training.stopping import STOPPED_EXIT_CODE, StopRequests
+from training.stopping import StopRequests
 
 
 def main(argv: Sequence[str] | None = None) -> int:

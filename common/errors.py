@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from common.console import console
-
-USER_ERROR_EXIT_CODE = 2
+from common.processes import USER_ERROR_EXIT_CODE
 
 
 class UserError(ValueError):

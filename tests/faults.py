@@ -45,7 +45,7 @@ def _kill(fault: Fault) -> None:
     stage, tag = fault["stage"], f"step_{fault['step']:08d}"
     files: list[str] = []
 
-    def at_file(_self: Any, _content: Any, path: str) -> None:
+    def at_file(_self: Any, state_dict: Any, path: str) -> None:
         if tag in path:
             files.append(path)
             if len(files) == (1 if stage == "first_file" else 2):

@@ -1,7 +1,7 @@
 """Kill runs, resume them, and compare with runs that were left alone: python -m tests.kill_campaign --kills 300
 
-Each case trains a tiny model with dropout and gradient accumulation, kills one or all ranks with SIGKILL at a stage of a
-save or at a random moment, starts the same command again (killing it again while there are kills left for the case),
+Each case trains a tiny model with dropout and gradient accumulation, kills one or all ranks with SIGKILL at a stage of
+a save or at a random moment, starts the same command again (killing it again while there are kills left for the case),
 and then asks for the same losses, the same samples and the same weights, bit for bit. The last line is JSON.
 """
 

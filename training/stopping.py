@@ -9,10 +9,8 @@ import signal
 import types
 from pathlib import Path
 
+from common.processes import STOP_SIGNALS, is_launcher
 from training import distributed
-
-STOPPED_EXIT_CODE = 75  # saved and to be started again; the system's EX_TEMPFAIL
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequests:
@@ -24,7 +22,7 @@ class StopRequests:
         self._before: dict[signal.Signals, signal.Handlers | int | types.FrameType | object | None] = {}
 
     def __enter__(self) -> "StopRequests":
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -68,9 +66,7 @@ def _parent_of(process: int) -> int:
 
 
 def _is_launcher(process: int) -> bool:
-    """Whether its command line is that of the `deepspeed` command or of the launcher it starts on a node."""
     try:
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        return is_launcher(Path(f"/proc/{process}/cmdline").read_text().split("\0"))
+    except (OSError, ValueError):
         return False
-    return any(word == b"deepspeed.launcher.launch" or word.endswith(b"/deepspeed") for word in words[:4])

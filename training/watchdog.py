@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.files import write_plainly
+from common.processes import STUCK_EXIT_CODE
 from training.stopping import Launcher, StopRequests
 
-STUCK_EXIT_CODE = 71
 LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.processes import STOPPED_EXIT_CODE, STUCK_EXIT_CODE
 from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoint import CheckpointFolder
 from training.export import read_weights
-from training.stopping import STOPPED_EXIT_CODE
-from training.watchdog import STUCK_EXIT_CODE
 
 BATCH = 8  # rows a step in tests.support's project
 
