@@ -4,7 +4,6 @@ Nothing is imported: modules are parsed with `ast`. The result is plain text, on
 documents, in an order that depends only on what is installed.
 """
 
-import argparse
 import ast
 import gc
 import hashlib
@@ -19,7 +18,7 @@ from pathlib import Path
 from common.console import console
 from common.errors import UserError, run_command
 from common.files import write_atomically
-from common.help import HelpFormatter
+from common.help import HelpFormatter, Parser
 from data.text import split_sentences
 
 FILE_BYTES = 4 * 2**20
@@ -217,7 +216,7 @@ def _flush(texts: Sequence[str], output: Path, number: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data.corpus",
         description="Write a text corpus from the documentation that is installed with Python; no download.",
         formatter_class=HelpFormatter,

@@ -1,12 +1,11 @@
 """Look into any folder of shards: `python -m data.inspect DIR`."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import console
 from common.errors import UserError, run_command
-from common.help import HelpFormatter
+from common.help import HelpFormatter, Parser
 from data.reader import ShardFile
 from data.report import Description, describe, render, write_report
 from data.schema import Split
@@ -58,7 +57,7 @@ def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data.inspect",
         description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, samples, warnings.",
         formatter_class=HelpFormatter,

@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from common.help import HelpFormatter
+from common.help import HelpFormatter, Parser
 from data.executors import EXECUTORS
 from data.instances import OBJECTIVES
 from data.masking import UNITS
@@ -13,7 +13,7 @@ from data.sources import LAYOUTS
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data.prepare",
         description="Turn text into HDF5 shards that BERT pretraining reads, and a tokenizer with them.",
         formatter_class=HelpFormatter,

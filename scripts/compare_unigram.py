@@ -9,14 +9,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.console import console
 from common.errors import UserError, run_command
+from common.help import Parser, positive_int
 from data.shards import open_dataset
 from data.statistics import unigram_cross_entropy
-from training.arguments import Parser, positive_int
 from training.export import last_validation
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="compare_unigram.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="compare_unigram.py", description=__doc__)
     parser.add_argument("--metrics", type=Path, required=True, metavar="FILE", help="the run's metrics.jsonl")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder of its shards")
     parser.add_argument("--max_seq_length", type=positive_int, default=128, metavar="S", help="default: 128")

@@ -17,7 +17,7 @@ import torch
 
 from common.console import console
 from common.errors import run_command
-from training.arguments import Parser, positive_int
+from common.help import Parser, positive_int
 from training.precision import HALF_MATMUL, ISA_LIMIT, ISA_WITHOUT_AMX, find_abilities, read_cpu_flags
 from training.precision import _dies_of_illegal_instruction as dies_of_illegal_instruction
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="doctor.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="doctor.py", description=__doc__)
     parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to be started here (default: one a GPU)")
     parser.add_argument(
         "--output_dir", type=Path, default=Path(), metavar="DIR", help="where a run would write (default: here)"

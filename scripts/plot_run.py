@@ -19,7 +19,7 @@ from matplotlib import pyplot
 from common.console import console
 from common.errors import UserError, run_command
 from common.files import write_atomically
-from training.arguments import Parser
+from common.help import Parser
 
 Rows = list[dict[str, Any]]
 # key in metrics.jsonl → the axis; the first is the one that a PNG shows
@@ -35,7 +35,7 @@ TABLE = ("step", "samples", "tokens", "mlm_loss", "mlm_accuracy", "nsp_accuracy"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="plot_run.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="plot_run.py", description=__doc__)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, <output_dir>/runs/<job_name>"
     )

@@ -11,11 +11,11 @@ import torch
 
 from common.console import console
 from common.errors import UserError, run_command
-from training.arguments import Parser, positive_int
+from common.help import Parser, positive_int
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="predict.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="predict.py", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face folder")
     parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="guesses for each mask (default: 5)")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with [MASK] in it")

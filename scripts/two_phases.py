@@ -16,12 +16,12 @@ sys.path.insert(0, str(PROJECT))
 
 from common.console import console
 from common.errors import UserError, run_command
-from training.arguments import Parser, positive_int
+from common.help import Parser, positive_int
 from training.checkpoint import CheckpointFolder
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="two_phases.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="two_phases.py", description=__doc__)
     parser.add_argument("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
     parser.add_argument(
         "--deepspeed_configs",

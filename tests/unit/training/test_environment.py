@@ -19,6 +19,7 @@ def test_two_processes_alone_take_different_ports() -> None:
 
 def test_launchers_variables_are_kept() -> None:
     environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_SIZE": "4", "MASTER_PORT": "1"}
+    environment["MASTER_ADDR"] = "node-a"
     assert find_place(environment) == Place(rank=5, local_rank=1, world_size=8, local_size=4)
     assert environment["MASTER_PORT"] == "1"
 
