@@ -43,7 +43,7 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
     if not there.is_dir():
         kind = "a link to nothing" if there.is_symlink() else "a file"
         problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder; remove it, or give another {flag}")
-    elif not os.access(there, os.W_OK | os.X_OK):
+    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         problems.add(
             f"{flag} {folder}: {there} cannot be written to (its rights, or a read-only file system); give this user "
             f"the right to, or give another {flag}"

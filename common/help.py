@@ -47,6 +47,24 @@ def positive_int(text: str) -> int:
     return value
 
 
+def whole_number(text: str) -> int:
+    """A flag's type: a whole number from 0 up."""
+    if not text.isdecimal() or not text.isascii():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 0 up")
+    return int(text)
+
+
+def seed_number(text: str) -> int:
+    """A flag's type: what every random generator here takes."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 2**63
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 0 to 2^63 - 1, such as 42")
+    return value
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a flag's default, except where there is none or the text tells it already."""
 

@@ -202,7 +202,10 @@ def _load_json(path: Path, lower_case: bool | None) -> BertTokenizer:
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exceptions for a file it cannot read
-        raise UserError(f"{path}: is no tokenizer of the tokenizers library ({error})") from error
+        raise UserError(
+            f"{path}: is no tokenizer of the tokenizers library ({error}); save it again with its save() or with "
+            f"save_pretrained()"
+        ) from error
     if lower_case is not None and tokenizer.is_bert and tokenizer.lower_case != lower_case:
         tokenizer.backend.normalizer = _bert_normalizer(lower_case)
         return BertTokenizer(tokenizer.backend)
@@ -272,8 +275,10 @@ def _special(backend: Tokenizer, name: str) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: is no JSON ({error})") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON ({error}); copy it again from where it came") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object")
+        raise UserError(
+            f"{path}: holds a JSON {type(content).__name__}, expected an object; copy it again from where it came"
+        )
     return content

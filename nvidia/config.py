@@ -59,6 +59,8 @@ class BertConfig:
     def from_dict(cls, mapping: Mapping[str, Any]) -> "BertConfig":
         """Build from a model JSON's `bert_model_config`; takes the old name of `vocab_size` too."""
         problems = Problems()
+        if not isinstance(mapping, Mapping):
+            raise UserError(f"bert_model_config: found {mapping!r}, expected an object {{…}} with the model's sizes")
         values = dict(mapping)
         if OLD_VOCAB_KEY in values:
             old = values.pop(OLD_VOCAB_KEY)
@@ -69,7 +71,7 @@ class BertConfig:
                 )
         known = [item.name for item in fields(cls)]
         for key in [key for key in values if key not in known]:
-            problems.add(f"bert_model_config: unknown key {key!r}{nearest(key, known)}")
+            problems.add(f"bert_model_config: unknown key {key!r}{nearest(key, known, otherwise='; remove it')}")
             del values[key]
         if "vocab_size" not in values:
             problems.add("bert_model_config: vocab_size is missing; give the number of tokens of the tokenizer")

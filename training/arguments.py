@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.help import Parser, positive_int
+from common.help import Parser, positive_int, seed_number, whole_number
 from data.masking import UNITS
 from training.schedule import SCHEDULES
 
@@ -110,7 +110,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--seed", type=int, default=42, metavar="N", help="seed of all that is random (default: 42)")
+    group.add_argument(
+        "--seed", type=seed_number, default=42, metavar="N", help="seed of all that is random (default: 42)"
+    )
     group.add_argument(
         "--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate (default: LE)"
     )
@@ -193,7 +195,7 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ckpt_to_save",
-        type=int,
+        type=whole_number,
         nargs="+",
         metavar="EPOCH",
         help="save only at the end of these epochs and at the end of the run (default: every epoch)",

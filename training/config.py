@@ -67,10 +67,12 @@ def load_model_file(path: Path) -> ModelFile:
     except ValidationError as error:
         for detail in error.errors():
             problems.add(f"{path}: {_describe(detail)}")
-    try:
-        BertConfig.from_dict(content.get("bert_model_config") or {})
-    except UserError as error:
-        problems.add(f"{path}: {error}")
+    described = content.get("bert_model_config", {})
+    if isinstance(described, dict):  # anything else has been noted above
+        try:
+            BertConfig.from_dict(described)
+        except UserError as error:
+            problems.add(f"{path}: {error}")
     problems.raise_if_any()
     assert model_file is not None
     return model_file
@@ -87,6 +89,7 @@ def section_for_length(sections: dict[str, Any], length: int, key: str, path: Pa
     return sections[str(length)]
 
 
+REMOVE = "; remove it (docs/configuration.md lists the keys)"
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": ModelFile,
     "data": DataSection,
@@ -101,7 +104,7 @@ def _describe(detail: Any) -> str:
     where = ".".join(location)
     if detail["type"] == "extra_forbidden":
         parent = _SECTIONS.get(location[0] if len(location) > 1 else "", ModelFile)
-        return f"unknown key {where!r}{nearest(location[-1], parent.model_fields)}"
+        return f"unknown key {where!r}{nearest(location[-1], parent.model_fields, otherwise=REMOVE)}"
     if detail["type"] == "missing":
-        return f"the key {where!r} is missing"
+        return f"the key {where!r} is missing; add it, as docs/configuration.md describes"
     return f"{where}: found {detail['input']!r}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"

@@ -73,8 +73,8 @@ def _take_over_from_srun(environment: MutableMapping[str, str]) -> None:
     missing = [name for name in (*SLURM_NAMES.values(), "MASTER_ADDR") if name not in environment]
     if missing:
         raise UserError(
-            f"srun started this process, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, so "
-            f"its ranks cannot find each other; start it with scripts/slurm.sh, or give srun --ntasks-per-node and "
+            f"srun started this process, but not set: {', '.join(missing)}; so its "
+            f"ranks cannot find each other; start it with scripts/slurm.sh, or give srun --ntasks-per-node and "
             f"export MASTER_ADDR (the first node's name) and MASTER_PORT"
         )
     environment.update({name: environment[slurm] for name, slurm in SLURM_NAMES.items()})
