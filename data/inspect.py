@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import console
-from common.errors import UserError, run_command
+from common.errors import Problems, UserError, run_command
+from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser
 from data.reader import ShardFile
 from data.report import Description, describe, render, write_report
@@ -71,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--report_dir", type=Path, metavar="DIR", help="write report.md, report.json and lengths.png there"
     )
     arguments = parser.parse_args(argv)
+    if arguments.report_dir is not None:
+        problems = Problems()
+        check_folder_to_write(arguments.report_dir, "--report_dir", problems)
+        problems.raise_if_any()
     tokenizer = find_tokenizer(arguments.folder, arguments.vocab_file)
     found = inspect_folder(arguments.folder, tokenizer, verify=arguments.verify_data)
     console.say(render(found))

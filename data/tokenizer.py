@@ -16,6 +16,7 @@ from common.files import write_atomically
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIALS = (PAD, UNK, CLS, SEP, MASK)
+SMALLEST_VOCABULARY = len(SPECIALS) + 2
 # Names that other tokenizers give to the same five.
 _ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
 _CONTINUATION = "##"
@@ -143,7 +144,7 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokeniz
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> BertTokenizer:
     """Train a WordPiece vocabulary of at most `vocab_size` on `texts`, with BERT's rules."""
-    if vocab_size < len(SPECIALS) + 2:
+    if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"--vocab_size {vocab_size} is too small; BERT uses 30522, a small corpus 8192")
     backend = Tokenizer(models.WordPiece(unk_token=UNK))
     _add_bert_rules(backend, lower_case)

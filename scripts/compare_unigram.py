@@ -12,7 +12,7 @@ from common.errors import UserError, run_command
 from common.help import Parser, positive_int
 from data.shards import open_dataset
 from data.statistics import unigram_cross_entropy
-from training.export import last_validation
+from training.figures import A_RUNS_METRICS, last_validation
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     validation = last_validation(flags.metrics)
     if validation is None:
-        raise UserError(f"{flags.metrics}: holds no validation; expected a run's metrics.jsonl")
+        raise UserError(f"{flags.metrics}: holds no validation; {A_RUNS_METRICS}")
     shape = {"max_seq_length": flags.max_seq_length, "max_predictions_per_seq": flags.max_predictions_per_seq}
     unigram = unigram_cross_entropy(
         open_dataset([flags.data], split="training", **shape),

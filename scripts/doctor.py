@@ -131,6 +131,10 @@ def examine_cores(ranks: int, cores: int, environment: dict[str, str]) -> Findin
         text = f"{cores}, {max(1, cores // ranks)} for each of {ranks} ranks"
         remedy = None if ranks <= cores else f"start at most {cores} ranks on this machine"
         return Finding("cores", text, remedy)
+    if not threads.isdecimal() or int(threads) < 1:
+        return Finding(
+            "cores", f"{cores}; OMP_NUM_THREADS is {threads!r}, no number of threads", "unset OMP_NUM_THREADS"
+        )
     total = int(threads) * ranks
     text = f"{cores}; OMP_NUM_THREADS={threads} makes {total} threads in {ranks} ranks"
     if total > cores:
@@ -152,6 +156,8 @@ def examine_memory(meminfo: Path) -> Finding:
 def examine_disk(folder: Path) -> Finding:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free / GIB
+    if not there.is_dir():
+        return Finding("disk", f"{there} is a file, not a folder", "pass another --output_dir")
     if not os.access(there, os.W_OK):
         return Finding("disk", f"{there} cannot be written", "pass another --output_dir")
     remedy = "make room: a checkpoint of BERT-base takes 1.3 GiB; --keep_last bounds their number" if free < 5 else None

@@ -18,14 +18,13 @@ from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.checkpoint_files import read_file
+from training.figures import last_validation
 from training.zero_files import ZeroCheckpoint
 
 WEIGHTS = "model.safetensors"
 # The pooler and the next-sentence head, which the stock pre-LN class has no place for.
 EXTRA_WEIGHTS = "next_sentence.safetensors"
 WRITE_AGAIN = "copy the folder again from where it came, or write it with scripts/export_hf.py"
-A_RUNS_METRICS = "expected <output_dir>/runs/<job_name>/metrics.jsonl; give that one"
-VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity")
 
 
 def locate_checkpoint(path: Path) -> Path:
@@ -109,36 +108,6 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, SafetensorError) as error:
         described = describe_system_error(error) if isinstance(error, OSError) else None
         raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {WRITE_AGAIN}") from None
-
-
-def last_validation(metrics: Path | None) -> dict[str, Any] | None:
-    """The newest validation line of a run's metrics.jsonl."""
-    if metrics is None:
-        return None
-    found = next((row for row in reversed(read_metrics(metrics)) if row.get("kind") == "validation"), None)
-    missing = [key for key in VALIDATION_KEYS if not isinstance(found.get(key), int | float)] if found else []
-    if missing:
-        raise UserError(f"{metrics}: its last validation has no number {', '.join(missing)}; {A_RUNS_METRICS}")
-    return found
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl. The last may be torn, where a run was killed while writing it."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; {A_RUNS_METRICS}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("kind"), str):
-            rows.append(row)
-        elif number < len(lines) or not rows:
-            raise UserError(f"{path}: line {number} holds no figures of a run; {A_RUNS_METRICS}")
-    return rows
 
 
 def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:

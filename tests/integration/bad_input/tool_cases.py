@@ -38,10 +38,10 @@ PREPARE = {
     "an input that may not be read": (both(unreadable("text/a.txt"), words(*FRESH)), "a.txt", "ermission denied", "right"),
     "no such vocabulary": (words("--vocab_file", "{root}/lost"), "lost", "no such tokenizer", "give a vocab.txt"),
     "a vocabulary too small": (
-        only("--input", "{root}/text", *FRESH, "--vocab_size", "4"), "--vocab_size", "4", "30522"
+        only("--input", "{root}/text", *FRESH, "--vocab_size", "4"), "--vocab_size 4", "too small", "30522"
     ),
     "a vocabulary trained on nothing": (
-        only("--input", "{root}/text", *FRESH, "--vocab_size", "100", "--tokenizer_sample_mb", "0"), "--tokenizer_sample_mb", "0", "at least 1"
+        only("--input", "{root}/text", *FRESH, "--vocab_size", "100", "--tokenizer_sample_mb", "0"), "--tokenizer_sample_mb", "found '0'", "at least 1"
     ),
     "rows too short": (words("--max_seq_length", "4"), "--max_seq_length 4", "out of range", "usually 128 or 512"),
     "lengths and predictions that do not pair": (
@@ -51,7 +51,7 @@ PREPARE = {
     "masking all": (words("--masking_rate", "1"), "--masking_rate 1.0", "out of range", "usually 0.15"),
     "nothing to train on": (words("--validation_share", "0.6", "--test_share", "0.6"), "--validation_share", "nothing", "smaller"),
     "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "negative", "expected 0"),
-    "a seed below zero": (words("--seed", "-1"), "--seed -1", "negative", "expected 0"),
+    "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "0.8"),
     "other settings in the same place": (words("--seed", "7"), "prepared/24", "other settings", "--overwrite"),
     "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "no manifest", "--overwrite"),
@@ -112,7 +112,7 @@ PREDICT = {
     ),
     "no mask": (words("a word"), "'a word'", "has no [MASK]", "put one"),
     "a text too long": (words("word1 " * 100 + "[MASK]"), "word1", "tokens", "shorten"),
-    "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top", "1000", "61"),
+    "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top 1000", "61 tokens", "at most"),
 }  # fmt: skip
 
 PLOT = {
