@@ -43,6 +43,15 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"; did you mean {matches[0]!r}?" if matches else otherwise
 
 
+def shortened(value: object) -> str:
+    """A value as messages show it: its repr, cut where it would fill the screen."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out very long integers
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:80]}… ({len(text):,} characters)"
+
+
 # What a system refuses for reasons that lie outside this program, and what can be done about it.
 SYSTEM_REMEDIES = {
     errno.EACCES: "give this user the right to, or choose another place",

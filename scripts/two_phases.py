@@ -78,6 +78,8 @@ def remaining_phases(flags: argparse.Namespace) -> tuple[int, ...]:
         raise UserError(
             f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length; BERT uses 128 512"
         )
+    if Path(flags.name).name != flags.name or flags.name in (".", ".."):
+        raise UserError(f"--name {flags.name!r}: names folders, so it must be a single plain name; pass another --name")
     return (1,) if checkpoints_of(flags, 1).newest_valid() else (0, 1)
 
 

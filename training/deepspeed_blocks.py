@@ -8,7 +8,7 @@ from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP1
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import BaseModel, Field, ValidationError
 
-from common.errors import Problems, nearest
+from common.errors import Problems, nearest, shortened
 
 
 class LayerDropBlock(BaseModel):
@@ -51,7 +51,7 @@ def find_refusal(config: dict[str, Any]) -> str | None:
         DeepSpeedConfig(alone)
     except ValidationError as error:
         detail = error.errors()[0]
-        return f"{'.'.join(map(str, detail['loc']))}: found {detail['input']!r}, but {detail['msg']}"
+        return f"{'.'.join(map(str, detail['loc']))}: found {shortened(detail['input'])}, but {detail['msg']}"
     except Exception as error:  # asserts, KeyErrors, TypeErrors: whatever the value met first
         return f"{type(error).__name__}: {error}"
     return None
@@ -67,4 +67,4 @@ def _describe(name: str, kind: type[BaseModel], detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         known = key_names(kind) if len(detail["loc"]) == 1 else []
         return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known, otherwise='; remove it')}"
-    return f"{path}: found {detail['input']!r}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"{path}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.console import console
-from common.errors import Problems, nearest
+from common.errors import Problems, nearest, shortened
 from training.deepspeed_blocks import LayerDropBlock, check_blocks, find_refusal
 from training.json_files import load_json
 from training.optimizer import check_optimizer
@@ -31,6 +31,7 @@ REFUSED_KEYS = {
     "curriculum_learning": "DeepSpeed's data pipeline is not used; remove the block",
     "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
 }
+MOST_ROWS = 2**31 - 1  # a step
 # Blocks that belong to our model; DeepSpeed no longer has them.
 MODEL_KEYS = ("progressive_layer_drop", "sparse_attention")
 OBJECTS = (
@@ -119,7 +120,7 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
 def _check_objects(content: dict[str, Any], path: Path, problems: Problems) -> None:
     for key in OBJECTS:
         if not isinstance(content.get(key, {}), dict):
-            problems.add(f"{path}: {key!r} must be an object {{…}}, but found {content[key]!r}")
+            problems.add(f"{path}: {key!r} must be an object {{…}}, but found {shortened(content[key])}")
             content.pop(key)
 
 
@@ -129,11 +130,13 @@ def _check_values(content: dict[str, Any], path: Path, problems: Problems) -> No
             problems.add(f'{path}: {key!r} is "auto", which nothing here fills in; give a value or remove the key')
     stage = content.get("zero_optimization", {}).get("stage", 0)
     if type(stage) is not int or stage not in (0, 1, 2, 3):
-        problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {stage!r}")
+        problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {shortened(stage)}")
         content["zero_optimization"] = {}
     clipping = content.get("gradient_clipping", 1.0)
     if isinstance(clipping, bool) or not isinstance(clipping, int | float) or not 0 <= clipping < 1e300:
-        problems.add(f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {clipping!r}")
+        problems.add(
+            f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {shortened(clipping)}"
+        )
     if _enabled(content, "fp16") and (_enabled(content, "bf16") or _enabled(content, "bfloat16")):
         problems.add(f"{path}: both fp16 and bf16 are enabled; enable one")
 
@@ -155,8 +158,8 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     for name in names:
         value = content.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            problems.add(f"{path}: {name} must be a whole number of at least 1, but found {value!r}")
+        if value is not None and (type(value) is not int or not 1 <= value <= MOST_ROWS):
+            problems.add(f"{path}: {name} must be a whole number of at least 1, but found {shortened(value)}")
             return None
     total, micro, accumulation = (content.get(name) for name in names)
     if total is None and micro is None:

@@ -79,7 +79,7 @@ INSPECT = {
     "no folder": (only("{root}/lost"), "lost", "no such folder", "give one"),
     "an empty folder": (only("{root}/tokenizer"), "tokenizer", "no .hdf5 file", "data.prepare"),
     "a flag that is none": (words("--verify"), "--verify", "unknown flag", "did you mean '--verify_data'?"),
-    "a shard cut short": (cut_short("prepared/24/training*.hdf5"), "training", "bytes", "copy it again"),
+    "a shard cut short": (cut_short("prepared/24/training*.hdf5"), "training_0000", "damaged or incomplete", "copy it again"),
     "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "no manifest", "prepare it anew"),
     "no such tokenizer": (words("--vocab_file", "{root}/lost"), "lost", "no such tokenizer", "give a vocab.txt"),
     "the report's folder is a file": (words("--report_dir", "{root}/model.json"), "--report_dir", "is a file", "another"),

@@ -94,7 +94,7 @@ MODEL_JSON = {
         edited("model.json", "bert_model_config.num_hidden_layers", 0), "model.json", "num_hidden_layers is 0", "from 1 up"
     ),
     "a model that no memory holds": (
-        edited("model.json", "bert_model_config.hidden_size", 2**40), "model.json", "GiB", "smaller"
+        edited("model.json", "bert_model_config.hidden_size", 2**20), "model.json", "GiB", "smaller"
     ),
     "heads that do not divide": (
         edited("model.json", "bert_model_config.num_attention_heads", 5), "model.json", "hidden_size is 32", "divisors"
