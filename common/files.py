@@ -32,7 +32,11 @@ def write_plainly(path: Path, content: str) -> bool:
 
 def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
     """Note why `folder`, which `flag` named, could be neither made nor written to. Changes nothing."""
-    place = folder.absolute()
+    try:
+        place = folder.absolute()
+    except FileNotFoundError:
+        problems.add(f"{flag} {folder}: the current folder has vanished; change to one that is there")
+        return
     for there in (place, *place.parents):
         try:
             is_there = os.path.lexists(there)

@@ -122,7 +122,6 @@ PROCESSES = {
     "deepspeed_train.py: checkpoints, another model": lambda: deepspeed(1),
     "deepspeed_train.py: DeepSpeed JSON, a typo": lambda: deepspeed(2),
     "data.prepare: an input without text": lambda: [sys.executable, "-m", "data.prepare"],
-    "export_hf.py: no checkpoint": lambda: [sys.executable, "scripts/export_hf.py"],
 }
 
 

@@ -107,6 +107,15 @@ def link_to_nothing(name: str) -> Spoil:
     return spoil
 
 
+def vanished_folder(setup: Setup) -> None:
+    """The command is started in a folder that somebody has removed."""
+    here = setup.root / "here"
+    here.mkdir()
+    setup.cleanup.callback(os.chdir, Path.cwd())
+    os.chdir(here)
+    here.rmdir()
+
+
 def edited(name: str, key: str, value: Any) -> Spoil:
     """A JSON file with one value set; `key` goes down by dots."""
 

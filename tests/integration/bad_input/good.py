@@ -27,7 +27,7 @@ def build_good(root: Path) -> None:
     (root / "text").mkdir()
     sentences = [f"{a} {b} {a} is a sentence about {b} ." for a in WORDS[:20] for b in WORDS[20:30]]
     (root / "text" / "a.txt").write_text("\n\n".join("\n".join(sentences[i : i + 5]) for i in range(0, 200, 5)))
-    prepare(prepare_words(root))
+    prepare([*prepare_words(root), "--output_dir", f"{root}/prepared"])
 
 
 def train_words(root: Path) -> list[str]:
@@ -40,7 +40,7 @@ def train_words(root: Path) -> list[str]:
 
 def prepare_words(root: Path) -> list[str]:
     return [
-        *("--input", f"{root}/text", "--output_dir", f"{root}/prepared", "--vocab_file", f"{root}/vocab.txt"),
+        *("--input", f"{root}/text", "--output_dir", f"{root}/fresh", "--vocab_file", f"{root}/vocab.txt"),
         *("--max_seq_length", "24", "--max_predictions_per_seq", "4", "--workers", "1", "--dupe_factor", "1"),
     ]
 

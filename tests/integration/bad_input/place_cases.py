@@ -21,6 +21,7 @@ from tests.integration.bad_input.case import (
     table,
     unreadable,
     unwritable,
+    vanished_folder,
     variables,
     words,
 )
@@ -195,6 +196,9 @@ PLACES = {
     "the output is below a file": (words("--output_dir", "{root}/model.json/a/b"), "--output_dir", "is a file", "another"),
     "the output is a link to nothing": (
         both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "link to nothing", "another"
+    ),
+    "a current folder that has vanished": (
+        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder has vanished", "change to one"
     ),
     "the output cannot be written": (
         both(unwritable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "another"

@@ -26,16 +26,16 @@ PREPARE = {
     "no such input": (words("--input", "{root}/lost"), "--input {root}/lost", "no file found", "give files"),
     "an empty input folder": (removed("text/*"), "--input {root}/text", "no file found", "give files"),
     "an input without text": (
-        both(replaced("empty.txt", "\n\n"), words("--input", "{root}/empty.txt", *FRESH)), "empty.txt", "no document", "text in UTF-8"
+        both(replaced("empty.txt", "\n\n"), words("--input", "{root}/empty.txt")), "empty.txt", "no document", "text in UTF-8"
     ),
     "an input of bytes": (
-        both(replaced("b.txt", bytes(range(256)) * 50), words("--input", "{root}/b.txt", *FRESH)), "b.txt", "no document", "text in UTF-8"
+        both(replaced("b.txt", bytes(range(256)) * 50), words("--input", "{root}/b.txt")), "b.txt", "no document", "text in UTF-8"
     ),
     "a Parquet file that is none": (
-        both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet", *FRESH)), "a.parquet", "is no Parquet file", "copy it again"
+        both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "is no Parquet file", "copy it again"
     ),
     "a URL of no known kind": (words("--input", "gopher://x/y"), "gopher://x/y", "cannot be read", "fsspec"),
-    "an input that may not be read": (both(unreadable("text/a.txt"), words(*FRESH)), "a.txt", "ermission denied", "right"),
+    "an input that may not be read": (unreadable("text/a.txt"), "a.txt", "ermission denied", "right"),
     "no such vocabulary": (words("--vocab_file", "{root}/lost"), "lost", "no such tokenizer", "give a vocab.txt"),
     "a vocabulary too small": (
         only("--input", "{root}/text", *FRESH, "--vocab_size", "4"), "--vocab_size 4", "too small", "30522"
@@ -53,16 +53,16 @@ PREPARE = {
     "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "negative", "expected 0"),
     "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "0.8"),
-    "other settings in the same place": (words("--seed", "7"), "prepared/24", "other settings", "--overwrite"),
-    "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "no manifest", "--overwrite"),
+    "other settings in the same place": (words("--output_dir", "{root}/prepared", "--seed", "7"), "prepared/24", "other settings", "--overwrite"),
+    "a manifest that is no JSON": (both(replaced("prepared/24/manifest.json", "{"), words("--output_dir", "{root}/prepared")), "manifest.json", "no manifest", "--overwrite"),
     "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "another"),
     "the output is immutable": (both(immutable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "another"),
     "the tokenizer's folder is a file": (
-        words(*FRESH, "--tokenizer_dir", "{root}/model.json"), "--tokenizer_dir", "is a file", "another"
+        words("--tokenizer_dir", "{root}/model.json"), "--tokenizer_dir", "is a file", "another"
     ),
-    "the work folder is somebody's": (words(*FRESH, "--work_dir", "{root}/data"), "data", "no work folder", "another --work_dir"),
-    "the work folder is a file": (words(*FRESH, "--work_dir", "{root}/model.json"), "--work_dir", "is a file", "another"),
-    "Dask without an address": (words(*FRESH, "--executor", "dask"), "--executor dask", "needs", "--scheduler"),
+    "the work folder is somebody's": (words("--work_dir", "{root}/data"), "data", "no work folder", "another --work_dir"),
+    "the work folder is a file": (words("--work_dir", "{root}/model.json"), "--work_dir", "is a file", "another"),
+    "Dask without an address": (words("--executor", "dask"), "--executor dask", "needs", "--scheduler"),
 }  # fmt: skip
 
 CORPUS = {
