@@ -96,6 +96,11 @@ def load_hugging_face_weights(model: PreTrainingModel, folder: Path) -> None:
         notes = start_from(model, *from_hugging_face(tensors, hf_config, extra))
     except UserError as error:
         raise UserError(f"--use_pretrain {folder}: {error}") from None
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:  # other shapes, or words where numbers belong
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--use_pretrain {folder}: weights and config.json do not fit ({reason}); {WRITE_AGAIN}"
+        ) from None
     for note in notes:
         console.say(f"{folder}: {note}")
 

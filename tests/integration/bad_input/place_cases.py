@@ -6,6 +6,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from safetensors.torch import load_file, save_file
 
 from tests.integration.bad_input.case import (
     Setup,
@@ -96,6 +97,12 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
+def narrow_weights(setup: Setup) -> None:
+    """Every matrix with a column less than config.json says."""
+    path = setup.root / "hf" / "model.safetensors"
+    save_file({name: tensor[..., 1:].contiguous() for name, tensor in load_file(path).items()}, path)
+
+
 SHARDS = {
     "no folder": (NO_DATA, "data", "no such folder", "data.prepare"),
     "an empty folder": (removed("data/*"), "data", "no HDF5 file", "data.prepare"),
@@ -155,6 +162,17 @@ FIRST_WEIGHTS = {
     ),
     "another kind of model": (
         both(edited("hf/config.json", "model_type", "gpt2"), words("--use_pretrain", "{root}/hf")), "config.json", "'gpt2'", "expected 'bert'"
+    ),
+    "a config of words": (
+        both(edited("hf/config.json", "max_position_embeddings", "many"), words("--use_pretrain", "{root}/hf")),
+        "--use_pretrain {root}/hf", "config.json do not fit", "export_hf",
+    ),
+    "a config with a list for a word": (
+        both(edited("hf/config.json", "hidden_act", []), words("--use_pretrain", "{root}/hf")),
+        "--use_pretrain {root}/hf", "config.json do not fit", "export_hf",
+    ),
+    "weights of another shape": (
+        both(narrow_weights, words("--use_pretrain", "{root}/hf")), "--use_pretrain {root}/hf", "do not fit", "export_hf"
     ),
     "another size": (
         both(edited("model.json", "bert_model_config.intermediate_size", 40), words("--use_pretrain", "{root}/hf")),

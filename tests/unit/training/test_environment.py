@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from common.errors import UserError
+from tests.unit.training.in_process import own_environment
 from training.environment import Place, find_place, pick_device, share_cores
 
 
@@ -65,4 +66,5 @@ def test_a_local_rank_beyond_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("threads", ["2", "4,2"])
 def test_openmps_thread_counts_are_taken(threads: str) -> None:
-    assert share_cores(Place(0, 0, 1, 1), {"OMP_NUM_THREADS": threads}) >= 1
+    with own_environment():
+        assert share_cores(Place(0, 0, 1, 1), {"OMP_NUM_THREADS": threads}) >= 1
