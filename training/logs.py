@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -21,8 +22,9 @@ class HeldFile(MemoryHandler):
         self.path = path
 
     def begin(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(self.path, encoding="utf-8")
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(self.path, delay=True, encoding="utf-8")
         file.setFormatter(logging.Formatter(FORMAT))
         self.setTarget(file)
         self.flush()
