@@ -11,7 +11,7 @@ from training.arguments import parse_arguments
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
 from training.lock import lock_folder
-from training.logs import send_logs
+from training.logs import begin_logs, send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
 from training.run import build_run, open_data
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
         distributed.start(device)
         run = build_run(settings, datasets, place, device, stop)
+        begin_logs()
         if flags.dry_run:
             dry_run(run)
         is_stopped = not flags.dry_run and not train(run)

@@ -17,15 +17,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.errors import run_command
+from common.help import Parser, positive_int
 from tests.support import free_port, make_rows, write_json, write_nvidia_shard
-from training.arguments import Parser, positive_int
 
 PROJECT = Path(__file__).resolve().parents[1]
 WIDTH, PREDICTIONS, VOCAB = 128, 20, 8192
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="scaling.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="scaling.py", description=__doc__)
     parser.add_argument("--hidden_size", type=positive_int, default=256, metavar="H", help="(default: 256)")
     parser.add_argument("--layers", type=positive_int, default=4, metavar="N", help="(default: 4)")
     parser.add_argument("--batch", type=positive_int, default=64, metavar="ROWS", help="rows a step (default: 64)")

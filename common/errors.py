@@ -1,6 +1,7 @@
 """A user's mistake: how it is raised, collected and shown."""
 
 import difflib
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,10 +36,43 @@ class Problems:
             raise UserError(f"{len(self.messages)} problems were found:\n{listed}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint to append to "unknown X": the closest known name, or nothing when none is close."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint to append to "unknown X": the closest known name, or `otherwise` when none is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return f"; did you mean {matches[0]!r}?" if matches else otherwise
+
+
+def shortened(value: object) -> str:
+    """A value as messages show it: its repr, cut where it would fill the screen."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out very long integers
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:80]}… ({len(text):,} characters)"
+
+
+# What a system refuses for reasons that lie outside this program, and what can be done about it.
+SYSTEM_REMEDIES = {
+    errno.EACCES: "give this user the right to, or choose another place",
+    errno.EPERM: "give this user the right to, or choose another place",
+    errno.EROFS: "the file system is mounted read-only; choose another place",
+    errno.ENOSPC: "make room there, or choose another place",
+    errno.EDQUOT: "the quota is used up; make room there, or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "links lead in a circle; mend them, or choose another place",
+    errno.ENOTDIR: "a file stands where a folder is expected; remove it, or choose another place",
+    errno.EISDIR: "a folder stands where a file is expected; remove it, or choose another place",
+    errno.EMFILE: "raise the limit on open files with `ulimit -n 4096`",
+    errno.ESTALE: "the network file system lost it; mount it again",
+}
+
+
+def describe_system_error(error: OSError) -> str | None:
+    """What the system refused, as a message for people; None for what may be this program's own mistake."""
+    remedy = SYSTEM_REMEDIES.get(error.errno or 0)
+    if remedy is None or error.filename is None:
+        return None
+    return f"{error.filename}: the system refused it ({error.strerror}); {remedy}"
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
@@ -46,15 +80,24 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     try:
         sys.exit(main(None))
     except UserError as error:
-        if not console.enabled:
-            # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
-            time.sleep(5)
-        sys.stdout.flush()
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(USER_ERROR_EXIT_CODE)
+        _end_with(str(error))
     except ToldElsewhere:
         time.sleep(5)
         sys.exit(USER_ERROR_EXIT_CODE)
+    except OSError as error:
+        message = describe_system_error(error)
+        if message is None:
+            raise
+        _end_with(message)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+
+
+def _end_with(message: str) -> NoReturn:
+    if not console.enabled:
+        # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
+        time.sleep(5)
+    sys.stdout.flush()
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(USER_ERROR_EXIT_CODE)

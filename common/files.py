@@ -4,6 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from common.errors import Problems
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside `path`, flush to disk, then rename over it."""
@@ -26,6 +28,30 @@ def write_plainly(path: Path, content: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
+    """Note why `folder`, which `flag` named, could be neither made nor written to. Changes nothing."""
+    try:
+        place = folder.absolute()
+    except FileNotFoundError:
+        problems.add(f"{flag} {folder}: the current folder has vanished; change to one that is there")
+        return
+    for there in (place, *place.parents):
+        try:
+            is_there = os.path.lexists(there)
+        except OSError:
+            is_there = False
+        if is_there:
+            break
+    if not there.is_dir():
+        kind = "a link to nothing" if there.is_symlink() else "a file"
+        problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder; remove it, or give another {flag}")
+    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        problems.add(
+            f"{flag} {folder}: {there} cannot be written to (its rights, or a read-only file system); give this user "
+            f"the right to, or give another {flag}"
+        )
 
 
 def flush_folder(folder: Path) -> None:

@@ -4,10 +4,10 @@ Nothing is imported: modules are parsed with `ast`. The result is plain text, on
 documents, in an order that depends only on what is installed.
 """
 
-import argparse
 import ast
 import gc
 import hashlib
+import math
 import re
 import sys
 import sysconfig
@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from common.console import console
-from common.errors import UserError, run_command
-from common.files import write_atomically
-from common.help import HelpFormatter
+from common.errors import Problems, run_command
+from common.files import check_folder_to_write, write_atomically
+from common.help import HelpFormatter, Parser, positive_int
 from data.text import split_sentences
 
 FILE_BYTES = 4 * 2**20
@@ -217,17 +217,22 @@ def _flush(texts: Sequence[str], output: Path, number: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data.corpus",
         description="Write a text corpus from the documentation that is installed with Python; no download.",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
     parser.add_argument("--max_mb", type=float, default=20.0, metavar="MB", help="stop at this much text")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes; does not change the output")
+    parser.add_argument(
+        "--workers", type=positive_int, default=2, metavar="N", help="processes; does not change the output"
+    )
     arguments = parser.parse_args(argv)
-    if arguments.max_mb <= 0 or arguments.workers < 1:
-        raise UserError("--max_mb and --workers must be positive")
+    problems = Problems()
+    if not 0 < arguments.max_mb < math.inf:
+        problems.add(f"--max_mb: found {arguments.max_mb:g}, expected a number of megabytes, more than 0")
+    check_folder_to_write(arguments.output, "--output", problems)
+    problems.raise_if_any()
     complete = arguments.output / COMPLETE
     if complete.exists():
         found = complete.read_text()

@@ -1,12 +1,12 @@
 """Look into any folder of shards: `python -m data.inspect DIR`."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import console
-from common.errors import UserError, run_command
-from common.help import HelpFormatter
+from common.errors import Problems, UserError, run_command
+from common.files import check_folder_to_write
+from common.help import HelpFormatter, Parser
 from data.reader import ShardFile
 from data.report import Description, describe, render, write_report
 from data.schema import Split
@@ -58,7 +58,7 @@ def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data.inspect",
         description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, samples, warnings.",
         formatter_class=HelpFormatter,
@@ -72,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--report_dir", type=Path, metavar="DIR", help="write report.md, report.json and lengths.png there"
     )
     arguments = parser.parse_args(argv)
+    if arguments.report_dir is not None:
+        problems = Problems()
+        check_folder_to_write(arguments.report_dir, "--report_dir", problems)
+        problems.raise_if_any()
     tokenizer = find_tokenizer(arguments.folder, arguments.vocab_file)
     found = inspect_folder(arguments.folder, tokenizer, verify=arguments.verify_data)
     console.say(render(found))

@@ -1,28 +1,31 @@
 """From text to shards: `python -m data.prepare --input TEXT --output_dir data/hdf5 --vocab_size 8192 …`."""
 
+import argparse
 import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from common.console import console
-from common.errors import UserError, run_command
-from common.files import write_atomically
+from common.errors import Problems, UserError, run_command
+from common.files import check_folder_to_write, write_atomically
 from data.executors import open_executor
 from data.pipeline import Pipeline, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
 from data.schema import FORMAT_VERSION, MANIFEST_NAME
 from data.settings import SPLITS, Settings
-from data.sources import Source, describe_sources, find_sources
+from data.sources import Source, describe_sources, find_sources, is_url
 from data.stages import Job
 from data.storage import Storage
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
+MARKER = "fingerprint"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = settings_from(arguments)
     settings.check()
     output = Storage(arguments.output_dir)
+    work = _work_path(arguments.work_dir, output)
+    _check_places(arguments, work)
     tokenizer = None
     if arguments.vocab_file is not None:
         tokenizer = load_tokenizer(Path(arguments.vocab_file), lower_case=arguments.do_lower_case)
@@ -38,11 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.overwrite and _is_done(output, fingerprint, settings):
         console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
         return 0
-    work = _open_work(_work_path(arguments.work_dir, output), output, fingerprint, settings, arguments.overwrite)
     job = Job(settings, str(work), output.root, str(work / "tokenizer"))
     started = time.perf_counter()
-    with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
-        summary = prepare(Pipeline(job, executor, workers), sources, tokenizer, arguments.input)
+    with _left_as_found(work):
+        _open_work(work, output, fingerprint, settings, arguments.overwrite)
+        with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
+            summary = prepare(Pipeline(job, executor, workers), sources, tokenizer, arguments.input)
     _save_tokenizer(Path(job.tokenizer), Storage(arguments.tokenizer_dir or f"{output.root}/tokenizer"))
     for length, shards in summary["shards"].items():
         _write_manifest(output, length, shards, settings, fingerprint)
@@ -86,7 +92,7 @@ def _is_done(output: Storage, fingerprint: str, settings: Settings) -> bool:
     found = []
     for length in settings.max_seq_lengths:
         name = f"{length}/{MANIFEST_NAME}"
-        found.append(output.exists(name) and json.loads(output.read_text(name)).get("fingerprint"))
+        found.append(_fingerprint_in(output, name) if output.exists(name) else None)
         if found[-1] and found[-1] != fingerprint:
             raise UserError(
                 f"{output.root}/{length}: holds shards made from other input or with other settings; "
@@ -95,20 +101,56 @@ def _is_done(output: Storage, fingerprint: str, settings: Settings) -> bool:
     return all(found)
 
 
+def _fingerprint_in(output: Storage, name: str) -> str:
+    try:
+        return str(json.loads(output.read_text(name))["fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{output.root}/{name}: is no manifest of shards ({error}); give another --output_dir, or pass --overwrite "
+            f"to prepare them anew"
+        ) from error
+
+
+def _check_places(arguments: argparse.Namespace, work: Path) -> None:
+    """Every local folder that will be written to, before hours of work."""
+    problems = Problems()
+    for flag in ("output_dir", "tokenizer_dir", "work_dir"):
+        given = getattr(arguments, flag)
+        if given is not None and not is_url(given):
+            check_folder_to_write(Path(given), f"--{flag}", problems)
+    problems.raise_if_any()
+    if work.is_dir() and not (work / MARKER).is_file() and any(work.iterdir()):
+        raise UserError(f"{work}: is no work folder of this command and not empty; give another --work_dir")
+
+
+@contextmanager
+def _left_as_found(work: Path) -> Iterator[None]:
+    """Take away a new work folder, and the empty folders made for it, when the input turns out to be a mistake."""
+    is_new = not work.exists()
+    made = [folder for folder in (work, *work.absolute().parents) if not folder.exists()]
+    try:
+        yield
+    except UserError:
+        if is_new:
+            shutil.rmtree(work, ignore_errors=True)
+            for folder in made[1:]:
+                with suppress(OSError):  # not empty: somebody else's by now
+                    folder.rmdir()
+        raise
+
+
 def _work_path(given: str | None, output: Storage) -> Path:
     if given is None and not output.is_local:
         raise UserError(f"--output_dir {output.root} is a URL; give a local --work_dir for what is made on the way")
     return Path(given) if given is not None else output.path(WORK_NAME)
 
 
-def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings, overwrite: bool) -> Path:
+def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings, overwrite: bool) -> None:
     """The work folder: the one an interrupted run left, if it was the same preparation, or a new one."""
-    marker = work / "fingerprint"
+    marker = work / MARKER
     is_continued = marker.is_file() and marker.read_text() == fingerprint and not overwrite
     if is_continued:
         console.say(f"{work}: going on where an earlier run stopped")
-    elif work.exists() and not marker.is_file() and any(work.iterdir()):
-        raise UserError(f"{work}: is no work folder of this command and not empty; give another --work_dir")
     else:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
@@ -117,7 +159,6 @@ def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings
         for name in output.names(str(length)):
             if name.endswith(".tmp") or (not is_continued and name.endswith((".hdf5", MANIFEST_NAME))):
                 output.remove(f"{length}/{name}")
-    return work
 
 
 def _save_tokenizer(made: Path, final: Storage) -> None:

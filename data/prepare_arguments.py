@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from common.help import HelpFormatter
+from common.help import HelpFormatter, Parser, positive_int, seed_number
 from data.executors import EXECUTORS
 from data.instances import OBJECTIVES
 from data.masking import UNITS
@@ -13,7 +13,7 @@ from data.sources import LAYOUTS
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data.prepare",
         description="Turn text into HDF5 shards that BERT pretraining reads, and a tokenizer with them.",
         formatter_class=HelpFormatter,
@@ -61,7 +61,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     tokenizer.add_argument(
         "--vocab_file", metavar="FILE", help="use this vocab.txt, tokenizer.json, or folder with one"
     )
-    tokenizer.add_argument("--vocab_size", type=int, metavar="N", help="train a WordPiece tokenizer of this size")
+    tokenizer.add_argument(
+        "--vocab_size", type=positive_int, metavar="N", help="train a WordPiece tokenizer of this size"
+    )
     training = parser.add_argument_group("tokenizer details")
     training.add_argument(
         "--do_lower_case",
@@ -70,7 +72,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="lower-case and strip accents (default: what the tokenizer says; on when one is trained)",
     )
     training.add_argument(
-        "--tokenizer_sample_mb", type=int, default=50, metavar="MB", help="text to train it on, at most"
+        "--tokenizer_sample_mb", type=positive_int, default=50, metavar="MB", help="text to train it on, at most"
     )
 
     instances = parser.add_argument_group("instances")
@@ -131,10 +133,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
     running = parser.add_argument_group("running")
     running.add_argument(
-        "--seed", type=int, default=42, metavar="N", help="the same seed and input give the same bytes"
+        "--seed", type=seed_number, default=42, metavar="N", help="the same seed and input give the same bytes"
     )
     running.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; does not change the output"
+        "--workers",
+        type=positive_int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes; does not change the output",
     )
     running.add_argument(
         "--overwrite", action="store_true", help="replace what other settings or other input left in the output folder"

@@ -94,7 +94,8 @@ def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:
     ]
     for name, values, bound in ranges:
         if values.size and (values.min() < 0 or values.max() >= bound):
-            return f"have {name} outside 0…{bound - 1} (found {values.min()}…{values.max()})"
+            hint = " of the tokenizer; name the one that made them" if bound == vocab_size else ""
+            return f"have {name} outside 0…{bound - 1}{hint} (found {values.min()}…{values.max()})"
     positions = rows.masked_lm_positions
     if (positions[:, 1:] * (positions[:, :-1] == 0)).any():
         return "have masked_lm_positions after the 0 that ends them"

@@ -18,6 +18,7 @@ from data.schema import MANIFEST_NAME, Rows, Split, concatenate_rows
 
 SUFFIXES = (".hdf5", ".h5")
 _OPEN_FILES = 32
+_FIRST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,11 @@ def open_dataset(
         problems.add("no data folder was given; name one in the model JSON under data.mixed_seq_datasets")
     _check_weights(weights, len(folders), problems)
     problems.raise_if_any()
-    return PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights)
+    dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights)
+    if vocab_size is not None:
+        # All values are checked as they are read; the first rows tell at once that the tokenizer is another one.
+        dataset.read(0, 0, min(_FIRST_ROWS, shards[0].num_rows))
+    return dataset
 
 
 def find_shards(folder: Path, split: Split) -> list[Path]:
@@ -202,15 +207,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return {}
     try:
         files = json.loads(path.read_text())["files"]
-        return {str(entry["name"]): {key: entry[key] for key in ("rows", "bytes", "sha256")} for entry in files}
-    except (ValueError, KeyError, TypeError) as error:
+        found = {str(entry["name"]): {key: entry[key] for key in ("rows", "bytes", "sha256")} for entry in files}
+        for name, entry in found.items():
+            if type(entry["rows"]) is not int or type(entry["bytes"]) is not int:
+                raise ValueError(f"rows and bytes of {name} are no whole numbers")
+        return found
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: is no manifest of shards ({error}); {REMEDY}") from error
 
 
 def _check_shard(
     path: Path, folder: int, manifest: dict[str, Any], width: int, predictions: int, verify: bool
 ) -> ShardInfo:
-    size = path.stat().st_size
+    size = path.stat().st_size if path.is_file() else 0  # what is no file is told when it is opened
     entry = manifest.get(path.name)
     if entry is not None and entry["bytes"] != size:
         raise UserError(f"{path}: has {size:,} bytes, the manifest says {entry['bytes']:,}; {REMEDY}")

@@ -44,7 +44,9 @@ def read_documents(source: Source, counts: Counter[str], *, language: str, text_
 def _count_cut_short(error: Exception, source: Source, counts: Counter[str]) -> None:
     """A file that ends too early still has what came before; the report says so. Any other error goes on."""
     if isinstance(error, FileNotFoundError | PermissionError):
-        raise UserError(f"{source.path}: cannot be read ({error.strerror})") from error
+        raise UserError(
+            f"{source.path}: cannot be read ({error.strerror}); give this user the right to, or leave it out of --input"
+        ) from error
     # zstandard is optional, so its error is known by name only
     if not isinstance(error, EOFError | zlib.error | OSError) and type(error).__name__ != "ZstdError":
         raise error
@@ -258,7 +260,9 @@ def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{source.path}: is no Parquet file ({error})") from error
+        raise UserError(
+            f"{source.path}: is no Parquet file ({error}); copy it again from where it came, or leave it out of --input"
+        ) from error
 
 
 def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from common.files import write_atomically
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIALS = (PAD, UNK, CLS, SEP, MASK)
+SMALLEST_VOCABULARY = len(SPECIALS) + 2
 # Names that other tokenizers give to the same five.
 _ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
 _CONTINUATION = "##"
@@ -143,7 +144,7 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokeniz
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> BertTokenizer:
     """Train a WordPiece vocabulary of at most `vocab_size` on `texts`, with BERT's rules."""
-    if vocab_size < len(SPECIALS) + 2:
+    if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"--vocab_size {vocab_size} is too small; BERT uses 30522, a small corpus 8192")
     backend = Tokenizer(models.WordPiece(unk_token=UNK))
     _add_bert_rules(backend, lower_case)
@@ -202,7 +203,10 @@ def _load_json(path: Path, lower_case: bool | None) -> BertTokenizer:
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exceptions for a file it cannot read
-        raise UserError(f"{path}: is no tokenizer of the tokenizers library ({error})") from error
+        raise UserError(
+            f"{path}: is no tokenizer of the tokenizers library ({error}); save it again with its save() or with "
+            f"save_pretrained()"
+        ) from error
     if lower_case is not None and tokenizer.is_bert and tokenizer.lower_case != lower_case:
         tokenizer.backend.normalizer = _bert_normalizer(lower_case)
         return BertTokenizer(tokenizer.backend)
@@ -272,8 +276,10 @@ def _special(backend: Tokenizer, name: str) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: is no JSON ({error})") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON ({error}); copy it again from where it came") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object")
+        raise UserError(
+            f"{path}: holds a JSON {type(content).__name__}, expected an object; copy it again from where it came"
+        )
     return content

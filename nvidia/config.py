@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from common.errors import Problems, UserError, nearest
+from common.errors import Problems, UserError, nearest, shortened
 from nvidia.sparsity import SparseAttention
 
 VOCAB_MULTIPLE = 8  # tensor cores want matrix sizes in multiples of 8
@@ -59,6 +59,8 @@ class BertConfig:
     def from_dict(cls, mapping: Mapping[str, Any]) -> "BertConfig":
         """Build from a model JSON's `bert_model_config`; takes the old name of `vocab_size` too."""
         problems = Problems()
+        if not isinstance(mapping, Mapping):
+            raise UserError(f"bert_model_config: found {mapping!r}, expected an object {{…}} with the model's sizes")
         values = dict(mapping)
         if OLD_VOCAB_KEY in values:
             old = values.pop(OLD_VOCAB_KEY)
@@ -69,7 +71,7 @@ class BertConfig:
                 )
         known = [item.name for item in fields(cls)]
         for key in [key for key in values if key not in known]:
-            problems.add(f"bert_model_config: unknown key {key!r}{nearest(key, known)}")
+            problems.add(f"bert_model_config: unknown key {key!r}{nearest(key, known, otherwise='; remove it')}")
             del values[key]
         if "vocab_size" not in values:
             problems.add("bert_model_config: vocab_size is missing; give the number of tokens of the tokenizer")
@@ -132,6 +134,7 @@ _WHOLE_NUMBERS = {  # key → the least value
     "pad_token_id": 0,
     "chunk_size_feed_forward": 0,
 }
+_LARGEST = 2**31 - 1  # what a tensor's size can be on every device
 _CHOICES = {
     "hidden_act": ACTIVATIONS,
     "position_embedding_type": POSITION_TYPES,
@@ -145,8 +148,8 @@ def check_config(config: BertConfig) -> None:
     problems = Problems()
     for key, least in _WHOLE_NUMBERS.items():
         value = getattr(config, key)
-        if type(value) is not int or value < least:
-            problems.add(f"bert_model_config: {key} is {value!r}, expected a whole number from {least} up")
+        if type(value) is not int or not least <= value <= _LARGEST:
+            problems.add(f"bert_model_config: {key} is {shortened(value)}, expected a whole number from {least} up")
     for key, choices in _CHOICES.items():
         value = getattr(config, key)
         if value not in choices:
@@ -188,6 +191,12 @@ def _check_relations(config: BertConfig, problems: Problems) -> None:
         problems.add(
             f"bert_model_config: sparse_attention is {config.sparse_attention!r}, expected a mapping with a mode"
         )
+    if not isinstance(config.pruned_heads, Mapping):
+        problems.add(
+            f"bert_model_config: pruned_heads is {shortened(config.pruned_heads)}, expected lists of heads by layer, "
+            f'as in {{"3": [0, 5]}}'
+        )
+        return
     for layer, heads in config.pruned_heads.items():
         if not 0 <= layer < config.num_hidden_layers:
             problems.add(f"bert_model_config: pruned_heads names layer {layer}, but layers are 0 … "

@@ -60,7 +60,7 @@ class SparseAttention:
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "SparseAttention":
         mode = mapping.get("mode", "fixed")
-        if mode not in _MODES:
+        if not isinstance(mode, str) or mode not in _MODES:
             raise UserError(
                 f"sparse_attention: mode is {mode!r}, expected one of {', '.join(_MODES)}{nearest(str(mode), _MODES)}"
             )
@@ -68,7 +68,8 @@ class SparseAttention:
         problems = Problems()
         for key in mapping:
             if key != "mode" and key not in defaults:
-                problems.add(f"sparse_attention: unknown key {key!r} for mode {mode!r}{nearest(key, defaults)}")
+                hint = nearest(key, defaults, otherwise="; remove it")
+                problems.add(f"sparse_attention: unknown key {key!r} for mode {mode!r}{hint}")
         parameters = {key: mapping.get(key, default) for key, default in defaults.items()}
         for key, value in parameters.items():
             _check_parameter(key, value, problems)

@@ -9,14 +9,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.console import console
 from common.errors import UserError, run_command
+from common.help import Parser, positive_int
 from data.shards import open_dataset
 from data.statistics import unigram_cross_entropy
-from training.arguments import Parser, positive_int
-from training.export import last_validation
+from training.figures import A_RUNS_METRICS, last_validation
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="compare_unigram.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="compare_unigram.py", description=__doc__)
     parser.add_argument("--metrics", type=Path, required=True, metavar="FILE", help="the run's metrics.jsonl")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder of its shards")
     parser.add_argument("--max_seq_length", type=positive_int, default=128, metavar="S", help="default: 128")
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     validation = last_validation(flags.metrics)
     if validation is None:
-        raise UserError(f"{flags.metrics}: holds no validation; expected a run's metrics.jsonl")
+        raise UserError(f"{flags.metrics}: holds no validation; {A_RUNS_METRICS}")
     shape = {"max_seq_length": flags.max_seq_length, "max_predictions_per_seq": flags.max_predictions_per_seq}
     unigram = unigram_cross_entropy(
         open_dataset([flags.data], split="training", **shape),

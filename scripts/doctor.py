@@ -17,7 +17,7 @@ import torch
 
 from common.console import console
 from common.errors import run_command
-from training.arguments import Parser, positive_int
+from common.help import Parser, positive_int
 from training.precision import HALF_MATMUL, ISA_LIMIT, ISA_WITHOUT_AMX, find_abilities, read_cpu_flags
 from training.precision import _dies_of_illegal_instruction as dies_of_illegal_instruction
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="doctor.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="doctor.py", description=__doc__)
     parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to be started here (default: one a GPU)")
     parser.add_argument(
         "--output_dir", type=Path, default=Path(), metavar="DIR", help="where a run would write (default: here)"
@@ -131,6 +131,10 @@ def examine_cores(ranks: int, cores: int, environment: dict[str, str]) -> Findin
         text = f"{cores}, {max(1, cores // ranks)} for each of {ranks} ranks"
         remedy = None if ranks <= cores else f"start at most {cores} ranks on this machine"
         return Finding("cores", text, remedy)
+    if not threads.isdecimal() or int(threads) < 1:
+        return Finding(
+            "cores", f"{cores}; OMP_NUM_THREADS is {threads!r}, no number of threads", "unset OMP_NUM_THREADS"
+        )
     total = int(threads) * ranks
     text = f"{cores}; OMP_NUM_THREADS={threads} makes {total} threads in {ranks} ranks"
     if total > cores:
@@ -152,6 +156,8 @@ def examine_memory(meminfo: Path) -> Finding:
 def examine_disk(folder: Path) -> Finding:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free / GIB
+    if not there.is_dir():
+        return Finding("disk", f"{there} is a file, not a folder", "pass another --output_dir")
     if not os.access(there, os.W_OK):
         return Finding("disk", f"{there} cannot be written", "pass another --output_dir")
     remedy = "make room: a checkpoint of BERT-base takes 1.3 GiB; --keep_last bounds their number" if free < 5 else None

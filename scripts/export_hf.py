@@ -9,12 +9,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.console import console
 from common.errors import run_command
-from training.arguments import Parser
+from common.help import Parser
 from training.export import export_checkpoint, locate_checkpoint
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="export_hf.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="export_hf.py", description=__doc__)
     group = parser.add_argument_group("required")
     group.add_argument(
         "--checkpoint",

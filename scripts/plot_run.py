@@ -3,7 +3,6 @@
 import argparse
 import html
 import io
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from common.console import console
-from common.errors import UserError, run_command
-from common.files import write_atomically
-from training.arguments import Parser
+from common.errors import Problems, UserError, run_command
+from common.files import check_folder_to_write, write_atomically
+from common.help import Parser
+from training.figures import read_metrics
 
 Rows = list[dict[str, Any]]
 # key in metrics.jsonl → the axis; the first is the one that a PNG shows
@@ -35,7 +35,7 @@ TABLE = ("step", "samples", "tokens", "mlm_loss", "mlm_accuracy", "nsp_accuracy"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="plot_run.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="plot_run.py", description=__doc__)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, <output_dir>/runs/<job_name>"
     )
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.output.suffix not in (".png", ".html"):
         raise UserError(f"--output {flags.output}: expected a name that ends with .png or .html")
     runs = {name: read_rows(folder / "metrics.jsonl") for name, folder in name_runs(flags.runs).items()}
+    check_output(flags.output)
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     if flags.output.suffix == ".png":
         figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
@@ -60,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_atomically(flags.output, page(runs, flags.over))
     console.say(f"the loss was drawn to {flags.output}")
     return 0
+
+
+def check_output(path: Path) -> None:
+    problems = Problems()
+    if path.is_dir():
+        problems.add(f"--output {path}: is a folder; give another name that ends with .png or .html")
+    else:
+        check_folder_to_write(path.parent, "--output", problems)
+    problems.raise_if_any()
 
 
 def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -75,7 +85,7 @@ def draw(axes: Any, runs: dict[str, Rows], key: str, over: str) -> None:
         for kind, style in (("train", {"alpha": 0.6}), ("validation", {"marker": "o", "linestyle": "--"})):
             chosen = [row for row in rows if row["kind"] == kind and isinstance(row.get(key), int | float)]
             if chosen:
-                places = [row[over] for row in chosen]
+                places = [row.get(over, row["step"]) for row in chosen]
                 values = [row[key] for row in chosen]
                 axes.plot(places, values, label=f"{name}, {kind}", color=f"C{number % 10}", **style)
     axes.set(xlabel="optimizer step" if over == "step" else "rows seen", ylabel=PANELS[key])
@@ -121,14 +131,7 @@ def _number(value: Any) -> str:
 
 
 def read_rows(path: Path) -> Rows:
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file; expected a run's folder, <output_dir>/runs/<job_name>")
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue  # a line that a killed run did not finish
+    rows = read_metrics(path)
     if not rows:
         raise UserError(f"{path}: holds no figures yet; a run writes its first after --print_steps steps")
     return rows

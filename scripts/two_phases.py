@@ -5,6 +5,8 @@ passed on to both phases' launcher.
 """
 
 import argparse
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,14 +16,20 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+import torch
+
 from common.console import console
-from common.errors import UserError, run_command
-from training.arguments import Parser, positive_int
+from common.errors import Problems, UserError, run_command
+from common.help import Parser, positive_int
+from training.arguments import parse_arguments
 from training.checkpoint import CheckpointFolder
+from training.environment import Place
+from training.run import open_data
+from training.settings import resolve_settings
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="two_phases.py", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="two_phases.py", description=__doc__)
     parser.add_argument("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
     parser.add_argument(
         "--deepspeed_configs",
@@ -45,7 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags, passed_on = build_parser().parse_known_args(argv)
-    for phase in remaining_phases(flags):
+    phases = remaining_phases(flags)
+    check_phases(flags, phases, passed_on)
+    for phase in phases:
         console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
         code = subprocess.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)], check=False).returncode
         if code != 0:
@@ -65,8 +75,27 @@ def checkpoints_of(flags: argparse.Namespace, phase: int) -> CheckpointFolder:
 def remaining_phases(flags: argparse.Namespace) -> tuple[int, ...]:
     """Phase 2 alone once it has a checkpoint of its own."""
     if flags.lengths[0] == flags.lengths[1]:
-        raise UserError(f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length")
+        raise UserError(
+            f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length; BERT uses 128 512"
+        )
+    if Path(flags.name).name != flags.name or flags.name in (".", ".."):
+        raise UserError(f"--name {flags.name!r}: names folders, so it must be a single plain name; pass another --name")
     return (1,) if checkpoints_of(flags, 1).newest_valid() else (0, 1)
+
+
+def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Sequence[str]) -> None:
+    """The mistakes of all phases at once: the second's would else be found when the first has been trained."""
+    ranks = flags.ranks or max(1, torch.cuda.device_count())
+    problems = Problems()
+    for phase in phases:
+        try:
+            settings = resolve_settings(
+                parse_arguments(phase_words(flags, phase, passed_on)), Place(0, 0, ranks, ranks)
+            )
+            open_data(settings)
+        except UserError as error:
+            problems.add(f"phase {phase + 1}: {error}")
+    problems.raise_if_any()
 
 
 def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str]) -> list[str]:
@@ -87,7 +116,10 @@ def launcher(ranks: int | None) -> list[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     count = [] if ranks is None else ["--num_gpus", str(ranks)]
-    return ["deepspeed", "--master_port", str(port), *count, str(PROJECT / "deepspeed_train.py")]
+    path = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if path is None:
+        raise UserError("deepspeed: there is no such command; pip install -r requirements.txt, then activate .venv")
+    return [path, "--master_port", str(port), *count, str(PROJECT / "deepspeed_train.py")]
 
 
 if __name__ == "__main__":

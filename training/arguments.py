@@ -4,27 +4,12 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from common.errors import Problems, UserError, nearest
+from common.help import Parser, positive_int, seed_number, whole_number
 from data.masking import UNITS
 from training.schedule import SCHEDULES
 
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with a user's mistake raised as UserError so that it can be tested and is shown once."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
-
-
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return value
 
 
 def positive_float(text: str) -> float:
@@ -39,7 +24,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog="deepspeed_train.py",
         description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
         "with `python` for one. The same command, run again, goes on where it was.",
-        allow_abbrev=False,
     )
     _add_required(parser)
     _add_data(parser)
@@ -52,18 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse, and report all unknown flags at once, each with the nearest known one."""
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
-    problems = Problems()
-    known = [option for action in parser._actions for option in action.option_strings]
-    for word in unknown:
-        if word.startswith("-"):
-            problems.add(f"unknown flag {word!r}{nearest(word.split('=')[0], known)}")
-        else:
-            problems.add(f"unexpected word {word!r} on the command line")
-    problems.raise_if_any()
-    return arguments
+    return build_parser().parse_args(argv)
 
 
 def _add_required(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +110,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--seed", type=int, default=42, metavar="N", help="seed of all that is random (default: 42)")
+    group.add_argument(
+        "--seed", type=seed_number, default=42, metavar="N", help="seed of all that is random (default: 42)"
+    )
     group.add_argument(
         "--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate (default: LE)"
     )
@@ -220,7 +195,7 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ckpt_to_save",
-        type=int,
+        type=whole_number,
         nargs="+",
         metavar="EPOCH",
         help="save only at the end of these epochs and at the end of the run (default: every epoch)",

@@ -11,6 +11,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # Kept back for the last validation, checkpoint and export, until their real cost has been seen.
 RESERVED_SHARE = 0.03
 MOST_RESERVED = 600.0
+LONGEST = 10 * 365 * 86400.0
 SAFETY = 1.5  # times the longest pause seen
 
 
@@ -19,8 +20,11 @@ def parse_duration(text: str) -> float:
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
         raise UserError(f"--time_budget {text}: is no length of time; write for example 90s, 45m, 24h or 1d12h")
     seconds = sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
-    if seconds <= 0:
-        raise UserError(f"--time_budget {text}: must be longer than nothing")
+    if not 0 < seconds <= LONGEST:
+        raise UserError(
+            f"--time_budget {text}: is {seconds:g} seconds, expected more than none and at most 10 years; write for "
+            f"example 90s, 45m, 24h or 1d12h"
+        )
     return seconds
 
 

@@ -26,6 +26,7 @@ from training.retention import Best, Retention, read_best, retire, step_of
 MANIFEST = "manifest.json"
 STATE = "bert_pretraining.json"
 STAGING = ".saving"
+A_RUNS_FOLDER = "give a run's <output_dir>/saved_models/<job_name> with complete checkpoints in it"
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -188,15 +189,17 @@ class CheckpointFolder:
     def choose(self, tag: str | None) -> str:
         """The checkpoint a user asked for (None: the newest); anything but a sound one is an error."""
         if not self.folder.is_dir():
-            raise UserError(f"{self.folder}: there is no such folder; expected one with checkpoints in it")
+            raise UserError(f"{self.folder}: there is no such folder; {A_RUNS_FOLDER}")
         if tag is None:
             newest = self.newest_valid()
             if newest is None:
-                raise UserError(f"{self.folder}: holds no complete checkpoint; expected folders with a {MANIFEST}")
+                raise UserError(f"{self.folder}: holds no complete checkpoint; {A_RUNS_FOLDER}")
             return newest
         if not TAG.fullmatch(tag) or tag not in self.tags():
             known = ", ".join(self.tags()) or "none"
-            raise UserError(f"{self.folder}: has no checkpoint {tag!r}; found: {known}")
+            raise UserError(
+                f"{self.folder}: has no checkpoint {tag!r}; found: {known}; give one with --load_checkpoint_id"
+            )
         problem = find_damage(self.folder / tag)
         if problem is not None:
             raise UserError(f"{self.folder / tag}: cannot be used: {problem}; choose another with --load_checkpoint_id")
@@ -281,7 +284,7 @@ def read_state(folder: Path) -> TrainingState:
     names = {field.name for field in fields(TrainingState)}
     required = {field.name for field in fields(TrainingState) if field.default is MISSING}
     if not isinstance(content, dict) or not required <= set(content) <= names:
-        raise UserError(f"{folder / STATE}: was written by another version of this project; keys differ")
+        raise UserError(f"{folder / STATE}: was written by another version of this project (keys differ); use that one")
     skips = tuple((first, last) for first, last in content.get("skips", ()))
     return TrainingState(**{**content, "skips": skips})
 

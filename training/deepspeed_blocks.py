@@ -1,12 +1,14 @@
 """The blocks of the DeepSpeed JSON that are checked key by key, against DeepSpeed's own descriptions of them."""
 
+import copy
 from typing import Any
 
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import BaseModel, Field, ValidationError
 
-from common.errors import Problems, nearest
+from common.errors import Problems, nearest, shortened
 
 
 class LayerDropBlock(BaseModel):
@@ -41,6 +43,20 @@ def check_blocks(content: dict[str, Any], where: str, problems: Problems) -> Non
                 problems.add(f"{where}: {_describe(name, kind, detail)}")
 
 
+def find_refusal(config: dict[str, Any]) -> str | None:
+    """Why DeepSpeed's own reading of the whole file would fail, or None; asked as for a world of one."""
+    alone = copy.deepcopy(config)
+    alone.pop("train_batch_size", None)
+    try:
+        DeepSpeedConfig(alone)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        return f"{'.'.join(map(str, detail['loc']))}: found {shortened(detail['input'])}, but {detail['msg']}"
+    except Exception as error:  # asserts, KeyErrors, TypeErrors: whatever the value met first
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def key_names(kind: type[BaseModel]) -> list[str]:
     """The keys that a block takes, as a JSON file writes them."""
     return [str(field.alias or name) for name, field in kind.model_fields.items()]
@@ -50,5 +66,5 @@ def _describe(name: str, kind: type[BaseModel], detail: Any) -> str:
     path = ".".join([name, *(str(part) for part in detail["loc"])])
     if detail["type"] == "extra_forbidden":
         known = key_names(kind) if len(detail["loc"]) == 1 else []
-        return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known)}"
-    return f"{path}: found {detail['input']!r}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known, otherwise='; remove it')}"
+    return f"{path}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from common.console import console
-from common.errors import Problems, nearest
-from training.deepspeed_blocks import LayerDropBlock, check_blocks
+from common.errors import Problems, nearest, shortened
+from training.deepspeed_blocks import LayerDropBlock, check_blocks, find_refusal
 from training.json_files import load_json
 from training.optimizer import check_optimizer
 
@@ -31,8 +31,15 @@ REFUSED_KEYS = {
     "curriculum_learning": "DeepSpeed's data pipeline is not used; remove the block",
     "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
 }
+MOST_ROWS = 2**31 - 1  # a step
 # Blocks that belong to our model; DeepSpeed no longer has them.
 MODEL_KEYS = ("progressive_layer_drop", "sparse_attention")
+OBJECTS = (
+    *("activation_checkpointing", "aio", "autotuning", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger"),
+    *("compile", "compression_training", "csv_monitor", "data_types", "elasticity", "flops_profiler", "fp16"),
+    *("hybrid_engine", "nebula", "optimizer", "tensor_parallel", "tensorboard", "timers", "torch_autocast", "wandb"),
+    *("zero_optimization", *MODEL_KEYS),
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     problems = Problems()
     for key in content:
         if key not in KNOWN_KEYS:
-            problems.add(f"{path}: unknown key {key!r}{nearest(key, KNOWN_KEYS)}")
+            hint = nearest(key, KNOWN_KEYS, otherwise="; remove it (docs/configuration.md lists the keys)")
+            problems.add(f"{path}: unknown key {key!r}{hint}")
         elif key in REFUSED_KEYS:
             problems.add(f"{path}: {key!r} cannot be used here: {REFUSED_KEYS[key]}")
     _check_objects(content, path, problems)
@@ -94,7 +102,7 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
         check_optimizer(content["optimizer"], content.get("zero_optimization", {}), str(path), problems)
     problems.raise_if_any()
     assert batch is not None
-    return DeepSpeedFile(
+    file = DeepSpeedFile(
         path=path,
         content=content,
         batch=batch,
@@ -102,12 +110,17 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
         zero_stage=int(content.get("zero_optimization", {}).get("stage", 0)),
         layer_drop=LayerDropBlock(**content.get("progressive_layer_drop", {})),
     )
+    refusal = find_refusal(file.for_engine(file.wanted_precision))
+    if refusal is not None:
+        problems.add(f"{path}: DeepSpeed cannot use it: {refusal}; change that value, or remove its key")
+    problems.raise_if_any()
+    return file
 
 
 def _check_objects(content: dict[str, Any], path: Path, problems: Problems) -> None:
-    for key in ("fp16", "bf16", "bfloat16", "optimizer", "zero_optimization", *MODEL_KEYS):
+    for key in OBJECTS:
         if not isinstance(content.get(key, {}), dict):
-            problems.add(f"{path}: {key!r} must be an object {{…}}, but found {content[key]!r}")
+            problems.add(f"{path}: {key!r} must be an object {{…}}, but found {shortened(content[key])}")
             content.pop(key)
 
 
@@ -117,11 +130,13 @@ def _check_values(content: dict[str, Any], path: Path, problems: Problems) -> No
             problems.add(f'{path}: {key!r} is "auto", which nothing here fills in; give a value or remove the key')
     stage = content.get("zero_optimization", {}).get("stage", 0)
     if type(stage) is not int or stage not in (0, 1, 2, 3):
-        problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {stage!r}")
+        problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {shortened(stage)}")
         content["zero_optimization"] = {}
     clipping = content.get("gradient_clipping", 1.0)
-    if isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping < 0:
-        problems.add(f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {clipping!r}")
+    if isinstance(clipping, bool) or not isinstance(clipping, int | float) or not 0 <= clipping < 1e300:
+        problems.add(
+            f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {shortened(clipping)}"
+        )
     if _enabled(content, "fp16") and (_enabled(content, "bf16") or _enabled(content, "bfloat16")):
         problems.add(f"{path}: both fp16 and bf16 are enabled; enable one")
 
@@ -143,8 +158,8 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     for name in names:
         value = content.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            problems.add(f"{path}: {name} must be a whole number of at least 1, but found {value!r}")
+        if value is not None and (type(value) is not int or not 1 <= value <= MOST_ROWS):
+            problems.add(f"{path}: {name} must be a whole number of at least 1, but found {shortened(value)}")
             return None
     total, micro, accumulation = (content.get(name) for name in names)
     if total is None and micro is None:

@@ -1,5 +1,6 @@
 """The few collectives a run needs, through DeepSpeed's communication layer."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
@@ -8,7 +9,7 @@ import deepspeed
 import deepspeed.comm as dist
 import torch
 
-from common.errors import ToldElsewhere
+from common.errors import ToldElsewhere, UserError
 
 T = TypeVar("T")
 
@@ -17,7 +18,15 @@ def start(device: torch.device) -> None:
     """Join the world that the environment's variables describe."""
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    try:
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    except torch.distributed.DistNetworkError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = "is in use" if "EADDRINUSE" in str(error) else f"cannot be reached ({str(error).splitlines()[0]})"
+        raise UserError(
+            f"environment variables MASTER_ADDR and MASTER_PORT: {place} {reason}; choose another free port "
+            f"(`deepspeed --master_port N`), the same on all machines"
+        ) from None
 
 
 def any_rank(*flags: bool) -> list[bool]:

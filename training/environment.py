@@ -1,11 +1,14 @@
 """The process's place among its peers: ranks, port, threads, device."""
 
 import os
+import re
 import socket
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
+
+from common.errors import Problems, UserError
 
 
 @dataclass(frozen=True)
@@ -31,21 +34,96 @@ SLURM_NAMES = {
 }
 
 
+START_AGAIN = "start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
+
+
 def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
     """Read the launcher's variables, or srun's; without either, fill in a world of one on a free port."""
-    if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        if "MASTER_ADDR" in environment and all(name in environment for name in SLURM_NAMES.values()):
-            environment.update({name: environment[slurm] for name, slurm in SLURM_NAMES.items()})
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        if _is_started_by_srun(environment):
+            _take_over_from_srun(environment)
         else:
             environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
             environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
-    world_size = int(environment["WORLD_SIZE"])
-    return Place(
-        rank=int(environment["RANK"]),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
+    problems = Problems()
+    world_size = _read_number(environment, "WORLD_SIZE", None, 1, problems)
+    place = Place(
+        rank=_read_number(environment, "RANK", None, 0, problems),
+        local_rank=_read_number(environment, "LOCAL_RANK", "0" if world_size == 1 else None, 0, problems),
         world_size=world_size,
-        local_size=int(environment.get("LOCAL_SIZE", environment.get("LOCAL_WORLD_SIZE", str(world_size)))),
+        local_size=_read_number(
+            environment, "LOCAL_SIZE", environment.get("LOCAL_WORLD_SIZE", str(world_size)), 1, problems
+        ),
     )
+    problems.raise_if_any()
+    _check_place(place, problems)
+    _check_meeting_point(place, environment, problems)
+    problems.raise_if_any()
+    return place
+
+
+def _is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
+    """Several tasks of one srun, or one whose user has named the meeting point."""
+    return "SLURM_PROCID" in environment and (
+        "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    )
+
+
+def _take_over_from_srun(environment: MutableMapping[str, str]) -> None:
+    missing = [name for name in (*SLURM_NAMES.values(), "MASTER_ADDR") if name not in environment]
+    if missing:
+        raise UserError(
+            f"srun started this process, but not set: {', '.join(missing)}; so its "
+            f"ranks cannot find each other; start it with scripts/slurm.sh, or give srun --ntasks-per-node and "
+            f"export MASTER_ADDR (the first node's name) and MASTER_PORT"
+        )
+    environment.update({name: environment[slurm] for name, slurm in SLURM_NAMES.items()})
+
+
+def _read_number(
+    environment: MutableMapping[str, str], name: str, default: str | None, least: int, problems: Problems
+) -> int:
+    text = environment.get(name, default)
+    if text is not None and re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= least:
+        return int(text)
+    found = "it is not set" if text is None else f"found {text!r}"
+    problems.add(f"environment variable {name}: {found}, expected a whole number from {least} up; {START_AGAIN}")
+    return least
+
+
+def _check_place(place: Place, problems: Problems) -> None:
+    pairs = (("RANK", place.rank, "WORLD_SIZE", place.world_size), ("LOCAL_RANK", place.local_rank, "LOCAL_SIZE",
+             place.local_size))  # fmt: skip
+    for name, number, total_name, total in pairs:
+        if number >= total:
+            problems.add(
+                f"environment variable {name}: found {number}, but {total_name} is {total}; expected 0 to {total - 1}; "
+                f"{START_AGAIN}"
+            )
+    if place.local_size > place.world_size:
+        problems.add(
+            f"environment variable LOCAL_SIZE: found {place.local_size} ranks on this machine, but WORLD_SIZE is "
+            f"{place.world_size}; {START_AGAIN}"
+        )
+
+
+def _check_meeting_point(place: Place, environment: MutableMapping[str, str], problems: Problems) -> None:
+    """Where the ranks find each other; a world of one needs no one to tell."""
+    environment.setdefault("LOCAL_RANK", "0")
+    if place.world_size == 1:
+        environment.setdefault("MASTER_ADDR", "127.0.0.1")
+        environment.setdefault("MASTER_PORT", str(_free_port()))
+    if "MASTER_ADDR" not in environment:
+        problems.add(
+            f"environment variable MASTER_ADDR: it is not set, but WORLD_SIZE is {place.world_size}; expected the "
+            f"machine of rank 0; {START_AGAIN}"
+        )
+    port = environment.setdefault("MASTER_PORT", "29500")  # torch's own default
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        problems.add(
+            f"environment variable MASTER_PORT: found {port!r}, expected a port from 1 to 65535; set it to a free one, "
+            f"the same on all machines"
+        )
 
 
 def _free_port() -> int:
@@ -56,7 +134,13 @@ def _free_port() -> int:
 
 def share_cores(place: Place, environment: MutableMapping[str, str] = os.environ) -> int:
     """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS or a binding already says so."""
-    if "OMP_NUM_THREADS" not in environment:
+    threads = environment.get("OMP_NUM_THREADS")
+    if threads is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", threads):
+        raise UserError(
+            f"environment variable OMP_NUM_THREADS: found {threads!r}, expected a whole number of at least 1; unset it "
+            f"to have the ranks share the cores"
+        )
+    if threads is None:
         cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(max(1, cores // place.local_size))
     # Denormals make a CPU matmul up to 30 times slower; worker threads inherit the setting, so it comes before them.
@@ -66,6 +150,12 @@ def share_cores(place: Place, environment: MutableMapping[str, str] = os.environ
 
 def pick_device(place: Place) -> torch.device:
     if torch.cuda.is_available():
+        if place.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"environment variable LOCAL_RANK: found {place.local_rank}, but this machine shows "
+                f"{torch.cuda.device_count()} GPUs; start at most one rank a GPU (--num_gpus), or check "
+                f"CUDA_VISIBLE_DEVICES"
+            )
         torch.cuda.set_device(place.local_rank)
         return torch.device("cuda", place.local_rank)
     return torch.device("cpu")

@@ -8,19 +8,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common.errors import UserError
-from common.files import write_atomically
+from common.console import console
+from common.errors import Problems, UserError, describe_system_error
+from common.files import check_folder_to_write, write_atomically
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
+from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.checkpoint_files import read_file
+from training.figures import last_validation
 from training.zero_files import ZeroCheckpoint
 
 WEIGHTS = "model.safetensors"
 # The pooler and the next-sentence head, which the stock pre-LN class has no place for.
 EXTRA_WEIGHTS = "next_sentence.safetensors"
+WRITE_AGAIN = "copy the folder again from where it came, or write it with scripts/export_hf.py"
 
 
 def locate_checkpoint(path: Path) -> Path:
@@ -39,21 +43,26 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, metrics: Path | None) -> TrainingState:
-    """Write the Hugging Face folder `output` from one checkpoint."""
+    """Write the Hugging Face folder `output` from one checkpoint. Everything is checked before the first file."""
     state = read_state(checkpoint)
     config = BertConfig.from_dict(state.model_config)
+    problems = Problems()
+    check_folder_to_write(output, "--output", problems)
+    problems.raise_if_any()
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    if loaded is not None and tokenizer is not None:
+        check_tokenizer(loaded, config, tokenizer)
+    validation = last_validation(metrics)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, output / WEIGHTS)
     if extra:
         save_tensors(extra, output / EXTRA_WEIGHTS)
-    if tokenizer is not None:
-        loaded = load_tokenizer(tokenizer)
-        check_tokenizer(loaded, config, tokenizer)
+    if loaded is not None:
         loaded.save(output)
         hf_config.update(bos_token_id=loaded.cls_id, eos_token_id=loaded.sep_id, pad_token_id=loaded.pad_id)
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
-    write_atomically(output / "README.md", model_card(state, hf_config, last_validation(metrics)))
+    write_atomically(output / "README.md", model_card(state, hf_config, validation))
     return state
 
 
@@ -74,29 +83,36 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 def load_hugging_face_weights(model: PreTrainingModel, folder: Path) -> None:
     """Give `model` the weights of a Hugging Face folder of the same shape."""
     tensors = read_tensors(folder / WEIGHTS)
-    if (folder / EXTRA_WEIGHTS).is_file():
-        tensors.update(read_tensors(folder / EXTRA_WEIGHTS))
+    extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
     try:
         hf_config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: cannot be read as a model's configuration: {error}") from None
-    state_dict, _ = from_hugging_face(tensors, hf_config)
-    model.load_state_dict(state_dict)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{folder / 'config.json'}: cannot be read as a model's configuration ({error}); {WRITE_AGAIN}"
+        ) from None
+    if not isinstance(hf_config, dict):
+        raise UserError(f"{folder / 'config.json'}: holds a {type(hf_config).__name__}, not an object; {WRITE_AGAIN}")
+    try:
+        notes = start_from(model, *from_hugging_face(tensors, hf_config, extra))
+    except UserError as error:
+        raise UserError(f"--use_pretrain {folder}: {error}") from None
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:  # other shapes, or words where numbers belong
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--use_pretrain {folder}: weights and config.json do not fit ({reason}); {WRITE_AGAIN}"
+        ) from None
+    for note in notes:
+        console.say(f"{folder}: {note}")
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
+        with path.open("rb"):  # safetensors calls every refusal "no such file"
+            pass
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors: {error}") from None
-
-
-def last_validation(metrics: Path | None) -> dict[str, Any] | None:
-    """The newest validation line of a run's metrics.jsonl."""
-    if metrics is None or not metrics.is_file():
-        return None
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return next((row for row in reversed(rows) if row["kind"] == "validation"), None)
+        described = describe_system_error(error) if isinstance(error, OSError) else None
+        raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {WRITE_AGAIN}") from None
 
 
 def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:

@@ -5,17 +5,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
+from common.errors import UserError, describe_system_error
 
 
 def load_json(path: Path, what: str) -> dict[str, Any]:
     """Read `path`, which is `what` (for messages), as one JSON object without repeated keys, NaN or infinity."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a byte-order mark
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; expected {what}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as {what}: {error}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; expected {what}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no text in UTF-8 ({error.reason}); expected {what}; save it as UTF-8") from None
+    except OSError as error:
+        described = describe_system_error(error) or f"{path}: cannot be read ({error})"
+        raise UserError(f"{described}; expected {what}") from None
     try:
         content = json.loads(
             text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite_float

@@ -4,7 +4,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import UserError
@@ -15,6 +15,7 @@ LOCK = ".lock"
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
     """Hold `folder` for this process; UserError when another holds it. The system lets go when the process dies."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         stream = (folder / LOCK).open("a+")
@@ -34,4 +35,12 @@ def lock_folder(folder: Path) -> Generator[None]:
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         stream.flush()
-        yield
+        try:
+            yield
+        except UserError:  # the run could not begin: a folder made for it goes again, if nothing else came into it
+            if made:
+                (folder / LOCK).unlink(missing_ok=True)
+            for place in made:
+                with suppress(OSError):
+                    place.rmdir()
+            raise

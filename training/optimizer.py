@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.errors import Problems, nearest
+from common.errors import Problems, nearest, shortened
 from nvidia.encoder import BertEncoder
 from nvidia.layers import LayerNorm
 from training.lamb import Lamb
@@ -20,6 +20,7 @@ KNOWN_PARAMS = {
     "lamb": ADAM_KEYS | {"max_coeff", "min_coeff"},
     "muon": (ADAM_KEYS - {"bias_correction"}) | {"momentum", "muon_lr", "adam_lr"},
 }
+RATES = frozenset({"lr", "muon_lr", "adam_lr"})  # of which one divides the others
 # Built by DeepSpeed itself, on the groups made here.
 DEEPSPEED_KINDS = ("adagrad", "lion", "muadam", "muadamw", "musgd")
 
@@ -107,14 +108,14 @@ def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, pro
     """Note what is wrong with the DeepSpeed JSON's optimizer block, of which `where` names the file."""
     for key in block:
         if key not in ("type", "params", "legacy_fusion"):
-            hint = nearest(key, ("type", "params", "legacy_fusion"))
+            hint = nearest(key, ("type", "params", "legacy_fusion"), otherwise="; remove it")
             problems.add(f"{where}: unknown key 'optimizer.{key}'{hint}")
     kind, params = block.get("type"), block.get("params", {})
     if not isinstance(kind, str):
-        problems.add(f"{where}: optimizer.type must name an optimizer, but found {kind!r}")
+        problems.add(f"{where}: optimizer.type must name an optimizer, but found {shortened(kind)}")
         return
     if not isinstance(params, dict):
-        problems.add(f"{where}: optimizer.params must be an object {{…}}, but found {params!r}")
+        problems.add(f"{where}: optimizer.params must be an object {{…}}, but found {shortened(params)}")
         return
     known_kinds = (*KNOWN_PARAMS, *DEEPSPEED_KINDS)
     if kind.lower() not in known_kinds:
@@ -125,8 +126,32 @@ def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, pro
     known = KNOWN_PARAMS.get(kind.lower())
     for key in params:
         if known is not None and key not in known:
-            problems.add(f"{where}: unknown key 'optimizer.params.{key}' for {kind}{nearest(key, known)}")
+            hint = nearest(key, known, otherwise="; remove it")
+            problems.add(f"{where}: unknown key 'optimizer.params.{key}' for {kind}{hint}")
+    _check_params(params, where, problems)
     _check_pairing(kind.lower(), params, zero, where, problems)
+
+
+def _check_params(params: dict[str, Any], where: str, problems: Problems) -> None:
+    for key, value in params.items():
+        if key == "betas":
+            is_pair = isinstance(value, list) and len(value) == 2
+            if not is_pair or not all(_is_number(beta) and 0 <= beta < 1 for beta in value):
+                problems.add(
+                    f"{where}: optimizer.params.{key}: found {shortened(value)}, expected two numbers from 0 to "
+                    f"below 1, such as [0.9, 0.999]"
+                )
+        elif key in ("bias_correction", *ADAM_CHOICES):
+            if not isinstance(value, bool):
+                problems.add(f"{where}: optimizer.params.{key}: found {shortened(value)}, expected true or false")
+        elif key in ADAM_KEYS | {"max_coeff", "min_coeff", "momentum", "muon_lr", "adam_lr"}:
+            least = "above 0" if key in RATES else "of at least 0"
+            if not _is_number(value) or value < 0 or (key in RATES and value == 0):
+                problems.add(f"{where}: optimizer.params.{key}: found {shortened(value)}, expected a number {least}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _check_pairing(kind: str, params: dict[str, Any], zero: dict[str, Any], where: str, problems: Problems) -> None:

@@ -1,6 +1,8 @@
 """Flags and both JSON files brought together and checked: all problems at once, before anything is built."""
 
 import json
+import math
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from typing import Any, TypeVar
 
 from common.console import console
 from common.errors import Problems, UserError
+from common.files import check_folder_to_write
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.sparsity import SparseAttention
@@ -31,6 +34,7 @@ HUB_VOCAB_SIZES = {
     "bert-base-multilingual-cased": 119547,
     "bert-base-multilingual-uncased": 105879,
 }
+LONGEST_JOB_NAME = 200  # bytes; file systems take 255, and some tools add to it
 T = TypeVar("T")
 
 
@@ -121,7 +125,12 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     _check_monitors(deepspeed, problems)
     _check_batch_schedule(flags, deepspeed.batch.micro * place.world_size, problems)
     job_name = flags.job_name or model_file.name
-    _check_job_name(job_name, problems)
+    _check_places(flags.output_dir, job_name, problems)
+    if folders is not None and not folders:
+        problems.add(
+            f"{flags.config_file}: no data folder is named for --max_seq_length {flags.max_seq_length}; name one in "
+            f"data.mixed_seq_datasets"
+        )
     first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
     problems.raise_if_any()
     assert training is not None
@@ -178,9 +187,27 @@ def resolve_model_config(
             f"{flags.config_file}: max_position_embeddings is {config.max_position_embeddings}, but --max_seq_length "
             f"is {flags.max_seq_length}; raise the one or lower the other"
         )
+    _check_memory(config, flags.config_file)
     if flags.deepspeed_sparse_attention and "sparse_attention" in deepspeed.content:
-        config = replace(config, sparse_attention=SparseAttention.from_dict(deepspeed.content["sparse_attention"]))
+        try:
+            sparse = SparseAttention.from_dict(deepspeed.content["sparse_attention"])
+        except UserError as error:
+            raise UserError(f"{deepspeed.path}: {error}") from None
+        config = replace(config, sparse_attention=sparse)
     return config.with_padded_vocab()
+
+
+def _check_memory(config: BertConfig, path: Path) -> None:
+    """Every rank builds the whole model in fp32 before the engine cuts it up."""
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    weights = hidden * tables + layers * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 4 * weights > memory:
+        raise UserError(
+            f"{path}: bert_model_config describes {weights:,} weights, {4 * weights / 2**30:,.0f} GiB, but this "
+            f"machine has {memory / 2**30:,.0f} GiB of memory; choose smaller sizes, or a larger machine"
+        )
 
 
 def find_first_weights(model_file: ModelFile, flags: Namespace) -> Path | None:
@@ -238,10 +265,8 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         _attempt(lambda: parse_duration(flags.time_budget), problems)
     if flags.log_histograms and flags.dry_run:
         problems.add("--log_histograms and --dry_run: a dry run writes nothing; drop one")
-    if flags.lr_offset < 0:
-        problems.add(f"--lr_offset {flags.lr_offset}: must not be negative")
-    if flags.output_dir.exists() and not flags.output_dir.is_dir():
-        problems.add(f"--output_dir {flags.output_dir}: is a file; expected a folder")
+    if not 0 <= flags.lr_offset < math.inf:
+        problems.add(f"--lr_offset {flags.lr_offset}: expected a finite number that is not negative, such as 0.0")
 
 
 def _check_masking(flags: Namespace, problems: Problems) -> None:
@@ -264,7 +289,9 @@ def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Pr
     """Flags that need a block of the DeepSpeed JSON, and blocks that need a flag."""
     content, path = deepspeed.content, deepspeed.path
     if flags.deepspeed_sparse_attention and "sparse_attention" not in content:
-        problems.add(f"--deepspeed_sparse_attention needs a block 'sparse_attention' in {path}")
+        problems.add(
+            f"--deepspeed_sparse_attention needs a block 'sparse_attention' in {path}; add it or drop the flag"
+        )
     if flags.progressive_layer_drop and content.get("progressive_layer_drop", {}).get("enabled") is False:
         problems.add(f"--progressive_layer_drop: {path} says enabled: false in its block of that name; change either")
     if "sparse_attention" in content and not flags.deepspeed_sparse_attention:
@@ -280,9 +307,19 @@ def _check_monitors(deepspeed: DeepSpeedFile, problems: Problems) -> None:
             problems.add(f"{deepspeed.path}: {block} is enabled, but the package is missing; pip install {package}")
 
 
-def _check_job_name(name: str, problems: Problems) -> None:
-    if Path(name).name != name or name in (".", ".."):
-        problems.add(f"job name {name!r}: names a folder, so it must be a single plain name; pass another --job_name")
+def _check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
+    """The job's name and the folders that a run writes to."""
+    if Path(job_name).name != job_name or job_name in (".", "..") or not job_name.isprintable():
+        problems.add(
+            f"job name {job_name!r}: names a folder, so it must be a single plain name; pass another --job_name"
+        )
+    elif len(os.fsencode(job_name)) > LONGEST_JOB_NAME:
+        problems.add(f"job name {job_name!r}: is too long for a folder; pass a shorter --job_name")
+    else:
+        for part in ("saved_models", "runs"):
+            check_folder_to_write(output_dir / part / job_name, "--output_dir", problems)
+            if problems.messages:
+                break  # both lie below the same folder: one message is enough
 
 
 def _attempt(action: Callable[[], T], problems: Problems) -> T | None:

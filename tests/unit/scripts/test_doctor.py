@@ -22,6 +22,8 @@ def test_versions_against_the_pins() -> None:
         (2, 8, "8", "unset OMP_NUM_THREADS"),
         (2, 8, "4", None),
         (2, 8, "1", "6 cores stay idle"),
+        (2, 8, "all", "unset OMP_NUM_THREADS"),
+        (2, 8, "0", "unset OMP_NUM_THREADS"),
     ],
 )
 def test_cores(ranks: int, cores: int, threads: str | None, words: str | None) -> None:
@@ -42,6 +44,7 @@ def test_memory_and_disk(tmp_path: Path) -> None:
     finding = doctor.examine_memory(meminfo)
     assert finding.text == "16 GiB, 1 free"
     assert finding.remedy
+    assert doctor.examine_disk(meminfo / "below").text == f"{meminfo} is a file, not a folder"
     assert "GiB free" in doctor.examine_disk(tmp_path / "not" / "there" / "yet").text
 
 
