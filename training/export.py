@@ -8,11 +8,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from common.console import console
 from common.errors import UserError
 from common.files import write_atomically
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
+from nvidia.padded_layers import with_block_names
+from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.checkpoint_files import read_file
@@ -31,11 +34,11 @@ def locate_checkpoint(path: Path) -> Path:
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """All weights in fp32, from whatever ZeRO stage wrote them."""
+    """All weights in fp32 under our names, from whatever ZeRO stage and layers wrote them."""
     if any(checkpoint.glob("*zero_pp_rank_*_optim_states.pt")):
-        return ZeroCheckpoint.read(checkpoint).weights()
+        return with_block_names(ZeroCheckpoint.read(checkpoint).weights())
     saved = read_file(checkpoint / "mp_rank_00_model_states.pt")
-    return {name: tensor.float() for name, tensor in saved["module"].items()}
+    return with_block_names({name: tensor.float() for name, tensor in saved["module"].items()})
 
 
 def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, metrics: Path | None) -> TrainingState:
@@ -47,6 +50,8 @@ def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, me
     save_tensors(tensors, output / WEIGHTS)
     if extra:
         save_tensors(extra, output / EXTRA_WEIGHTS)
+    else:  # an earlier export may have left one, which belongs to other weights
+        (output / EXTRA_WEIGHTS).unlink(missing_ok=True)
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer)
         check_tokenizer(loaded, config, tokenizer)
@@ -72,16 +77,19 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def load_hugging_face_weights(model: PreTrainingModel, folder: Path) -> None:
-    """Give `model` the weights of a Hugging Face folder of the same shape."""
-    tensors = read_tensors(folder / WEIGHTS)
-    if (folder / EXTRA_WEIGHTS).is_file():
-        tensors.update(read_tensors(folder / EXTRA_WEIGHTS))
+    """Begin from a Hugging Face folder's weights, and say what did not carry over; see `nvidia.pretrained`."""
     try:
         hf_config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: cannot be read as a model's configuration: {error}") from None
-    state_dict, _ = from_hugging_face(tensors, hf_config)
-    model.load_state_dict(state_dict)
+    tensors = read_tensors(folder / WEIGHTS)
+    extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
+    try:
+        notes = start_from(model, *from_hugging_face(tensors, hf_config, extra))
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    for note in notes:
+        console.say(f"{folder}: {note}")
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -97,6 +105,18 @@ def last_validation(metrics: Path | None) -> dict[str, Any] | None:
         return None
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return next((row for row in reversed(rows) if row["kind"] == "validation"), None)
+
+
+def next_sentence_text(state: TrainingState, config: BertConfig) -> str:
+    """Where the head is that tells whether one text follows another; "" where there is none."""
+    if not config.has_sentence_head:
+        return ""
+    if not state.is_preln:
+        return 'Its next-sentence head is where `BertForPreTraining` has it; class 0 is "B follows A".\n'
+    return f"""The pooler and the next-sentence head, which that class has no place for, are in `{EXTRA_WEIGHTS}`:
+the scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; class 0 is
+"B follows A".
+"""
 
 
 def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:
@@ -118,6 +138,7 @@ pipeline_tag: fill-mask
 
 Loads with `{architecture}.from_pretrained` of stock transformers.
 
+{next_sentence_text(state, config)}
 ## Training
 {state.step:,} optimizer steps, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
 Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} positions.

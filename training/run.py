@@ -260,7 +260,7 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
         raise UserError(
             f"{where}: was saved {words[saved.is_kernel]} --deepspeed_transformer_kernel, whose weights have names of "
             f"their own, but this run is {words[now.is_kernel]} it; do as before, or begin another --job_name from its "
-            f"export with --use_pretrain"
+            f"weights with --load_training_checkpoint {origin.folder} --finetune"
         )
     if (saved.zero_stage, saved.precision) != (now.zero_stage, now.precision):
         raise UserError(
