@@ -30,10 +30,17 @@ FLAG = "--deepspeed_transformer_kernel"
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine where the layer can be built, and builds to the written-out one."""
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[WrittenOut]:
+    """A machine where the layer can be built, and builds to the written-out one; those that were built."""
+    built: list[WrittenOut] = []
+
+    def make_layer() -> WrittenOut:
+        built.append(WrittenOut(True, 32, 48, 2))
+        return built[-1]
+
     monkeypatch.setattr(kernel, "missing_parts", list)
-    monkeypatch.setattr("training.run.layer_factory", lambda *_, **__: lambda: WrittenOut(True, 32, 48, 2))
+    monkeypatch.setattr("training.run.layer_factory", lambda *_, **__: make_layer)
+    return built
 
 
 def project(folder: Path, **deepspeed: Any) -> list[str]:
@@ -50,14 +57,17 @@ def newest(folder: Path) -> Path:
     return checkpoints.folder / checkpoints.choose(None)
 
 
-@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_run_with_the_layer_trains_resumes_and_exports(stage: int, tmp_path: Path) -> None:
+def test_a_run_with_the_layer_trains_resumes_and_exports(
+    stage: int, stand_in: list[WrittenOut], tmp_path: Path
+) -> None:
     zero = {"stage": stage}
     run_here(project(tmp_path / "plain", zero_optimization=zero))
+    assert not stand_in
     words = [*project(tmp_path / "kernel", zero_optimization=zero), FLAG]
     run_here([*words, "--max_steps", "2"])
     run_here(words)
+    assert len(stand_in) == 4  # two blocks, built for each of the two processes
     losses = [[row["loss"] for row in read_metrics(tmp_path / name, "train")] for name in ("plain", "kernel")]
     assert len(losses[0]) == 4
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
