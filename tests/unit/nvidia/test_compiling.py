@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from common.errors import UserError
-from deepspeed_train import main
 from nvidia.checkpointing import Checkpointing
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -15,6 +14,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from tests.support import read_metrics, run_plain, write_project
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+from tests.unit.training.in_process import run_here
 
 
 @pytest.mark.slow  # compiles half a minute
@@ -75,7 +75,7 @@ def test_a_machine_without_a_compiler_gets_a_sentence(tmp_path: Path) -> None:
 def test_what_compiling_does_not_go_with_is_refused(tmp_path: Path) -> None:
     words = write_project(tmp_path, zero_optimization={"stage": 3})
     with pytest.raises(UserError) as caught:
-        main([*words, "--compile", "--gelu_checkpoint", "--normalize_invertible"])
+        run_here([*words, "--compile", "--gelu_checkpoint", "--normalize_invertible"])
     assert "ZeRO stage 3, which gathers parameters inside the compiled part" in str(caught.value)
     assert "--compile and --gelu_checkpoint" in str(caught.value)
     assert "--compile and --normalize_invertible" in str(caught.value)

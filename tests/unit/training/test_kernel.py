@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from common.errors import UserError
-from deepspeed_train import main
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.padded_layers import with_block_names
@@ -96,12 +95,12 @@ def test_a_run_with_the_layer_trains_resumes_and_exports(
 )
 def test_what_the_layer_has_not_is_refused(flags: list[str], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
-        main([*project(tmp_path), FLAG, *flags])
+        run_here([*project(tmp_path), FLAG, *flags])
 
 
 def test_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"finds no CUDA device; drop the flag"):
-        main([*project(tmp_path), FLAG])
+        run_here([*project(tmp_path), FLAG])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
     monkeypatch.setattr(kernel, "find_spec", lambda name: None)
