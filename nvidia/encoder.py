@@ -36,12 +36,7 @@ class BertLayer(nn.Module):
         return None, None
 
     def forward(
-        self,
-        hidden: Tensor,
-        packing: Packing,
-        options: AttentionOptions,
-        rows: Tensor | None = None,
-        scale: float = 1.0,
+        self, hidden: Tensor, packing: Packing, options: AttentionOptions, rows: Tensor | None, scale: float = 1.0
     ) -> LayerOutput:
         """`rows` [U] cuts the block down to these after attention; `scale` multiplies both branches."""
         first_norm, second_norm = self.norms()
@@ -156,7 +151,7 @@ class BertEncoder(nn.Module):
 
         ZeRO's partitions would otherwise keep an earlier step's gradient for it.
         """
-        return self.layer[index](hidden[:0], empty_packing(hidden), PLAIN_REQUEST).hidden.sum()
+        return self.layer[index](hidden[:0], empty_packing(hidden), PLAIN_REQUEST, None).hidden.sum()
 
     def run_checkpointed(self, hidden: Tensor, packing: Packing, rows: Tensor | None) -> Tensor:
         for start in range(0, len(self.layer), self.checkpoint_chunk):

@@ -106,6 +106,11 @@ def from_hugging_face(
     rows = padded_vocab_size(config.num_tokens)
     for name in (WORDS, BIAS, DECODER):
         if name in state:
+            if len(state[name]) != config.num_tokens:
+                raise UserError(
+                    f"{name} has {len(state[name])} rows, but config.json's vocab_size is {config.num_tokens}; "
+                    f"they must be equal"
+                )
             padding = (0, 0) * (state[name].dim() - 1) + (0, rows - state[name].shape[0])
             state[name] = functional.pad(state[name], padding)
     if pre_ln:

@@ -4,7 +4,8 @@ Whoever has the layer passes in how to make one; its parameters have DeepSpeed's
 is the tanh approximation and it knows nothing of packed rows, so results are near ours, not equal.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 from common.errors import UserError
 from nvidia.attention import AttentionOptions
 from nvidia.encoder import LayerOutput, PreLNLayer, select_rows
+from nvidia.hf_mapping import is_pre_ln
 from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import Packing
 
+_KERNEL_NAME = re.compile(r"(bert\.encoder\.layer\.\d+)\.layer\.(\w+)([wb])")  # bert.encoder.layer.0.layer.attn_qkvw
+_KINDS = {"w": "weight", "b": "bias"}
 _HIDDEN = -10000.0  # added to the scores of padding, as that kernel expects
 
 
@@ -26,12 +30,7 @@ class PaddedLayer(nn.Module):
         self.layer = layer
 
     def forward(
-        self,
-        hidden: Tensor,
-        packing: Packing,
-        options: AttentionOptions,
-        rows: Tensor | None = None,
-        scale: float = 1.0,
+        self, hidden: Tensor, packing: Packing, options: AttentionOptions, rows: Tensor | None, scale: float = 1.0
     ) -> LayerOutput:
         if not options.are_default or scale != 1.0:
             raise UserError(
@@ -65,19 +64,24 @@ def kernel_weights(block: nn.Module) -> dict[str, Tensor]:
     """One of our blocks' weights under the kernel's names."""
     weights = {}
     for kernel_name, places in _places(isinstance(block, PreLNLayer)).items():
-        for suffix, kind in (("w", "weight"), ("b", "bias")):
+        for suffix, kind in _KINDS.items():
             parts = [block.get_parameter(f"{place}.{kind}").detach() for place in places]
             weights[kernel_name + suffix] = torch.cat(parts)
     return weights
 
 
-def block_weights(layer: nn.Module, pre_ln: bool) -> dict[str, Tensor]:
-    """The way back: a kernel layer's weights under the names of our block, for checkpoints and exports."""
-    weights = {}
-    for kernel_name, places in _places(pre_ln).items():
-        for suffix, kind in (("w", "weight"), ("b", "bias")):
-            parts = layer.get_parameter(kernel_name + suffix).detach().chunk(len(places))
-            weights.update({f"{place}.{kind}": part for place, part in zip(places, parts, strict=True)})
+def with_block_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's weights with those of kernel layers under our names; all others stay as they are."""
+    pre_ln, weights = is_pre_ln(state_dict), {}
+    for name, tensor in state_dict.items():
+        found = _KERNEL_NAME.fullmatch(name)
+        if found is None:
+            weights[name] = tensor
+            continue
+        block, kernel_name, suffix = found.groups()
+        places = _places(pre_ln)[kernel_name]
+        for place, part in zip(places, tensor.chunk(len(places)), strict=True):
+            weights[f"{block}.{place}.{_KINDS[suffix]}"] = part
     return weights
 
 

@@ -1,6 +1,6 @@
 """Start pretraining from somebody else's weights: what must fit, what may be missing, what the vocabulary does."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from nvidia.pretraining import PreTrainingModel
 
 _SHAPE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size",
                "max_position_embeddings", "hidden_act", "position_embedding_type", "use_bias",
-               "tie_word_embeddings")  # fmt: skip
+               "tie_word_embeddings", "layer_norm_eps")  # fmt: skip
 
 
 def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: BertConfig) -> list[str]:
@@ -25,15 +25,12 @@ def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: Ber
     state, notes = _fit_vocabulary(model, dict(state), config)
     expected = model.state_dict()
     notes += _keep_fresh_heads(expected, state)
-    unknown = sorted(name for name in state if name not in expected and not _is_of_head(name))
-    left_out = sorted(name for name in state if name not in expected and _is_of_head(name))
+    left_out = sorted(name for name in state if _is_of_absent_head(name, expected))
     if left_out:
         notes.append(f"the checkpoint has a head that this model has not; left out: {', '.join(left_out)}")
-    missing = sorted(expected.keys() - state.keys())
-    if unknown or missing:
-        lines = [f"  missing: {name}" for name in missing] + [f"  not known: {name}" for name in unknown]
-        raise UserError("the checkpoint's weights are not this model's:\n" + "\n".join(lines))
-    model.load_state_dict({name: tensor for name, tensor in state.items() if name in expected})
+    state = {name: tensor for name, tensor in state.items() if name not in left_out}
+    _check_tensors(expected, state)
+    model.load_state_dict(state)
     return notes
 
 
@@ -53,7 +50,7 @@ def _fit_vocabulary(model: PreTrainingModel, state: Tensors, config: BertConfig)
     ours, theirs = model.config.num_tokens, config.num_tokens
     shared, own = min(ours, theirs), model.state_dict()
     for name in (WORDS, BIAS, DECODER):
-        if name in state and name in own:
+        if name in state and name in own and state[name].shape[1:] == own[name].shape[1:]:
             table = own[name].detach().clone()
             table[:shared] = state[name][:shared].to(table)
             state[name] = table
@@ -78,5 +75,21 @@ def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors) -> list[st
     return notes
 
 
-def _is_of_head(name: str) -> bool:
-    return name.startswith(tuple(prefix for prefixes in HEADS.values() for prefix in prefixes))
+def _is_of_absent_head(name: str, expected: Mapping[str, Tensor]) -> bool:
+    """Whether a weight belongs to a head of which the model has nothing."""
+    return any(name.startswith(prefixes) and not _any_below(prefixes, expected) for prefixes in HEADS.values())
+
+
+def _any_below(prefixes: tuple[str, ...], names: Iterable[str]) -> bool:
+    return any(name.startswith(prefixes) for name in names)
+
+
+def _check_tensors(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    lines = [f"  missing: {name}" for name in sorted(expected.keys() - state.keys())]
+    lines += [f"  not known: {name}" for name in sorted(state.keys() - expected.keys())]
+    for name in sorted(expected.keys() & state.keys()):
+        theirs, ours = list(state[name].shape), list(expected[name].shape)
+        if theirs != ours:
+            lines.append(f"  of another shape: {name} is {theirs}, expected {ours}")
+    if lines:
+        raise UserError("the checkpoint's weights are not this model's:\n" + "\n".join(lines))

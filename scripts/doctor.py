@@ -18,8 +18,14 @@ import torch
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
-from training.precision import HALF_MATMUL, ISA_LIMIT, ISA_WITHOUT_AMX, find_abilities, read_cpu_flags
-from training.precision import _dies_of_illegal_instruction as dies_of_illegal_instruction
+from training.precision import (
+    HALF_MATMUL,
+    ISA_LIMIT,
+    ISA_WITHOUT_AMX,
+    dies_of_illegal_instruction,
+    find_abilities,
+    read_cpu_flags,
+)
 
 GIB = 2**30
 

@@ -1,52 +1,92 @@
-"""Fill the [MASK]s of a text with an exported model, loaded by stock transformers."""
+"""Fill in the masks of a sentence, or judge whether one text follows another, with stock transformers."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
+from training.export import EXTRA_WEIGHTS, read_tensors
+
+T = TypeVar("T")
+USAGE = """examples:
+  predict.py --model DIR "the [MASK] of the list"         the likeliest words for the gap
+  predict.py --model DIR --pair "She sat." "He stood."    how likely the second follows the first
+  predict.py --model DIR "She sat." "He stood."           the same: two texts without a [MASK] are a pair
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="predict.py", description=__doc__)
+    parser = Parser(
+        prog="predict.py",
+        description=__doc__,
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face folder")
     parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="guesses for each mask (default: 5)")
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with [MASK] in it")
+    parser.add_argument(
+        "--pair",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("FIRST", "SECOND"),
+        help="say how likely SECOND follows FIRST; may be given several times",
+    )
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text with [MASK] in it, or two texts without")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
-    model, tokenizer = load(flags.model)
-    check(model, tokenizer, flags.texts, flags.top)
-    for text in flags.texts:
+    if not flags.texts and not flags.pair:
+        raise UserError("there is no text; give one with [MASK] in it, or two with --pair")
+    check_folder(flags.model)
+    tokenizer = load(flags.model, load_tokenizer)
+    texts, pairs = flags.texts, [tuple(pair) for pair in flags.pair]
+    if len(texts) == 2 and not any(tokenizer.mask_token in text for text in texts):
+        texts, pairs = [], [(texts[0], texts[1]), *pairs]
+    model = load(flags.model, load_model) if texts else None
+    if model is not None:
+        check(model, tokenizer, texts, flags.top)
+    for text in texts:
         console.say(text)
         for guesses in fill_masks(model, tokenizer, text, flags.top):
             console.say("    " + "  ".join(f"{word} {share:.1%}" for word, share in guesses))
+    judge = load(flags.model, load_judge) if pairs else None
+    for first, second in pairs:
+        assert judge is not None
+        console.say(f"{first}\n{second}\n    follows {judge.follows(tokenizer, first, second):.1%}")
     return 0
 
 
-def load(folder: Path) -> tuple[torch.nn.Module, object]:
+def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: holds no config.json; expected a folder written by scripts/export_hf.py")
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder}: holds no tokenizer.json; export again with --tokenizer")
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+
+def load(folder: Path, loader: Callable[[Path], T]) -> T:
+    """What `loader` makes of the folder; a damaged one makes the library raise whatever it likes."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True)
-        return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a damaged folder makes the library raise whatever it likes
+        return loader(folder)
+    except UserError:
+        raise
+    except Exception as error:
         reason = str(error).split("\n")[0]
         raise UserError(
             f"{folder}: cannot be loaded by transformers ({reason}); copy it again from where it came, or export it "
@@ -54,35 +94,113 @@ def load(folder: Path) -> tuple[torch.nn.Module, object]:
         ) from error
 
 
-def check(model: torch.nn.Module, tokenizer: object, texts: Sequence[str], top: int) -> None:
+def load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_model(folder: Path) -> Any:
+    from transformers import AutoModelForMaskedLM
+
+    return AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True).eval()
+
+
+def check(model: Any, tokenizer: Any, texts: Sequence[str], top: int) -> None:
     """All that is wrong with the texts, before the first is answered."""
     problems = Problems()
-    config, mask = model.config, tokenizer.mask_token  # type: ignore[attr-defined]
-    if top > config.vocab_size:  # type: ignore[union-attr]
-        problems.add(f"--top {top}: the model knows {config.vocab_size} tokens; give at most that many")  # type: ignore[union-attr]
-    # Pre-LN models number their positions from pad_token_id + 1 on.
-    shift = config.pad_token_id + 1 if config.model_type == "roberta-prelayernorm" else 0  # type: ignore[union-attr,operator]
-    most = config.max_position_embeddings - shift  # type: ignore[union-attr,operator]
+    if top > model.config.vocab_size:
+        problems.add(f"--top {top}: the model knows {model.config.vocab_size} tokens; give at most that many")
     for text in texts:
-        ids = tokenizer(text)["input_ids"]  # type: ignore[operator]
-        if tokenizer.mask_token_id not in ids:  # type: ignore[attr-defined]
-            problems.add(f"{text!r}: has no {mask}; put one where a word is to be guessed")
-        if len(ids) > most:
-            problems.add(f"{text[:40]!r}…: has {len(ids)} tokens, but the model takes {most}; shorten it")
+        ids = tokenizer(text)["input_ids"]
+        if tokenizer.mask_token_id not in ids:
+            problems.add(f"{text!r}: has no {tokenizer.mask_token}; put one where a word is to be guessed")
+        if len(ids) > positions_of(model):
+            problems.add(
+                f"{text[:40]!r}…: has {len(ids)} tokens, but the model takes {positions_of(model)}; shorten it"
+            )
     problems.raise_if_any()
 
 
+def positions_of(model: Any) -> int:
+    """Tokens that the model takes. Pre-LN models number their positions from pad_token_id + 1 on."""
+    config = model.config
+    shift = config.pad_token_id + 1 if config.model_type == "roberta-prelayernorm" else 0
+    return int(config.max_position_embeddings - shift)
+
+
 @torch.no_grad()
-def fill_masks(model: torch.nn.Module, tokenizer: object, text: str, top: int) -> list[list[tuple[str, float]]]:
+def fill_masks(model: Any, tokenizer: Any, text: str, top: int) -> list[list[tuple[str, float]]]:
     """For each [MASK] of `text`, the likeliest tokens and their probabilities."""
-    encoded = tokenizer(text, return_tensors="pt")  # type: ignore[operator]
-    masked = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()  # type: ignore[attr-defined]
+    encoded = tokenizer(text, return_tensors="pt")
+    masked = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
     probabilities = model(**encoded).logits[0, masked].softmax(-1)  # [masks, tokens]
     shares, tokens = probabilities.topk(top)
     return [
-        [(tokenizer.convert_ids_to_tokens(int(token)), float(share)) for token, share in zip(*row, strict=True)]  # type: ignore[attr-defined]
+        [(tokenizer.convert_ids_to_tokens(int(token)), float(share)) for token, share in zip(*row, strict=True)]
         for row in zip(tokens, shares, strict=True)
     ]
+
+
+class Judge:
+    """A stock model's scores [1, 2] for "the second follows the first" and "it does not"."""
+
+    def __init__(self, model: Any, head: dict[str, Tensor]) -> None:
+        """`head`: the pooler and next-sentence weights of an encoder that has no place for them; else empty."""
+        self.model, self.head = model, head
+
+    @torch.no_grad()
+    def follows(self, tokenizer: Any, first: str, second: str) -> float:
+        """The probability that `second` follows `first`."""
+        inputs = encode_pair(tokenizer, first, second)
+        length, most = inputs["input_ids"].shape[1], positions_of(self.model)
+        if length > most:
+            raise UserError(
+                f"{first!r} and {second!r}: {length} tokens with [CLS] and [SEP], but the model has {most} positions; "
+                f"shorten it"
+            )
+        return float(self.scores(inputs).softmax(-1)[0, 0])
+
+    def scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        if not self.head:
+            return self.model(**inputs).logits
+        state = self.model(**inputs).last_hidden_state[:, 0]  # [1, hidden] of [CLS]
+        pooled = self.linear(state, "bert.pooler.dense_act").tanh()
+        return self.linear(pooled, "cls.seq_relationship")
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self.head[f"{name}.weight"], self.head[f"{name}.bias"])
+
+
+def load_judge(folder: Path) -> Judge:
+    """The encoder with its next-sentence head, which a pre-LN export keeps in a file of its own."""
+    from transformers import AutoConfig, AutoModel, AutoModelForNextSentencePrediction
+
+    if (folder / EXTRA_WEIGHTS).is_file():
+        encoder = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
+        return Judge(encoder.eval(), read_tensors(folder / EXTRA_WEIGHTS))
+    absent = UserError(
+        f"{folder}: holds no next-sentence head ({EXTRA_WEIGHTS} for a pre-LN model), so it cannot judge pairs; "
+        f"export a model that was trained with one"
+    )
+    if AutoConfig.from_pretrained(folder, local_files_only=True).model_type != "bert":
+        raise absent
+    model, report = AutoModelForNextSentencePrediction.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True
+    )
+    if report["missing_keys"]:
+        raise absent
+    return Judge(model.eval(), {})
+
+
+def encode_pair(tokenizer: Any, first: str, second: str) -> dict[str, Tensor]:
+    """[CLS] first [SEP] second [SEP], as in training, whatever template the tokenizer's own file has."""
+    parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (first, second)]
+    segment_a = [tokenizer.cls_token_id, *parts[0], tokenizer.sep_token_id]
+    segment_b = [*parts[1], tokenizer.sep_token_id]
+    ids = torch.tensor([segment_a + segment_b])
+    segments = torch.tensor([[0] * len(segment_a) + [1] * len(segment_b)])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": segments}
 
 
 if __name__ == "__main__":

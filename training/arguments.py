@@ -272,9 +272,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--deepspeed_transformer_kernel",
         action="store_true",
-        help="refused with the reason: DeepSpeed's CUDA layer does not fit this model",
+        help="compute the blocks with DeepSpeed's fused CUDA layer; refused with the reason where it cannot be built",
     )
-    group.add_argument("--stochastic_mode", action="store_true", help="that layer's stochastic mode; refused with it")
+    group.add_argument("--stochastic_mode", action="store_true", help="that layer's faster, non-deterministic mode")
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        help="torch.compile the wide half of each block; needs a C++ compiler (see docs/performance.md)",
+    )
 
 
 def _add_launcher(parser: argparse.ArgumentParser) -> None:

@@ -50,6 +50,7 @@ class TrainingState:
     best_validation_loss: float | None
     model_config: dict[str, Any]
     is_preln: bool
+    is_kernel: bool = False  # whether DeepSpeed's fused layers hold the blocks' weights, under names of their own
     seconds: float = 0.0  # that this run has taken, over all its restarts
     skips: tuple[tuple[int, int], ...] = ()  # samples from … to … that a rollback leaves out
     recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to tell what has changed on resume

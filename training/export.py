@@ -14,6 +14,7 @@ from common.files import check_folder_to_write, write_atomically
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
+from nvidia.padded_layers import with_block_names
 from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
@@ -35,11 +36,11 @@ def locate_checkpoint(path: Path) -> Path:
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """All weights in fp32, from whatever ZeRO stage wrote them."""
+    """All weights in fp32 under our names, from whatever ZeRO stage and layers wrote them."""
     if any(checkpoint.glob("*zero_pp_rank_*_optim_states.pt")):
-        return ZeroCheckpoint.read(checkpoint).weights()
+        return with_block_names(ZeroCheckpoint.read(checkpoint).weights())
     saved = read_file(checkpoint / "mp_rank_00_model_states.pt")
-    return {name: tensor.float() for name, tensor in saved["module"].items()}
+    return with_block_names({name: tensor.float() for name, tensor in saved["module"].items()})
 
 
 def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, metrics: Path | None) -> TrainingState:
@@ -58,6 +59,8 @@ def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, me
     save_tensors(tensors, output / WEIGHTS)
     if extra:
         save_tensors(extra, output / EXTRA_WEIGHTS)
+    else:  # an earlier export may have left one, which belongs to other weights
+        (output / EXTRA_WEIGHTS).unlink(missing_ok=True)
     if loaded is not None:
         loaded.save(output)
         hf_config.update(bos_token_id=loaded.cls_id, eos_token_id=loaded.sep_id, pad_token_id=loaded.pad_id)
@@ -115,6 +118,18 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {WRITE_AGAIN}") from None
 
 
+def next_sentence_text(state: TrainingState, config: BertConfig) -> str:
+    """Where the head is that tells whether one text follows another; "" where there is none."""
+    if not config.has_sentence_head:
+        return ""
+    if not state.is_preln:
+        return 'Its next-sentence head is where `BertForPreTraining` has it; class 0 is "B follows A".\n'
+    return f"""The pooler and the next-sentence head, which that class has no place for, are in `{EXTRA_WEIGHTS}`:
+the scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; class 0 is
+"B follows A".
+"""
+
+
 def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:
     config = BertConfig.from_dict(state.model_config)
     architecture = hf_config["architectures"][0]
@@ -134,6 +149,7 @@ pipeline_tag: fill-mask
 
 Loads with `{architecture}.from_pretrained` of stock transformers.
 
+{next_sentence_text(state, config)}
 ## Training
 {state.step:,} optimizer steps, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
 Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} positions.

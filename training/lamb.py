@@ -4,14 +4,16 @@ Plain torch, so it runs on CPUs and GPUs alike. It needs whole parameters: ZeRO 
 are not the parameters' norms, so training refuses that pairing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from training.grouped_optimizer import GroupedOptimizer
 
-class Lamb(torch.optim.Optimizer):
+
+class Lamb(GroupedOptimizer):
     """r = m̂ / (√v̂ + ε) + λ·w, then w ← w - lr · ratio · r, with ratio = ‖w‖ / ‖r‖ kept within the two coefficients.
 
     A parameter whose norm or update is zero takes ratio 1. Without `bias_correction`, m̂ and v̂ are the plain running
@@ -42,20 +44,13 @@ class Lamb(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            by_age: dict[int, list[Tensor]] = {}  # a parameter without gradient does not age
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_age.setdefault(self._age(parameter), []).append(parameter)
-            for age, parameters in by_age.items():
-                self._update(group, parameters, age)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        by_age: dict[int, list[Tensor]] = {}  # a parameter without gradient does not age
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                by_age.setdefault(self._age(parameter), []).append(parameter)
+        for age, parameters in by_age.items():
+            self._update(group, parameters, age)
 
     def _age(self, parameter: Tensor) -> int:
         """Count this step; the steps that the parameter has had, this one included."""

@@ -267,13 +267,18 @@ def report_validation(run: Run, is_save: bool, phases: Phases) -> Best | None:
 
 
 def show_model(run: Run, samples: Samples) -> None:
-    """Guesses for fixed sentences, and histograms when asked for. Stage 3 keeps no whole model to look at."""
-    if not run.place.is_main or run.settings.deepspeed.zero_stage == 3:
+    """Guesses for fixed sentences, and histograms when asked for.
+
+    At stage 3 all ranks guess, because each layer's weights are gathered from all of them as it is computed; there are
+    no whole weights for histograms.
+    """
+    is_partitioned = run.settings.deepspeed.zero_stage == 3
+    if not (run.place.is_main or is_partitioned):
         return
     table = samples.table(run.engine.module, run.device)
     if table is not None:
         run.sinks.text("guesses", table, run.state.step)
-    if run.settings.flags.log_histograms:
+    if run.settings.flags.log_histograms and not is_partitioned:
         run.sinks.histograms(run.engine.module, run.state.step)
 
 

@@ -5,12 +5,14 @@ in fp32 on CPUs, where half precision is slow or, on some virtual machines, fata
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+
+from training.grouped_optimizer import GroupedOptimizer
 
 # Coefficients of a quintic iteration whose slope at zero is steep, so that five rounds suffice.
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -31,7 +33,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(GroupedOptimizer):
     """Groups with `use_muon` take Muon's update, the others AdamW's (torch's fused one).
 
     Muon's update is scaled to the size that AdamW's has, so both take the same learning rate and weight decay.
@@ -56,18 +58,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if group["use_muon"]:
-                self._muon_step(group)
-            else:
-                self._adamw_step(group)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        if group["use_muon"]:
+            self._muon_step(group)
+        else:
+            self._adamw_step(group)
 
     def _muon_step(self, group: dict[str, Any]) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)

@@ -7,7 +7,6 @@ from torch import nn
 
 from common.errors import Problems, nearest, shortened
 from nvidia.encoder import BertEncoder
-from nvidia.layers import LayerNorm
 from training.lamb import Lamb
 from training.muon import MuonWithAdamW
 
@@ -26,7 +25,7 @@ DEEPSPEED_KINDS = ("adagrad", "lion", "muadam", "muadamw", "musgd")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = False) -> list[dict[str, Any]]:
-    """Every trainable parameter in exactly one group: LayerNorms and biases do not decay, all else does.
+    """Every trainable parameter in exactly one group: matrices decay, LayerNorms and biases do not.
 
     With `split_muon` the matrices of the encoder's linear layers stand apart, marked `use_muon`.
     """
@@ -34,11 +33,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = F
     hidden, decayed, plain = [], [], []
     seen: set[int] = set()
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             if id(parameter) in seen or not parameter.requires_grad:
                 continue
             seen.add(id(parameter))  # a tied parameter belongs to several modules
-            if isinstance(module, LayerNorm | nn.LayerNorm) or name == "bias":
+            if parameter.ndim < 2:
                 plain.append(parameter)
             elif id(parameter) in hidden_ids:
                 hidden.append(parameter)

@@ -87,10 +87,10 @@ def avoid_broken_amx(
     flags = read_cpu_flags() if cpu_flags is None else cpu_flags
     if "amx_bf16" not in flags or ISA_LIMIT in environment:
         return
-    if not _dies_of_illegal_instruction(probe, environment):
+    if not dies_of_illegal_instruction(probe, environment):
         return
     environment[ISA_LIMIT] = ISA_WITHOUT_AMX
-    if _dies_of_illegal_instruction(probe, environment):
+    if dies_of_illegal_instruction(probe, environment):
         raise UserError(
             f"this CPU announces amx_bf16, but half-precision matrix products die of an illegal instruction, with "
             f"{ISA_LIMIT}={ISA_WITHOUT_AMX} too; set {ISA_LIMIT}=AVX2 and pass --precision fp32"
@@ -101,6 +101,6 @@ def avoid_broken_amx(
     )
 
 
-def _dies_of_illegal_instruction(probe: Sequence[str], environment: MutableMapping[str, str]) -> bool:
+def dies_of_illegal_instruction(probe: Sequence[str], environment: MutableMapping[str, str]) -> bool:
     outcome = subprocess.run(probe, env=dict(environment), capture_output=True, timeout=120, check=False)
     return outcome.returncode == -signal.SIGILL

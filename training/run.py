@@ -12,6 +12,7 @@ from data.loader import TrainingStream
 from data.masking import MaskingPolicy
 from data.shards import PretrainingDataset, open_dataset
 from nvidia.checkpointing import Checkpointing, default_chunk
+from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -23,6 +24,7 @@ from training.engine import build_engine
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
+from training.kernel import layer_factory, use_kernel
 from training.optimizer import build_optimizer
 from training.outlook import count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
@@ -69,6 +71,7 @@ def build_run(
     checkpoints = CheckpointFolder(settings.saved_models)
     origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
     load_first_weights(model, settings, origin)
+    replace_blocks(model, settings)
     engine = put_in_engine(model, settings)
     state = resume(engine, settings, place, training, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
@@ -140,6 +143,16 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Ori
             model.load_state_dict(read_weights(origin.path))
 
 
+def replace_blocks(model: PreTrainingModel, settings: Settings) -> None:
+    """--deepspeed_transformer_kernel and --compile: other ways to compute the blocks, with the weights they have."""
+    flags = settings.flags
+    if flags.deepspeed_transformer_kernel:
+        micro, precision = settings.deepspeed.batch.micro, settings.precision
+        use_kernel(model, layer_factory(settings.model_config, flags, micro_batch=micro, precision=precision))
+    if flags.compile:
+        compile_blocks(model)
+
+
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
     config = settings.deepspeed.for_engine(settings.precision)
     optimizer, groups = build_optimizer(
@@ -197,6 +210,7 @@ def resume(
         model_config=settings.model_config.to_dict(),
         is_preln=settings.flags.preln,
         recipe=settings.recipe(),
+        is_kernel=settings.flags.deepspeed_transformer_kernel,
     )
     if origin is None or origin.is_only_weights:
         return fresh
@@ -241,6 +255,13 @@ def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, wh
 def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
     where = origin.path
     check_model(saved, now.model_config, now.is_preln, where)
+    if saved.is_kernel != now.is_kernel:
+        words = {True: "with", False: "without"}
+        raise UserError(
+            f"{where}: was saved {words[saved.is_kernel]} --deepspeed_transformer_kernel, whose weights have names of "
+            f"their own, but this run is {words[now.is_kernel]} it; do as before, or begin another --job_name from its "
+            f"weights with --load_training_checkpoint {origin.folder} --finetune"
+        )
     if (saved.zero_stage, saved.precision) != (now.zero_stage, now.precision):
         raise UserError(
             f"{where}: was saved with ZeRO stage {saved.zero_stage} in {saved.precision}, but this run uses stage "

@@ -19,12 +19,12 @@ TOP = 5
 
 
 class Samples:
-    """The sentences as ids, made once. Empty where there is no tokenizer."""
+    """The sentences that fit, with their ids, made once. None where there is no tokenizer."""
 
     def __init__(self, tokenizer: BertTokenizer | None, max_seq_length: int) -> None:
         self.tokenizer = tokenizer
-        self.rows = [encode(tokenizer, sentence) for sentence in SENTENCES] if tokenizer is not None else []
-        self.rows = [row for row in self.rows if len(row) <= max_seq_length]
+        encoded = [(text, encode(tokenizer, text)) for text in SENTENCES] if tokenizer is not None else []
+        self.rows = [(sentence, row) for sentence, row in encoded if len(row) <= max_seq_length]
 
     @torch.no_grad()
     def table(self, model: Any, device: torch.device) -> str | None:
@@ -34,7 +34,7 @@ class Samples:
         was_training = model.training
         model.eval()
         lines = ["| sentence | guesses |", "|---|---|"]
-        for sentence, row in zip(SENTENCES, self.rows, strict=False):
+        for sentence, row in self.rows:
             lines.append(f"| {sentence} | {', '.join(self.guess(model, row, device))} |")
         model.train(was_training)
         return "\n".join(lines)

@@ -10,10 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from common.console import console
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
 from data.tokenizer import BertTokenizer, load_tokenizer
+from nvidia.compiling import check_compiler
 from nvidia.config import BertConfig
 from nvidia.sparsity import SparseAttention
 from training.batch_plan import check_batches
@@ -21,6 +24,7 @@ from training.budget import parse_duration
 from training.config import ModelFile, TrainingSection, load_model_file, section_for_length
 from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
 from training.environment import Place
+from training.kernel import check_kernel
 from training.precision import choose_precision, find_abilities
 from training.schedule import Schedule
 from training.token_schedule import TokenSchedule
@@ -122,6 +126,10 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         problems,
     )
     _check_model_blocks(flags, deepspeed, problems)
+    if flags.deepspeed_transformer_kernel:
+        check_kernel(flags, precision, problems)
+    if flags.compile:
+        _check_compile(flags, deepspeed, problems)
     _check_monitors(deepspeed, problems)
     _check_batch_schedule(flags, deepspeed.batch.micro * place.world_size, problems)
     job_name = flags.job_name or model_file.name
@@ -252,12 +260,6 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         problems.add("--finetune loads weights only; say from where with --load_training_checkpoint or --use_pretrain")
     if flags.use_pretrain is not None and flags.load_training_checkpoint is not None:
         problems.add("--use_pretrain and --load_training_checkpoint both give the first weights; pass one")
-    if flags.deepspeed_transformer_kernel:
-        problems.add(
-            "--deepspeed_transformer_kernel: DeepSpeed's fused layer is CUDA only, knows no packed rows and keeps its "
-            "weights under names of its own, so its checkpoints could be neither resumed nor exported here; drop the "
-            "flag (attention uses torch's fused kernels on a GPU)"
-        )
     if flags.normalize_invertible and not flags.preln:
         problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
     _check_masking(flags, problems)
@@ -298,6 +300,21 @@ def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Pr
         console.warn(f"{path}: the block 'sparse_attention' does nothing without --deepspeed_sparse_attention")
     if content.get("progressive_layer_drop", {}).get("enabled") and not flags.progressive_layer_drop:
         console.warn(f"{path}: the block 'progressive_layer_drop' does nothing without --progressive_layer_drop")
+
+
+def _check_compile(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:
+    if deepspeed.zero_stage == 3:
+        problems.add(
+            f"--compile: {deepspeed.path} asks for ZeRO stage 3, which gathers parameters inside the compiled part; "
+            f"use stage 0, 1 or 2, or drop the flag"
+        )
+    for name in ("gelu_checkpoint", "normalize_invertible"):
+        if getattr(flags, name):
+            problems.add(
+                f"--compile and --{name}: what a compiled part recomputes is the compiler's choice; drop one, or use "
+                f"--gradient_checkpointing"
+            )
+    _attempt(lambda: check_compiler("cuda" if torch.cuda.is_available() else "cpu"), problems)
 
 
 def _check_monitors(deepspeed: DeepSpeedFile, problems: Problems) -> None:

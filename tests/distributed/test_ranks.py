@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support import read_metrics, run_deepspeed, run_plain, write_project
+from tests.support import VOCAB, read_metrics, run_deepspeed, run_plain, write_project
 
 NUM_STEPS = 6
 # fp32 sums in another order: measured differences are below 2e-6 over these steps.
@@ -54,3 +55,28 @@ def test_accumulation_gives_the_same_losses(one_rank: Path, tmp_path: Path) -> N
     outcome = run_plain([*words, "--max_steps", str(NUM_STEPS)])
     assert outcome.returncode == 0, outcome.stderr
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=TOLERANCE)
+
+
+def test_guesses_are_shown_where_no_rank_has_the_whole_model(tmp_path: Path) -> None:
+    tables = []
+    for stage, ranks in ((0, 1), (3, 2)):
+        folder = tmp_path / str(stage)
+        zero = {"stage": stage} | ({"stage3_param_persistence_threshold": 0} if stage == 3 else {})
+        words = write_project(folder, zero_optimization=zero)
+        without_dropout(folder)
+        name_vocabulary(folder)
+        flags = ["--max_steps", "3", "--validate_every_steps", "1"]
+        outcome = run_deepspeed([*words, *flags], ranks) if ranks > 1 else run_plain([*words, *flags])
+        assert outcome.returncode == 0, outcome.stderr
+        events = EventAccumulator(str(folder / "out" / "runs" / "tiny"), size_guidance={"tensors": 0}).Reload()
+        tables.append([event.tensor_proto.string_val[0] for event in events.Tensors("guesses/text_summary")])
+        assert len(losses(folder)) == 3
+    assert len(tables[0]) == 3
+    assert tables[1] == tables[0]
+
+
+def name_vocabulary(folder: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{index}" for index in range(VOCAB - 5))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    path = folder / "model.json"
+    path.write_text(path.read_text().replace('"name": "tiny"', '"name": "tiny", "bert_token_file": "vocab.txt"'))

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from deepspeed_train import main
 from tests.support import VOCAB, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.token_schedule import TokenSchedule
@@ -40,4 +39,4 @@ def test_a_run_follows_its_masking_rate(tmp_path: Path) -> None:
 
 def test_masking_flags_need_dynamic_masking(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="add --dynamic_masking"):
-        main([*write_project(tmp_path), "--masking_rate", "0.3"])
+        run_here([*write_project(tmp_path), "--masking_rate", "0.3"])

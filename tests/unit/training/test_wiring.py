@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from deepspeed_train import main
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoint import CheckpointFolder, read_state
@@ -135,7 +134,7 @@ def test_the_libraries_chatter_is_in_a_file_and_not_on_the_console(
 )
 def test_a_flag_that_cannot_do_what_it_says_is_refused(flags: list[str], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
-        main([*write_project(tmp_path), *flags])
+        run_here([*write_project(tmp_path), *flags])
 
 
 def test_names_inside_the_blocks_are_checked(tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_names_inside_the_blocks_are_checked(tmp_path: Path) -> None:
         progressive_layer_drop={"theta": 2.0},
     )
     with pytest.raises(UserError) as caught:
-        main(words)
+        run_here(words)
     message = str(caught.value)
     assert "unknown key 'zero_optimization.overlap_com'; did you mean 'overlap_comm'?" in message
     assert "unknown key 'fp16.loss_scale_windo'; did you mean 'loss_scale_window'?" in message

@@ -1,0 +1,78 @@
+"""Draw a sparse-attention layout as a PNG: which blocks of keys each block of queries sees."""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from torch import Tensor
+
+from common.console import console
+from common.errors import UserError, run_command
+from common.help import Parser, positive_int
+from nvidia.sparsity import SparseAttention, make_layout
+from training.json_files import load_json
+
+BLOCK = "sparse_attention"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="draw_layout.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("config", type=Path, metavar="FILE", help=f"a DeepSpeed JSON with a block '{BLOCK}'")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the .png to write")
+    parser.add_argument(
+        "--max_seq_length", type=positive_int, default=512, metavar="N", help="tokens in a row (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num_attention_heads",
+        type=positive_int,
+        default=12,
+        metavar="N",
+        help="drawn side by side where they differ (default: %(default)s)",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    if flags.output.suffix != ".png":
+        raise UserError(f"--output {flags.output}: expected a name that ends with .png")
+    content = load_json(flags.config, "a DeepSpeed JSON")
+    if BLOCK not in content:
+        raise UserError(f"{flags.config}: has no block '{BLOCK}' to draw")
+    sparse = SparseAttention.from_dict(content[BLOCK])
+    layout = make_layout(sparse, flags.num_attention_heads, flags.max_seq_length)
+    flags.output.parent.mkdir(parents=True, exist_ok=True)
+    draw(layout, sparse, flags.max_seq_length, flags.output)
+    console.say(f"{layout.float().mean():.1%} of the blocks are seen; drawn to {flags.output}")
+    return 0
+
+
+def draw(layout: Tensor, sparse: SparseAttention, length: int, output: Path) -> None:
+    """One panel for each layout [A or 1, N, N], with axes in tokens."""
+    columns = math.ceil(math.sqrt(len(layout)))
+    rows = math.ceil(len(layout) / columns)
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(4 * columns, 4 * rows), layout="constrained", squeeze=False, sharex=True, sharey=True
+    )
+    end = layout.shape[-1] * sparse["block"]
+    for head, axes in enumerate(grid.flat):
+        if head >= len(layout):
+            axes.set_axis_off()
+            continue
+        axes.imshow(layout[head].numpy(), cmap="Blues", vmin=0, vmax=1, extent=(0, end, end, 0), interpolation="none")
+        axes.set(title=f"head {head}" if len(layout) > 1 else "all heads", xlabel="keys", ylabel="queries")
+    figure.suptitle(f"{sparse.mode}, {length} tokens in blocks of {sparse['block']}")
+    figure.savefig(output, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    run_command(main)

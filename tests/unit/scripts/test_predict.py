@@ -1,0 +1,112 @@
+"""The predict command on an exported model: what it says is what our own model says."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import UserError
+from data.tokenizer import BertTokenizer, train_tokenizer
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
+from scripts.predict import encode_pair, load_judge, load_tokenizer, main
+from tests.unit.nvidia.helpers import spread_weights, tiny_config
+from training.checkpoint import STATE, TrainingState
+from training.export import EXTRA_WEIGHTS, export_checkpoint
+
+TEXT = ["the cat sat on the mat", "she opened the door and went outside", "one two three four five six"]
+PAIR = ("the cat sat", "she went outside on the mat")
+
+
+def make_model(kind: type[PreTrainingModel], tokenizer: BertTokenizer, **changes: object) -> PreTrainingModel:
+    sizes = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id, **changes}
+    model = kind(tiny_config(**sizes).with_padded_vocab()).eval()
+    spread_weights(model)
+    return model
+
+
+def export(model: PreTrainingModel, tokenizer: BertTokenizer, folder: Path) -> Path:
+    """Through a checkpoint as the engine writes it at stage 0."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    torch.save({"module": model.state_dict()}, checkpoint / "mp_rank_00_model_states.pt")
+    state = TrainingState(
+        step=7,
+        start_step=0,
+        samples=56,
+        tokens=999,
+        seed=42,
+        world_size=1,
+        zero_stage=0,
+        precision="fp32",
+        data_digest="",
+        tokenizer_digest=tokenizer.digest,
+        best_validation_loss=None,
+        model_config=model.config.to_dict(),
+        is_preln=model.bert.pre_ln,
+    )
+    (checkpoint / STATE).write_text(json.dumps(asdict(state)))
+    tokenizer.save(folder / "tokenizer")
+    export_checkpoint(checkpoint, folder / "hf", folder / "tokenizer", None)
+    return folder / "hf"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizer:
+    return train_tokenizer(TEXT, 90)
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_a_pair_is_judged_as_by_our_own_model(
+    kind: type[PreTrainingModel], tokenizer: BertTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(kind, tokenizer)
+    folder = export(model, tokenizer, tmp_path)
+    assert (folder / EXTRA_WEIGHTS).is_file() == model.bert.pre_ln
+    first, second = (tokenizer.backend.encode(text, add_special_tokens=False).ids for text in PAIR)
+    ids = torch.tensor([[tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]])
+    segments = torch.tensor([[0] * (len(first) + 2) + [1] * (len(second) + 1)])
+    with torch.no_grad():
+        expected = float(model.sentence_logits(ids, torch.ones_like(ids), segments).softmax(-1)[0, 0])
+    stock = load_tokenizer(folder)
+    assert torch.equal(encode_pair(stock, *PAIR)["input_ids"], ids)
+    assert load_judge(folder).follows(stock, *PAIR) == pytest.approx(expected, abs=1e-6)
+    assert 0.001 < expected < 0.999
+    swapped = load_judge(folder).follows(stock, PAIR[1], PAIR[0])
+    assert abs(swapped - expected) > 1e-3
+
+    assert main(["--model", str(folder), *PAIR]) == 0
+    plain = capsys.readouterr().out
+    assert plain == f"{PAIR[0]}\n{PAIR[1]}\n    follows {expected:.1%}\n"
+    assert main(["--model", str(folder), "--pair", *PAIR, "the [MASK] sat"]) == 0
+    both = capsys.readouterr().out
+    assert both.endswith(plain)
+    assert both.count("%") == 6
+
+
+def test_what_cannot_be_judged_is_said(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
+    with pytest.raises(UserError, match="no text"):
+        main(["--model", str(folder)])
+    with pytest.raises(UserError, match="has no \\[MASK\\]"):
+        main(["--model", str(folder), "the cat sat"])
+    with pytest.raises(UserError, match="19 positions; shorten"):
+        main(["--model", str(folder), "--pair", "the cat " * 9, "the mat"])
+    # A model without the head, exported over the one that had it: the old head must not judge for it.
+    export(make_model(BertForPreTrainingPreLN, tokenizer, sentence_head="none"), tokenizer, tmp_path)
+    with pytest.raises(UserError, match="no next-sentence head"):
+        main(["--model", str(folder), *PAIR])
+
+
+def test_a_stock_model_without_the_head_is_refused(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer.save(tmp_path)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=tokenizer.vocab_size, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no next-sentence head"):
+        main(["--model", str(tmp_path), *PAIR])

@@ -1,0 +1,92 @@
+"""--use_pretrain through the launcher: a stock checkpoint's weights arrive, or the run says which do not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from common.errors import UserError
+from tests.support import write_project
+from tests.unit.training.in_process import run_here
+from training.checkpoint import CheckpointFolder
+from training.export import export_checkpoint, read_weights
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+         "max_position_embeddings": 32}  # fmt: skip
+STEPS = ["--max_steps", "1"]  # of rate 0, at the beginning of the warm-up: the weights stay as they were loaded
+
+
+def write_stock(folder: Path, vocab_size: int = 61, **changes: Any) -> transformers.BertForPreTraining:
+    torch.manual_seed(5)
+    model = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=vocab_size, **(SIZES | changes)))
+    model.save_pretrained(folder)
+    return model
+
+
+def newest(folder: Path) -> Path:
+    checkpoints = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
+    return checkpoints.folder / checkpoints.choose(None)
+
+
+@pytest.mark.parametrize(("tokens", "words"), [(61, None), (50, "50 … 60 start fresh"), (70, "61 … 69 are dropped")])
+def test_a_stock_checkpoint_arrives(
+    tokens: int, words: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = write_stock(tmp_path / "stock", tokens).state_dict()
+    run_here([*write_project(tmp_path), *STEPS, "--no-preln", "--use_pretrain", str(tmp_path / "stock")])
+    said = capsys.readouterr().out
+    assert ("keep their weights" in said) == (words is not None)
+    assert words is None or words in said
+    ours, shared = read_weights(newest(tmp_path)), min(tokens, 61)
+    for name, theirs in (
+        ("bert.encoder.layer.1.intermediate.dense_act.weight", "bert.encoder.layer.1.intermediate.dense.weight"),
+        ("bert.pooler.dense_act.bias", "bert.pooler.dense.bias"),
+        ("cls.seq_relationship.weight", "cls.seq_relationship.weight"),
+    ):
+        assert torch.equal(ours[name], stock[theirs])
+    table = ours["bert.embeddings.word_embeddings.weight"]
+    assert torch.equal(table[:shared], stock["bert.embeddings.word_embeddings.weight"][:shared])
+    assert table.shape == (64, 32)
+
+
+def test_our_export_comes_back_whole_from_the_jsons_bert_model_file(tmp_path: Path) -> None:
+    run_here([*write_project(tmp_path / "first"), "--max_steps", "4"])
+    export_checkpoint(newest(tmp_path / "first"), tmp_path / "hf", None, None)
+    words = write_project(tmp_path / "second")
+    path = tmp_path / "second" / "model.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"bert_model_file": str(tmp_path / "hf")}))
+    run_here([*words, *STEPS, "--seed", "9", "--use_pretrain"])
+    before, after = read_weights(newest(tmp_path / "first")), read_weights(newest(tmp_path / "second"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():  # rows past the 61 tokens are padding, which no export holds
+        rows = 61 if len(tensor) == 64 else None
+        assert torch.equal(after[name][:rows], tensor[:rows]), name
+
+
+def test_every_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    write_stock(tmp_path / "stock")
+    path = tmp_path / "stock" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["bert.encoder.layer.0.output.dense.bias"]
+    tensors["bert.encoder.layer.0.surprise"] = torch.zeros(3)
+    save_file(tensors, path, metadata={"format": "pt"})
+    words = [*write_project(tmp_path), *STEPS, "--no-preln", "--use_pretrain", str(tmp_path / "stock")]
+    with pytest.raises(UserError) as caught:
+        run_here(words)
+    assert f"{tmp_path / 'stock'}: " in str(caught.value)
+    assert "missing: bert.encoder.layer.0.output.dense.bias" in str(caught.value)
+    assert "not known: bert.encoder.layer.0.surprise" in str(caught.value)
+    write_stock(tmp_path / "stock")
+    tensors = load_file(path)
+    tensors["bert.pooler.dense.bias"] = torch.zeros(7)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"of another shape: bert.pooler.dense_act.bias is \[7\], expected \[32\]"):
+        run_here(words)
+    write_stock(tmp_path / "stock", num_hidden_layers=3, layer_norm_eps=1e-5)
+    with pytest.raises(UserError, match=r"(?s)num_hidden_layers is 3, but.*layer_norm_eps is 1e-05, but"):
+        run_here(words)

@@ -1,0 +1,95 @@
+"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it can be had here, and how one is made."""
+
+import io
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from common.errors import Problems, UserError
+from nvidia.config import BertConfig
+from nvidia.padded_layers import use_padded_layers
+from nvidia.pretraining import PreTrainingModel
+
+FLAG = "--deepspeed_transformer_kernel"
+
+
+def check_kernel(flags: Namespace, precision: str | None, problems: Problems) -> None:
+    """Note why the layer cannot be used: what this machine lacks, and what the layer does not have."""
+    for reason in missing_parts():
+        problems.add(f"{FLAG}: DeepSpeed's fused layer is CUDA only, and {reason}; drop the flag")
+    if precision == "bf16":
+        problems.add(f"{FLAG}: that layer computes in fp16 or fp32, but this run is in bf16; pass --precision fp16")
+    if flags.progressive_layer_drop:
+        problems.add(f"{FLAG} and --progressive_layer_drop: that layer cannot scale its branches; drop one")
+    if flags.gradient_checkpointing is not None:
+        problems.add(
+            f"{FLAG} and --gradient_checkpointing: that layer draws its own dropout, which computing again would "
+            f"change; use --gelu_checkpoint, --attention_dropout_checkpoint and --normalize_invertible, which it has"
+        )
+    if flags.compile:
+        problems.add(f"{FLAG} and --compile: that layer is compiled already; drop one")
+
+
+def missing_parts() -> list[str]:
+    """What building the layer needs and this machine has not."""
+    if not torch.cuda.is_available():
+        return [f"torch {torch.__version__} finds no CUDA device"]
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops.op_builder import TransformerBuilder
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if installed_ops.get("transformer"):  # built when DeepSpeed was installed
+        return []
+    missing = []
+    builder = TransformerBuilder()
+    if builder is None or not builder.is_compatible():
+        missing.append("DeepSpeed cannot build it for this device")
+    if CUDA_HOME is None:
+        missing.append("there is no CUDA toolkit (nvcc) to build it with")
+    if find_spec("ninja") is None:
+        missing.append("the package ninja, which builds it, is not installed")
+    return missing
+
+
+def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
+    """Let DeepSpeed's layers compute the blocks; a failure to build one is said in words."""
+    try:
+        with redirect_stdout(io.StringIO()):  # each layer prints its configuration
+            use_padded_layers(model, make_layer)
+    except (RuntimeError, ImportError, OSError) as error:
+        raise UserError(
+            f"{FLAG}: DeepSpeed's layer could not be built ({error}); drop the flag, or see `ds_report`"
+        ) from error
+
+
+def layer_factory(config: BertConfig, flags: Namespace, *, micro_batch: int, precision: str) -> Callable[[], nn.Module]:
+    """What makes one layer of this model. Its weights are overwritten, so its own init does not matter."""
+    from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
+
+    def make_layer() -> nn.Module:
+        return DeepSpeedTransformerLayer(
+            DeepSpeedTransformerConfig(
+                batch_size=micro_batch,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                heads=config.num_attention_heads,
+                attn_dropout_ratio=config.attention_probs_dropout_prob,
+                hidden_dropout_ratio=config.hidden_dropout_prob,
+                num_hidden_layers=config.num_hidden_layers,
+                initializer_range=config.initializer_range,
+                layer_norm_eps=config.layer_norm_eps,
+                seed=flags.seed,
+                fp16=precision == "fp16",
+                pre_layer_norm=flags.preln,
+                normalize_invertible=flags.normalize_invertible,
+                gelu_checkpoint=flags.gelu_checkpoint,
+                attn_dropout_checkpoint=flags.attention_dropout_checkpoint,
+                stochastic_mode=flags.stochastic_mode,
+            )
+        )
+
+    return make_layer
