@@ -172,7 +172,7 @@ FIRST_WEIGHTS = {
         "--use_pretrain {root}/hf", "config.json do not fit", "export_hf",
     ),
     "weights of another shape": (
-        both(narrow_weights, words("--use_pretrain", "{root}/hf")), "--use_pretrain {root}/hf", "do not fit", "export_hf"
+        both(narrow_weights, words("--use_pretrain", "{root}/hf")), "--use_pretrain {root}/hf", "has 60 rows", "must be equal"
     ),
     "another size": (
         both(edited("model.json", "bert_model_config.intermediate_size", 40), words("--use_pretrain", "{root}/hf")),
