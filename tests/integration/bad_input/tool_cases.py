@@ -101,7 +101,7 @@ EXPORT = {
 }  # fmt: skip
 
 PREDICT = {
-    "no text": (words(), "TEXT", "required", "see --help"),
+    "no text": (words(), "there is no text", "[MASK]", "--pair"),
     "no model": (only("--model", "{root}/lost", "a [MASK]"), "lost", "no config.json", "export_hf.py"),
     "no tokenizer": (both(removed("hf/tokenizer.json"), words("a [MASK]")), "hf", "no tokenizer.json", "--tokenizer"),
     "no weights": (both(removed("hf/*.safetensors"), words("a [MASK]")), "hf", "model.safetensors", "export it again"),
