@@ -129,6 +129,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="rows a step over tokens seen: 0:256,1G:4096; replaces the DeepSpeed JSON's train_batch_size",
     )
     group.add_argument(
+        "--length_schedule",
+        metavar="POINTS",
+        help="tokens in a row over tokens seen: 0:128,900M:512; rises to --max_seq_length, with as many more of the "
+        "shorter rows a step as keep its tokens",
+    )
+    group.add_argument(
         "--time_budget",
         metavar="TIME",
         help="end after this much time (90s, 45m, 24h, 1d12h), restarts included; the schedule follows the clock "

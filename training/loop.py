@@ -15,13 +15,14 @@ from nvidia.layer_drop import keep_theta
 from training import distributed
 from training.checkpoint import SaveFailed, read_state, tag_of
 from training.display import live_text, say_validation
-from training.engine import seed_of, take_step
+from training.engine import seed_of, set_batch, take_step
 from training.guard import BadSteps, Spikes, describe_spike, next_unskipped
 from training.optimizer import set_learning_rate
 from training.retention import Best
-from training.run import Origin, Run, build_stream, load_engine
+from training.run import Origin, Run, load_engine
 from training.samples import Samples
 from training.saving import Saver
+from training.streams import build_stream
 from training.timing import Phases
 from training.validation import validate
 from training.watchdog import Watchdog
@@ -169,12 +170,11 @@ def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     while True:
         cursor = next_unskipped(run.state.samples, run.state.skips)
         run.state = replace(run.state, samples=cursor)
-        accumulation = run.batches.accumulation_at(cursor)
-        if accumulation != run.stream.gradient_accumulation_steps:
-            run.stream = build_stream(run.settings, run.place, run.stream.dataset, accumulation)
-        run.engine.set_train_batch_size(run.batches.rows_at(cursor))
+        segment = run.plan.at(cursor)
+        run.stream = build_stream(run.settings, run.place, run.training, segment)
+        set_batch(run.engine, segment)
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
-            while run.state.samples == cursor and run.batches.accumulation_at(cursor) == accumulation:
+            while run.state.samples == cursor and run.plan.at(cursor) is segment:
                 if next_unskipped(cursor, run.state.skips) != cursor:
                     break
                 with phases.measure("data_wait"):
@@ -238,7 +238,7 @@ def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> Non
     if progress.disable:
         return
     if window.figures:
-        pace, epoch = window.figures["seconds_per_step"], run.state.samples / run.horizon.num_rows
+        pace, epoch = window.figures["seconds_per_step"], run.plan.passes(run.state.samples)
         left = seconds_left(run, pace)
         text = live_text(epoch, window.figures, left, min(left, saver.steps_to_next() * pace))
         progress.set_postfix_str(text, refresh=False)
