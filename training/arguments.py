@@ -213,6 +213,12 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--keep_every", type=positive_int, metavar="N", help="never delete checkpoints whose step is a multiple of N"
     )
     group.add_argument(
+        "--export_dir",
+        type=Path,
+        metavar="DIR",
+        help="at the end of the run, write its Hugging Face folder there, as scripts/export_hf.py does",
+    )
+    group.add_argument(
         "--keep_best",
         action="store_true",
         help="save whenever validation is better than ever, and keep that one; best.json names it",

@@ -16,6 +16,7 @@ from training import distributed
 from training.checkpoint import SaveFailed, read_state, tag_of
 from training.display import live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
+from training.final_export import export_last_checkpoint
 from training.guard import BadSteps, Spikes, describe_spike, next_unskipped
 from training.optimizer import set_learning_rate
 from training.retention import Best
@@ -33,6 +34,7 @@ def train(run: Run) -> bool:
     """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
+        export_last_checkpoint(run)
         return True
     loop = Loop(run)
     place, minutes = run.place, run.settings.flags.stuck_after_minutes
@@ -40,6 +42,8 @@ def train(run: Run) -> bool:
         loop.window.phases.on_begin = lambda phase: watchdog.note(phase, run.state.step)
         is_finished = loop.go()
     run.sinks.close(hyperparameters(run) if is_finished else None)
+    if is_finished:
+        export_last_checkpoint(run)
     return is_finished
 
 

@@ -96,7 +96,11 @@ def build_run(
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
-        budget=Budget(settings.time_budget, used_before=state.seconds),
+        budget=Budget(
+            settings.time_budget,
+            used_before=state.seconds,
+            num_last_pauses=2 if settings.flags.export_dir is None else 3,
+        ),
         state=state,
         stop=stop or StopRequests(),
     )

@@ -284,6 +284,8 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         problems.add("--log_histograms and --dry_run: a dry run writes nothing; drop one")
     if not 0 <= flags.lr_offset < math.inf:
         problems.add(f"--lr_offset {flags.lr_offset}: expected a finite number that is not negative, such as 0.0")
+    if flags.export_dir is not None:
+        check_folder_to_write(flags.export_dir, "--export_dir", problems)
 
 
 def _check_masking(flags: Namespace, problems: Problems) -> None:

@@ -22,7 +22,7 @@ STEPS, MICRO, ACCUMULATION = 6, 2, 4
 WARMUP, TOTAL = 3, 60
 PEAK, DECAY, CLIP = 0.01, 0.1, 0.5
 BETAS, EPS = (0.9, 0.98), 1e-6
-# fp32, gradients summed in another order. Without decay, clipping or accumulation they differ by more than 1e-3.
+# fp32 sums in another order.
 TOLERANCE = 2e-6
 
 
