@@ -1,6 +1,5 @@
 """Rows that grow on the way: what is read when, and that a run stopped anywhere goes on with the same losses."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from data.batches import Batch
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset, open_dataset
 from deepspeed_train import main
-from tests.support import VOCAB, make_rows, read_metrics, write_nvidia_shard, write_project
+from tests.support import LENGTH_SCHEDULE, read_metrics, write_two_lengths
 from tests.unit.training.in_process import run_here
 from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
@@ -22,23 +21,6 @@ from training.length_schedule import parse_lengths, resolve_lengths
 from training.outlook import mean_tokens
 from training.step_plan import Phase, StepPlan, plan_steps
 from training.streams import build_stream
-
-# Rows of 12 have about 9 real tokens and 16 of them make a step: the switch comes with step 7 or so.
-SCHEDULE = "0:12,900:24"
-
-
-def write_two_lengths(folder: Path, **deepspeed: Any) -> list[str]:
-    """The tiny project, with rows of 12 beside those of 24, and a tokenizer."""
-    words = write_project(folder, **deepspeed)
-    for index, num_rows in enumerate((41, 30)):
-        shard = folder / "short" / f"wiki_training_{index}.hdf5"
-        write_nvidia_shard(shard, make_rows(num_rows, 12, 2, seed=20 + index))
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
-    content = json.loads((folder / "model.json").read_text())
-    content["data"]["mixed_seq_datasets"]["12"] = {"wiki": "short"}
-    (folder / "model.json").write_text(json.dumps({**content, "bert_token_file": "vocab.txt"}))
-    return [*words, "--length_schedule", SCHEDULE]
 
 
 def rows_a_step(folder: Path) -> list[int]:
@@ -103,7 +85,7 @@ def read_global_batches(data: tuple[PretrainingDataset, ...], world_size: int, n
     settings: Any = SimpleNamespace(flags=flags)
     phases = [
         (tokens, Phase(index, length, 8 * 24 // length // world_size, data[index].num_rows, mean_tokens(data[index])))
-        for index, (tokens, length) in enumerate(parse_lengths(SCHEDULE, 24))
+        for index, (tokens, length) in enumerate(parse_lengths(LENGTH_SCHEDULE, 24))
     ]
     plan = plan_steps(phases, None, accumulation=1, world_size=world_size)
     places = [Place(rank, rank, world_size, world_size) for rank in range(world_size)]
