@@ -22,5 +22,5 @@ def export_last_checkpoint(run: Run) -> None:
     def export() -> None:
         export_checkpoint(checkpoint, output, run.settings.tokenizer, metrics)
 
-    distributed.on_main_rank_first(export)
+    distributed.ask_main_rank(export)
     console.say(f"export: {output}")
