@@ -322,7 +322,8 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
     outlook = look_ahead(horizon, run.state.step, run.state.samples)
     facts = {
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {parameters:,} parameters",
-        "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} micro-steps × {run.place.world_size} ranks"
+        "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
+        f"micro-steps × {run.place.world_size} ranks"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
         "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
         "length": f"to step {horizon.last_step():,}: {outlook.epochs_left:.2f} epochs, about "
