@@ -42,6 +42,11 @@ def resolve_lengths(
                 f'add "{length}" there, or choose another --max_seq_length or {FLAG}'
             )
             continue
+        if not datasets[str(length)]:
+            problems.add(
+                f"{config_file}: no data folder is named for rows of {length} tokens; name one in "
+                f'data.mixed_seq_datasets."{length}"'
+            )
         if micro * longest % length:
             problems.add(
                 f"{FLAG}: a micro-step of {micro} rows of {longest} tokens has {micro * longest}, which rows of "

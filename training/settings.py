@@ -137,11 +137,6 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     _check_schedules(flags, deepspeed.batch.micro * place.world_size, problems)
     job_name = flags.job_name or model_file.name
     _check_places(flags.output_dir, job_name, problems)
-    if folders is not None and not folders:
-        problems.add(
-            f"{flags.config_file}: no data folder is named for --max_seq_length {flags.max_seq_length}; name one in "
-            f"data.mixed_seq_datasets"
-        )
     first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
     problems.raise_if_any()
     assert training is not None
