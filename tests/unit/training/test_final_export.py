@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 from common.errors import UserError
-from deepspeed_train import main
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoint import CheckpointFolder
@@ -45,4 +44,4 @@ def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     (tmp_path / "hf").write_text("")
     with pytest.raises(UserError, match=r"--export_dir .* is a file"):
-        main([*words, "--export_dir", str(tmp_path / "hf")])
+        run_here([*words, "--export_dir", str(tmp_path / "hf")])

@@ -12,7 +12,6 @@ from common.errors import UserError
 from data.batches import Batch
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset, open_dataset
-from deepspeed_train import main
 from tests.support import LENGTH_SCHEDULE, read_metrics, write_two_lengths
 from tests.unit.training.in_process import run_here
 from training.checkpoint import CheckpointFolder, read_state
@@ -168,4 +167,4 @@ def test_micro_batches_and_predictions_follow_the_length() -> None:
 )
 def test_mistakes_are_said(flags: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        main([*write_two_lengths(tmp_path), *flags])
+        run_here([*write_two_lengths(tmp_path), *flags])

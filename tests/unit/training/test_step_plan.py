@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from deepspeed_train import main
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.step_plan import Phase, StepPlan, check_batches, plan_steps
@@ -70,7 +69,7 @@ def test_rows_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="12 rows a step are no multiple of 8"):
         check_batches(TokenSchedule.parse("0:8,1k:12", "--batch_schedule"), 8)
     with pytest.raises(UserError, match="do not go together"):
-        main([*write_project(tmp_path), "--batch_schedule", "0:8", "--max_steps_per_epoch", "3"])
+        run_here([*write_project(tmp_path), "--batch_schedule", "0:8", "--max_steps_per_epoch", "3"])
 
 
 @pytest.mark.parametrize("stage", [0, 2])
