@@ -29,6 +29,7 @@ class TrainingStream:
     The cursor is one integer, the global sample index. A step takes the next `world_size * micro_batch_size *
     gradient_accumulation_steps` samples, whatever epoch they lie in: a batch that reaches an epoch's end is completed
     with the first rows of the next, and every rank has the same number of batches. A rank takes a contiguous slice.
+    Where other data was read before this, its first sample has the number `origin`.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class TrainingStream:
         gradient_accumulation_steps: int,
         masking: MaskingPolicy | None = None,
         prefetch_steps: int = 2,
+        origin: int = 0,
     ) -> None:
         if masking is None and not dataset.is_masked:
             raise UserError(
@@ -57,6 +59,7 @@ class TrainingStream:
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.masking = masking
         self.prefetch_steps = prefetch_steps
+        self.origin = origin
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
         self.rows_per_step = world_size * self.rows_per_rank
 
@@ -91,15 +94,16 @@ class TrainingStream:
                 source.close()
 
     def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
-        start = first_sample + self.rank * self.rows_per_rank
-        step = first_sample // self.rows_per_step
+        own_sample = first_sample - self.origin
+        start = own_sample + self.rank * self.rows_per_rank
+        step = own_sample // self.rows_per_step
         rows, numbers = source.read(start, start + self.rows_per_rank, step=step)
         # About one window before it is needed, the window after this one is being read.
         later = start + max(1, source.window_rows // self.rows_per_step) * self.rows_per_step
         source.read_ahead(later, later + self.rows_per_rank)
         micro = self.micro_batch_size
         batches = tuple(batch_from_rows(rows.take(slice(i, i + micro))) for i in range(0, len(rows), micro))
-        epoch = first_sample // self.dataset.num_rows
+        epoch = own_sample // self.dataset.num_rows
         return StepBatches(batches, first_sample + self.rows_per_step, epoch, tuple(numbers.tolist()))
 
 

@@ -3,7 +3,9 @@
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 
+from common.flags import FlagGroup
 from common.help import HelpFormatter, Parser, positive_int, seed_number
 from data.executors import EXECUTORS
 from data.instances import OBJECTIVES
@@ -18,8 +20,18 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Turn text into HDF5 shards that BERT pretraining reads, and a tokenizer with them.",
         formatter_class=HelpFormatter,
     )
-    paths = parser.add_argument_group("in and out")
-    paths.add_argument(
+    _add_paths(parser)
+    _add_text(parser)
+    _add_tokenizer(parser)
+    _add_instances(parser)
+    _add_splits(parser)
+    _add_running(parser)
+    return parser.parse_args(argv)
+
+
+def _add_paths(parser: argparse.ArgumentParser) -> None:
+    flags = FlagGroup(parser, "in and out")
+    flags.add(
         "--input",
         nargs="+",
         required=True,
@@ -27,29 +39,27 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="files, folders, globs or URLs: text, .jsonl, .xml wiki dumps, .parquet, each also .gz .bz2 .zst; "
         "hf:NAME for a Hugging Face dataset",
     )
-    paths.add_argument(
-        "--output_dir", required=True, metavar="DIR", help="a folder or a URL; shards go to DIR/<max_seq_length>"
-    )
-    paths.add_argument(
-        "--tokenizer_dir", metavar="DIR", help="where the tokenizer is saved (default: <output_dir>/tokenizer)"
-    )
+    flags.add("--output_dir", required=True, metavar="DIR", help="a folder or a URL; shards go to DIR/<max_seq_length>")
+    flags.add("--tokenizer_dir", metavar="DIR", help="where the tokenizer is saved (default: <output_dir>/tokenizer)")
 
-    text = parser.add_argument_group("text")
-    text.add_argument(
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
+    flags = FlagGroup(parser, "text")
+    flags.add(
         "--layout",
         choices=LAYOUTS,
         default="auto",
         help="of text files: one sentence a line, one paragraph a line, or running text",
     )
-    text.add_argument("--language", default="en", metavar="CODE", help="of the text, for splitting sentences")
-    text.add_argument(
+    flags.add("--language", default="en", metavar="CODE", help="of the text, for splitting sentences")
+    flags.add(
         "--text_field",
         default="text",
         metavar="NAME",
         help="the field or column with the text in JSON Lines, Parquet and datasets",
     )
-    text.add_argument("--min_document_words", type=int, default=3, metavar="N", help="drop shorter documents")
-    text.add_argument(
+    flags.add("--min_document_words", type=int, default=3, metavar="N", help="drop shorter documents")
+    flags.add(
         "--near_duplicates",
         type=float,
         metavar="X",
@@ -57,26 +67,24 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "(Jaccard, such as 0.8; default: only exact duplicates go)",
     )
 
-    tokenizer = parser.add_argument_group("tokenizer").add_mutually_exclusive_group(required=True)
-    tokenizer.add_argument(
-        "--vocab_file", metavar="FILE", help="use this vocab.txt, tokenizer.json, or folder with one"
-    )
-    tokenizer.add_argument(
-        "--vocab_size", type=positive_int, metavar="N", help="train a WordPiece tokenizer of this size"
-    )
-    training = parser.add_argument_group("tokenizer details")
-    training.add_argument(
+
+def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_argument_group("tokenizer").add_mutually_exclusive_group(required=True)
+    either.add_argument("--vocab_file", metavar="FILE", help="use this vocab.txt, tokenizer.json, or folder with one")
+    either.add_argument("--vocab_size", type=positive_int, metavar="N", help="train a WordPiece tokenizer of this size")
+    flags = FlagGroup(parser, "tokenizer details")
+    flags.add(
         "--do_lower_case",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="lower-case and strip accents (default: what the tokenizer says; on when one is trained)",
     )
-    training.add_argument(
-        "--tokenizer_sample_mb", type=positive_int, default=50, metavar="MB", help="text to train it on, at most"
-    )
+    flags.add("--tokenizer_sample_mb", type=positive_int, default=50, metavar="MB", help="text to train it on, at most")
 
-    instances = parser.add_argument_group("instances")
-    instances.add_argument(
+
+def _add_instances(parser: argparse.ArgumentParser) -> None:
+    flags = FlagGroup(parser, "instances")
+    flags.add(
         "--max_seq_length",
         type=int,
         nargs="+",
@@ -84,78 +92,73 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="tokens a row; several for several outputs",
     )
-    instances.add_argument(
+    flags.add(
         "--max_predictions_per_seq",
         type=int,
         nargs="+",
         metavar="P",
         help="masked tokens a row, at most, one for each length (default: 20 for 128, 80 for 512, else 15 %% of S)",
     )
-    instances.add_argument(
+    flags.add(
         "--objective",
         choices=OBJECTIVES,
         default="nsp",
         help="next-sentence pairs, full sentences without pairs, or sentence order",
     )
-    instances.add_argument(
+    flags.add(
         "--short_seq_prob",
         type=float,
         default=0.1,
         metavar="X",
         help="share of rows that aim at a random shorter length",
     )
-    instances.add_argument(
+    flags.add(
         "--dupe_factor",
         type=int,
         default=5,
         metavar="N",
         help="copies with different pairs and masks; 0: one copy without masks, to be masked while training",
     )
-    instances.add_argument(
+    flags.add(
         "--masking_unit", choices=UNITS, default="token", help="mask single tokens, whole words, or spans of words"
     )
-    instances.add_argument("--masking_rate", type=float, default=0.15, metavar="X", help="share of tokens to predict")
+    flags.add("--masking_rate", type=float, default=0.15, metavar="X", help="share of tokens to predict")
 
-    splits = parser.add_argument_group("splits and shards")
-    splits.add_argument(
+
+def _add_splits(parser: argparse.ArgumentParser) -> None:
+    flags = FlagGroup(parser, "splits and shards")
+    flags.add(
         "--validation_share", type=float, default=0.01, metavar="X", help="share of documents held out for validation"
     )
-    splits.add_argument(
-        "--test_share", type=float, default=0.0, metavar="X", help="share of documents held out for a test"
-    )
-    splits.add_argument("--shard_rows", type=int, default=32768, metavar="N", help="rows a shard, at most")
-    splits.add_argument(
+    flags.add("--test_share", type=float, default=0.0, metavar="X", help="share of documents held out for a test")
+    flags.add("--shard_rows", type=int, default=32768, metavar="N", help="rows a shard, at most")
+    flags.add(
         "--compression",
         choices=("gzip", "none"),
         default="gzip",
         help="gzip is a quarter of the size, none reads faster",
     )
 
-    running = parser.add_argument_group("running")
-    running.add_argument(
-        "--seed", type=seed_number, default=42, metavar="N", help="the same seed and input give the same bytes"
-    )
-    running.add_argument(
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    flags = FlagGroup(parser, "running")
+    flags.add("--seed", type=seed_number, default=42, metavar="N", help="the same seed and input give the same bytes")
+    flags.add(
         "--workers",
         type=positive_int,
         default=os.cpu_count() or 1,
         metavar="N",
         help="processes; does not change the output",
     )
-    running.add_argument(
-        "--overwrite", action="store_true", help="replace what other settings or other input left in the output folder"
-    )
-    running.add_argument(
-        "--executor", choices=EXECUTORS, default="processes", help="where tasks run: here, or on a Dask cluster"
-    )
-    running.add_argument("--scheduler", metavar="ADDRESS", help="of the Dask cluster, such as tcp://host:8786")
-    running.add_argument(
+    flags.switch("--overwrite", help="replace what other settings or other input left in the output folder")
+    flags.add("--executor", choices=EXECUTORS, default="processes", help="where tasks run: here, or on a Dask cluster")
+    flags.add("--scheduler", metavar="ADDRESS", help="of the Dask cluster, such as tcp://host:8786")
+    flags.add(
         "--work_dir",
         metavar="DIR",
         help="for what is made on the way; all workers must see it (default: <output_dir>/.work)",
     )
-    running.add_argument("--keep_work", action="store_true", help="keep the work folder when done")
-    return parser.parse_args(argv)
+    flags.switch("--keep_work", help="keep the work folder when done")
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
@@ -163,25 +166,11 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     predictions = arguments.max_predictions_per_seq
     if predictions is None:
         predictions = [default_predictions(length) for length in lengths]
+    same_name = {field.name: getattr(arguments, field.name) for field in fields(Settings) if field.name in arguments}
     return Settings(
         max_seq_lengths=lengths,
         max_predictions=tuple(predictions),
-        objective=arguments.objective,
-        dupe_factor=arguments.dupe_factor,
-        masking_unit=arguments.masking_unit,
-        masking_rate=arguments.masking_rate,
-        short_seq_prob=arguments.short_seq_prob,
-        validation_share=arguments.validation_share,
-        test_share=arguments.test_share,
-        seed=arguments.seed,
-        shard_rows=arguments.shard_rows,
         deflate_level=1 if arguments.compression == "gzip" else None,
         lower_case=arguments.do_lower_case,
-        vocab_size=arguments.vocab_size,
-        tokenizer_sample_mb=arguments.tokenizer_sample_mb,
-        layout=arguments.layout,
-        language=arguments.language,
-        text_field=arguments.text_field,
-        near_duplicates=arguments.near_duplicates,
-        min_document_words=arguments.min_document_words,
+        **same_name,
     )

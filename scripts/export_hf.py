@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from common.console import console
 from common.errors import run_command
 from common.help import Parser
+from data.tokenizer import load_tokenizer
 from training.export import export_checkpoint, locate_checkpoint
 
 
@@ -40,7 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     checkpoint = locate_checkpoint(flags.checkpoint)
-    state = export_checkpoint(checkpoint, flags.output, flags.tokenizer, flags.metrics)
+    tokenizer = None if flags.tokenizer is None else load_tokenizer(flags.tokenizer)
+    state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics)
     console.say(f"{checkpoint} (step {state.step}) was exported to {flags.output}")
     return 0
 

@@ -100,6 +100,24 @@ def write_project(folder: Path, *, width: int = 24, predictions: int = 4, **deep
     ]
 
 
+# Rows of 12 have about 9 real tokens and 16 of them make a step: the switch comes with step 7 or so.
+LENGTH_SCHEDULE = "0:12,900:24"
+
+
+def write_two_lengths(folder: Path, **deepspeed: Any) -> list[str]:
+    """The tiny project, with rows of 12 beside those of 24, and a tokenizer."""
+    words = write_project(folder, **deepspeed)
+    for index, num_rows in enumerate((41, 30)):
+        shard = folder / "short" / f"wiki_training_{index}.hdf5"
+        write_nvidia_shard(shard, make_rows(num_rows, 12, 2, seed=20 + index))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
+    content = json.loads((folder / "model.json").read_text())
+    content["data"]["mixed_seq_datasets"]["12"] = {"wiki": "short"}
+    (folder / "model.json").write_text(json.dumps({**content, "bert_token_file": "vocab.txt"}))
+    return [*words, "--length_schedule", LENGTH_SCHEDULE]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -37,6 +37,7 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
     longest_pause: float = 0.0
+    num_last_pauses: int = 2  # validation, checkpoint, and an export where one is asked for
     is_ended: bool = False
 
     def __post_init__(self) -> None:
@@ -59,13 +60,13 @@ class Budget:
         return min(1.0, used / (self.total - self.reserved))
 
     def note_pause(self, seconds: float) -> None:
-        """A validation or a checkpoint took this long; the last ones will too."""
+        """A validation or a checkpoint took this long; the last ones will too, and an export no longer."""
         self.longest_pause = max(self.longest_pause, seconds)
 
     def is_over(self, used: float, seconds_per_step: float) -> bool:
         """Whether one more step would eat into what the end needs."""
         if self.total is None:
             return False
-        needed = max(self.reserved, SAFETY * 2 * self.longest_pause)
+        needed = max(self.reserved, SAFETY * self.num_last_pauses * self.longest_pause)
         self.is_ended = self.is_ended or used + seconds_per_step + needed >= self.total
         return self.is_ended

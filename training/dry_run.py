@@ -8,7 +8,7 @@ import torch
 
 from common.console import console
 from training.display import format_seconds
-from training.engine import take_step
+from training.engine import set_batch, take_step
 from training.outlook import count_people
 from training.run import Run
 from training.window import Window, peak_memory_gib
@@ -21,7 +21,7 @@ def dry_run(run: Run) -> None:
     window = Window(run)
     for group in run.engine.optimizer.param_groups:
         group["lr"] = 0.0
-    run.engine.set_train_batch_size(run.batches.rows_at(run.state.samples))
+    set_batch(run.engine, run.plan.at(run.state.samples))
     with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
         batches = next(steps)
     seconds = []

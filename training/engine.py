@@ -13,6 +13,7 @@ from data.loader import StepBatches
 from training import distributed
 from training.checkpoint_files import CheckedFiles
 from training.metrics import Tally
+from training.step_plan import Segment
 from training.timing import Phases
 
 
@@ -30,6 +31,17 @@ def build_engine(
     )
     engine.checkpoint_engine = CheckedFiles()
     return engine
+
+
+def set_batch(engine: Any, segment: Segment) -> None:
+    """Between two steps: tell the engine the rows of those to come, from which it knows where one ends."""
+    engine.set_train_micro_batch_size(segment.phase.micro)
+    engine.set_train_batch_size(segment.rows)
+    # A step ends where this counter is a multiple of the micro-steps: with another number of them it must begin anew,
+    # or the first step would end early and every later one would mix two steps' rows.
+    engine.micro_steps = 0
+    if hasattr(engine.optimizer, "gradient_accumulation_steps"):  # ZeRO's own copy, which offloading reads
+        engine.optimizer.gradient_accumulation_steps = segment.accumulation
 
 
 def take_step(

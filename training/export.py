@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from common.console import console
 from common.errors import Problems, UserError, describe_system_error
 from common.files import check_folder_to_write, write_atomically
-from data.tokenizer import BertTokenizer, load_tokenizer
+from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
 from nvidia.padded_layers import with_block_names
@@ -43,16 +43,17 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return with_block_names({name: tensor.float() for name, tensor in saved["module"].items()})
 
 
-def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, metrics: Path | None) -> TrainingState:
+def export_checkpoint(
+    checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path | None
+) -> TrainingState:
     """Write the Hugging Face folder `output` from one checkpoint. Everything is checked before the first file."""
     state = read_state(checkpoint)
     config = BertConfig.from_dict(state.model_config)
     problems = Problems()
     check_folder_to_write(output, "--output", problems)
     problems.raise_if_any()
-    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
-    if loaded is not None and tokenizer is not None:
-        check_tokenizer(loaded, config, tokenizer)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, config)
     validation = last_validation(metrics)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
@@ -61,18 +62,18 @@ def export_checkpoint(checkpoint: Path, output: Path, tokenizer: Path | None, me
         save_tensors(extra, output / EXTRA_WEIGHTS)
     else:  # an earlier export may have left one, which belongs to other weights
         (output / EXTRA_WEIGHTS).unlink(missing_ok=True)
-    if loaded is not None:
-        loaded.save(output)
-        hf_config.update(bos_token_id=loaded.cls_id, eos_token_id=loaded.sep_id, pad_token_id=loaded.pad_id)
+    if tokenizer is not None:
+        tokenizer.save(output)
+        hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id, pad_token_id=tokenizer.pad_id)
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
     write_atomically(output / "README.md", model_card(state, hf_config, validation))
     return state
 
 
-def check_tokenizer(tokenizer: BertTokenizer, config: BertConfig, path: Path) -> None:
+def check_tokenizer(tokenizer: BertTokenizer, config: BertConfig) -> None:
     if tokenizer.vocab_size != config.num_tokens:
         raise UserError(
-            f"{path}: has {tokenizer.vocab_size} tokens, but the checkpoint's model has {config.num_tokens}; "
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the checkpoint's model has {config.num_tokens}; "
             f"pass the tokenizer that the data was prepared with"
         )
 

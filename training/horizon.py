@@ -2,36 +2,43 @@
 
 from dataclasses import dataclass
 
+from training.step_plan import StepPlan
+
 
 @dataclass(frozen=True)
 class Horizon:
-    """Ends at whichever comes first: `num_epochs` passes, `total_steps` of the schedule, or `max_steps` of the run."""
+    """Ends at whichever comes first: `num_epochs` passes, `total_steps` of the schedule, or `max_steps` of the run.
 
-    num_rows: int
-    batch_size: int
+    Passes are those over the data of the last length; where there is only one, over the data.
+    """
+
+    plan: StepPlan
     num_epochs: int
     total_steps: int
     schedule_origin: int
     start_step: int
     max_steps: int | None = None
     max_steps_per_epoch: int | None = None
-    steps_of_all_epochs: int | None = None  # where the batch size changes on the way
+
+    @property
+    def last_sample(self) -> int:
+        """Where the last epoch ends."""
+        last = self.plan.phases[-1]
+        return last.first_sample + self.num_epochs * last.num_rows
 
     def epoch_of(self, samples: int) -> int:
-        return samples // self.num_rows
+        return self.plan.at(samples).phase.epoch_of(samples)
 
     def is_finished(self, step: int, samples: int) -> bool:
         return (
-            self.epoch_of(samples) >= self.num_epochs
+            samples >= self.last_sample
             or step >= self.schedule_origin + self.total_steps
             or (self.max_steps is not None and step >= self.start_step + self.max_steps)
         )
 
     def last_step(self) -> int:
         """The step at which the run ends, when nothing is skipped."""
-        whole_epochs = -(-self.num_epochs * self.num_rows // self.batch_size)
-        if self.steps_of_all_epochs is not None:
-            whole_epochs = self.steps_of_all_epochs
+        whole_epochs = self.plan.steps_for(self.last_sample)
         if self.max_steps_per_epoch is not None:
             whole_epochs = min(whole_epochs, self.num_epochs * self.max_steps_per_epoch)
         ends = [self.schedule_origin + self.total_steps, self.start_step + whole_epochs]
@@ -43,6 +50,7 @@ class Horizon:
         """Where reading goes on after `samples` rows: there, or at the next epoch when this one has had its steps."""
         if self.max_steps_per_epoch is None:
             return samples
-        epoch = self.epoch_of(samples)
-        steps_in_epoch = (samples - epoch * self.num_rows) // self.batch_size
-        return (epoch + 1) * self.num_rows if steps_in_epoch >= self.max_steps_per_epoch else samples
+        step = self.plan.at(samples)
+        end = step.phase.epoch_end(samples)
+        steps_in_epoch = (samples - (end - step.phase.num_rows)) // step.rows
+        return end if steps_in_epoch >= self.max_steps_per_epoch else samples

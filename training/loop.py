@@ -15,13 +15,15 @@ from nvidia.layer_drop import keep_theta
 from training import distributed
 from training.checkpoint import SaveFailed, read_state, tag_of
 from training.display import live_text, say_validation
-from training.engine import seed_of, take_step
+from training.engine import seed_of, set_batch, take_step
+from training.final_export import export_last_checkpoint
 from training.guard import BadSteps, Spikes, describe_spike, next_unskipped
 from training.optimizer import set_learning_rate
 from training.retention import Best
-from training.run import Origin, Run, build_stream, load_engine
+from training.run import Origin, Run, load_engine
 from training.samples import Samples
 from training.saving import Saver
+from training.streams import build_stream
 from training.timing import Phases
 from training.validation import validate
 from training.watchdog import Watchdog
@@ -32,6 +34,7 @@ def train(run: Run) -> bool:
     """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
+        export_last_checkpoint(run)
         return True
     loop = Loop(run)
     place, minutes = run.place, run.settings.flags.stuck_after_minutes
@@ -39,6 +42,8 @@ def train(run: Run) -> bool:
         loop.window.phases.on_begin = lambda phase: watchdog.note(phase, run.state.step)
         is_finished = loop.go()
     run.sinks.close(hyperparameters(run) if is_finished else None)
+    if is_finished:
+        export_last_checkpoint(run)
     return is_finished
 
 
@@ -169,12 +174,11 @@ def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     while True:
         cursor = next_unskipped(run.state.samples, run.state.skips)
         run.state = replace(run.state, samples=cursor)
-        accumulation = run.batches.accumulation_at(cursor)
-        if accumulation != run.stream.gradient_accumulation_steps:
-            run.stream = build_stream(run.settings, run.place, run.stream.dataset, accumulation)
-        run.engine.set_train_batch_size(run.batches.rows_at(cursor))
+        segment = run.plan.at(cursor)
+        run.stream = build_stream(run.settings, run.place, run.training, segment)
+        set_batch(run.engine, segment)
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
-            while run.state.samples == cursor and run.batches.accumulation_at(cursor) == accumulation:
+            while run.state.samples == cursor and run.plan.at(cursor) is segment:
                 if next_unskipped(cursor, run.state.skips) != cursor:
                     break
                 with phases.measure("data_wait"):
@@ -238,7 +242,7 @@ def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> Non
     if progress.disable:
         return
     if window.figures:
-        pace, epoch = window.figures["seconds_per_step"], run.state.samples / run.horizon.num_rows
+        pace, epoch = window.figures["seconds_per_step"], run.plan.passes(run.state.samples)
         left = seconds_left(run, pace)
         text = live_text(epoch, window.figures, left, min(left, saver.steps_to_next() * pace))
         progress.set_postfix_str(text, refresh=False)

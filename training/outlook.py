@@ -15,24 +15,12 @@ CHECKPOINT_BYTES = 16
 
 @dataclass(frozen=True)
 class Outlook:
-    """Estimates; `tokens_per_row` is measured on the first rows."""
+    """Estimates from the tokens of each data's first rows."""
 
-    num_rows: int
-    tokens_per_row: float
+    data_tokens: float
     steps_left: int
-    batch_size: int
-
-    @property
-    def data_tokens(self) -> float:
-        return self.num_rows * self.tokens_per_row
-
-    @property
-    def tokens_left(self) -> float:
-        return self.steps_left * self.batch_size * self.tokens_per_row
-
-    @property
-    def epochs_left(self) -> float:
-        return self.steps_left * self.batch_size / self.num_rows
+    tokens_left: float
+    epochs_left: float
 
 
 def mean_tokens(data: PretrainingDataset) -> float:
@@ -41,12 +29,15 @@ def mean_tokens(data: PretrainingDataset) -> float:
     return float(rows.input_mask.sum()) / len(rows)
 
 
-def look_ahead(data: PretrainingDataset, horizon: Horizon, step: int) -> Outlook:
+def look_ahead(horizon: Horizon, step: int, samples: int) -> Outlook:
+    plan = horizon.plan
+    steps_left = max(0, horizon.last_step() - step)
+    end = plan.sample_after(samples, steps_left)
     return Outlook(
-        num_rows=data.num_rows,
-        tokens_per_row=mean_tokens(data),
-        steps_left=max(0, horizon.last_step() - step),
-        batch_size=horizon.batch_size,
+        data_tokens=sum(phase.num_rows * phase.tokens_per_row for phase in plan.phases),
+        steps_left=steps_left,
+        tokens_left=plan.at(end).phase.tokens_at(end) - plan.at(samples).phase.tokens_at(samples),
+        epochs_left=plan.passes(end) - plan.passes(samples),
     )
 
 

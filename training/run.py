@@ -1,5 +1,6 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ import torch
 from common.console import console
 from common.errors import UserError
 from data.loader import TrainingStream
-from data.masking import MaskingPolicy
 from data.shards import PretrainingDataset, open_dataset
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
@@ -17,7 +17,6 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
-from training.batch_plan import BatchPlan, plan_batches
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_state
 from training.engine import build_engine
@@ -30,8 +29,9 @@ from training.outlook import count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
+from training.step_plan import Phase, StepPlan, plan_steps
 from training.stopping import StopRequests
-from training.token_schedule import TokenSchedule
+from training.streams import build_stream
 from training.zero_files import load_for_other_ranks
 
 NO_END = 2**62
@@ -45,8 +45,9 @@ class Run:
     place: Place
     device: torch.device
     engine: Any
+    training: tuple[PretrainingDataset, ...]  # one for each length
     stream: TrainingStream
-    batches: BatchPlan
+    plan: StepPlan
     validation: PretrainingDataset | None
     schedule: Schedule
     horizon: Horizon
@@ -58,8 +59,14 @@ class Run:
 
 
 class Datasets(NamedTuple):
-    training: PretrainingDataset
+    training: tuple[PretrainingDataset, ...]  # one for each length
     validation: PretrainingDataset | None
+
+    @property
+    def digest(self) -> str:
+        """The identity of the training data of all lengths."""
+        digests = [data.digest for data in self.training]
+        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def build_run(
@@ -73,48 +80,54 @@ def build_run(
     load_first_weights(model, settings, origin)
     replace_blocks(model, settings)
     engine = put_in_engine(model, settings)
-    state = resume(engine, settings, place, training, origin)
+    state = resume(engine, settings, place, datasets, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
-    batch = settings.deepspeed.batch
-    batches = plan_batches(
-        settings.batch_schedule, batch.micro * place.world_size, batch.accumulation, mean_tokens(training)
-    )
+    plan = build_plan(settings, place, training)
     run = Run(
         settings=settings,
         place=place,
         device=device,
         engine=engine,
-        stream=build_stream(settings, place, training, batches.accumulation_at(state.samples)),
-        batches=batches,
+        training=training,
+        stream=build_stream(settings, place, training, plan.at(state.samples)),
+        plan=plan,
         validation=validation,
         schedule=schedule,
-        horizon=build_horizon(settings, training, schedule, state, batches),
+        horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
-        budget=Budget(settings.time_budget, used_before=state.seconds),
+        budget=Budget(
+            settings.time_budget,
+            used_before=state.seconds,
+            num_last_pauses=2 if settings.flags.export_dir is None else 3,
+        ),
         state=state,
         stop=stop or StopRequests(),
     )
-    introduce(run, training, model, origin)
+    introduce(run, model, origin)
     return run
 
 
 def open_data(settings: Settings) -> Datasets:
-    shape = {
-        "max_seq_length": settings.flags.max_seq_length,
+    limits = {
         "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
         "vocab_size": settings.model_config.num_tokens,
     }
-    training = open_dataset(settings.training_folders, split="training", **shape)
+    training = tuple(
+        open_dataset(each.folders, split="training", max_seq_length=each.length, **limits) for each in settings.lengths
+    )
     digest = settings.tokenizer.digest if settings.tokenizer else None
-    if digest and training.tokenizer_digest and digest != training.tokenizer_digest:
-        raise UserError(
-            f"{settings.training_folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
-            f"name the tokenizer that the data was prepared with, or prepare the data again"
-        )
+    for data, length in zip(training, settings.lengths, strict=True):
+        if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
+            raise UserError(
+                f"{length.folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
+                f"name the tokenizer that the data was prepared with, or prepare the data again"
+            )
     if settings.validation_folder is None:
         return Datasets(training, None)
-    return Datasets(training, open_dataset([settings.validation_folder], split="validation", **shape))
+    longest = settings.flags.max_seq_length
+    validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **limits)
+    return Datasets(training, validation)
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
@@ -191,9 +204,7 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | N
     return None
 
 
-def resume(
-    engine: Any, settings: Settings, place: Place, data: PretrainingDataset, origin: Origin | None
-) -> TrainingState:
+def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, origin: Origin | None) -> TrainingState:
     """Load `origin` into the engine, and the state to go on with."""
     fresh = TrainingState(
         step=0,
@@ -204,8 +215,8 @@ def resume(
         world_size=place.world_size,
         zero_stage=settings.deepspeed.zero_stage,
         precision=settings.precision,
-        data_digest=data.digest,
-        tokenizer_digest=settings.tokenizer.digest if settings.tokenizer else data.tokenizer_digest,
+        data_digest=datasets.digest,
+        tokenizer_digest=settings.tokenizer.digest if settings.tokenizer else datasets.training[0].tokenizer_digest,
         best_validation_loss=None,
         model_config=settings.model_config.to_dict(),
         is_preln=settings.flags.preln,
@@ -280,46 +291,18 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
         )
 
 
-def build_stream(settings: Settings, place: Place, data: PretrainingDataset, accumulation: int) -> TrainingStream:
-    """The stream of steps that take `accumulation` micro-steps each."""
-    micro = settings.deepspeed.batch.micro
-    rows_per_step = micro * accumulation * place.world_size
-    masking = build_masking(settings, data, rows_per_step) if settings.flags.dynamic_masking else None
-    return TrainingStream(
-        data,
-        seed=settings.flags.seed,
-        rank=place.rank,
-        world_size=place.world_size,
-        micro_batch_size=micro,
-        gradient_accumulation_steps=accumulation,
-        masking=masking,
-    )
+def build_plan(settings: Settings, place: Place, training: tuple[PretrainingDataset, ...]) -> StepPlan:
+    phases = [
+        (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
+        for index, (each, data) in enumerate(zip(settings.lengths, training, strict=True))
+    ]
+    accumulation = settings.deepspeed.batch.accumulation
+    return plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=place.world_size)
 
 
-def build_masking(settings: Settings, data: PretrainingDataset, rows_per_step: int) -> MaskingPolicy:
-    tokenizer, flags = settings.tokenizer, settings.flags
-    if tokenizer is None:
-        raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
-    rates = TokenSchedule.parse(flags.masking_rate, "--masking_rate")
-    tokens_per_step = rows_per_step * mean_tokens(data)
-    return MaskingPolicy(
-        mask_id=tokenizer.mask_id,
-        special_ids=tokenizer.special_ids,
-        vocab_size=tokenizer.vocab_size,
-        max_predictions_per_seq=flags.max_predictions_per_seq,
-        rate=rates.points[0][1],
-        rate_schedule=() if rates.is_constant else rates.in_steps(tokens_per_step),
-        unit=flags.masking_unit,
-        continuation_ids=tokenizer.continuation_ids,
-    )
-
-
-def build_horizon(
-    settings: Settings, data: PretrainingDataset, schedule: Schedule, state: TrainingState, batches: BatchPlan
-) -> Horizon:
+def build_horizon(settings: Settings, schedule: Schedule, state: TrainingState, plan: StepPlan) -> Horizon:
     return Horizon(
-        num_rows=data.num_rows,
-        batch_size=batches.rows_at(state.samples),
+        plan=plan,
         num_epochs=settings.training.num_epochs,
         # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
         total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
@@ -327,23 +310,22 @@ def build_horizon(
         start_step=state.start_step,
         max_steps=settings.flags.max_steps,
         max_steps_per_epoch=settings.flags.max_steps_per_epoch,
-        steps_of_all_epochs=batches.steps_for(settings.training.num_epochs * data.num_rows),
     )
 
 
-def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origin: Origin | None) -> None:
+def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
     """Say what is about to be trained, on the console and in TensorBoard."""
     settings, batch, horizon = run.settings, run.settings.deepspeed.batch, run.horizon
     config = settings.model_config
     layout = "pre-LN" if settings.flags.preln else "post-LN"
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-    outlook = look_ahead(data, horizon, run.state.step)
+    outlook = look_ahead(horizon, run.state.step, run.state.samples)
     facts = {
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {parameters:,} parameters",
-        "batch": f"{batch.total} rows: {batch.micro} × {batch.accumulation} micro-steps × {run.place.world_size} ranks"
+        "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
+        f"micro-steps × {run.place.world_size} ranks"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
-        "data": f"{data.num_rows:,} rows of {settings.flags.max_seq_length} in {len(data.files)} files, about "
-        f"{count_people(outlook.data_tokens)} tokens",
+        "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
         "length": f"to step {horizon.last_step():,}: {outlook.epochs_left:.2f} epochs, about "
         f"{count_people(outlook.tokens_left)} tokens to go",
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
@@ -365,3 +347,12 @@ def introduce(run: Run, data: PretrainingDataset, model: PreTrainingModel, origi
         console.say(f"note: {note}")
     for name, text in settings.sources.items():
         run.sinks.text(name, f"```json\n{text}\n```")
+
+
+def describe_data(run: Run) -> str:
+    """Each phase's data, and after how many rows of the run it is read."""
+    return ", ".join(
+        (f"then from row {phase.first_sample:,} of the run on " if phase.first_sample else "")
+        + f"{phase.num_rows:,} rows of {phase.length} in {len(run.training[phase.index].files)} files"
+        for phase in run.plan.phases
+    )

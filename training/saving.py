@@ -48,8 +48,9 @@ class Saver:
             candidates.append(flags.save_every_steps - step % flags.save_every_steps)
         epoch = run.horizon.epoch_of(run.state.samples)
         if flags.ckpt_to_save is None or epoch in flags.ckpt_to_save:
-            rows_left = (epoch + 1) * run.horizon.num_rows - run.state.samples
-            candidates.append(-(-rows_left // run.batches.rows_at(run.state.samples)))
+            segment = run.plan.at(run.state.samples)
+            rows_left = segment.phase.epoch_end(run.state.samples) - run.state.samples
+            candidates.append(-(-rows_left // segment.rows))
         return min(candidates)
 
     def save(self, best: Best | None) -> None:

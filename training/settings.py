@@ -19,14 +19,15 @@ from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.compiling import check_compiler
 from nvidia.config import BertConfig
 from nvidia.sparsity import SparseAttention
-from training.batch_plan import check_batches
 from training.budget import parse_duration
 from training.config import ModelFile, TrainingSection, load_model_file, section_for_length
 from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
 from training.environment import Place
 from training.kernel import check_kernel
+from training.length_schedule import Length, parse_lengths, resolve_lengths
 from training.precision import choose_precision, find_abilities
 from training.schedule import Schedule
+from training.step_plan import check_batches
 from training.token_schedule import TokenSchedule
 
 # Published sizes, for JSON files that name a tokenizer of the Hugging Face hub instead of a file.
@@ -53,7 +54,7 @@ class Settings:
     tokenizer: BertTokenizer | None
     deepspeed: DeepSpeedFile
     precision: str
-    training_folders: tuple[Path, ...]
+    lengths: tuple[Length, ...]  # of rows, in the order of the run; the last is --max_seq_length
     validation_folder: Path | None
     first_weights: Path | None  # --use_pretrain's Hugging Face folder
     sources: dict[str, str]  # the user's files, verbatim, to lie beside each checkpoint
@@ -114,11 +115,13 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         problems.raise_if_any()
         raise AssertionError("a file failed to load without a message")
 
-    def of_this_length(sections: dict[str, Any], key: str) -> Any:
-        return section_for_length(sections, flags.max_seq_length, key, flags.config_file)
-
-    training = _attempt(lambda: of_this_length(model_file.mixed_seq_training, "mixed_seq_training"), problems)
-    folders = _attempt(lambda: of_this_length(model_file.data.mixed_seq_datasets, "data.mixed_seq_datasets"), problems)
+    training = _attempt(
+        lambda: section_for_length(
+            model_file.mixed_seq_training, flags.max_seq_length, "mixed_seq_training", flags.config_file
+        ),
+        problems,
+    )
+    lengths = _attempt(lambda: find_lengths(model_file, flags, deepspeed.batch.micro), problems)
     tokenizer = _attempt(lambda: find_tokenizer(model_file, flags), problems)
     model_config = _attempt(lambda: resolve_model_config(model_file, tokenizer, flags, deepspeed), problems)
     precision = _attempt(
@@ -131,18 +134,13 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     if flags.compile:
         _check_compile(flags, deepspeed, problems)
     _check_monitors(deepspeed, problems)
-    _check_batch_schedule(flags, deepspeed.batch.micro * place.world_size, problems)
+    _check_schedules(flags, deepspeed.batch.micro * place.world_size, problems)
     job_name = flags.job_name or model_file.name
     _check_places(flags.output_dir, job_name, problems)
-    if folders is not None and not folders:
-        problems.add(
-            f"{flags.config_file}: no data folder is named for --max_seq_length {flags.max_seq_length}; name one in "
-            f"data.mixed_seq_datasets"
-        )
     first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
     problems.raise_if_any()
     assert training is not None
-    assert folders is not None
+    assert lengths is not None
     assert model_config is not None
     assert precision is not None
     return Settings(
@@ -153,7 +151,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
         tokenizer=tokenizer,
         deepspeed=deepspeed,
         precision=precision,
-        training_folders=tuple(flags.data_path_prefix / folder for folder in folders.values()),
+        lengths=lengths,
         validation_folder=find_validation_folder(model_file, flags),
         first_weights=first_weights,
         sources={
@@ -163,6 +161,18 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
                 {"flags": vars(flags), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
             ),
         },
+    )
+
+
+def find_lengths(model_file: ModelFile, flags: Namespace, micro: int) -> tuple[Length, ...]:
+    """--max_seq_length, or the lengths that --length_schedule goes through on the way to it."""
+    return resolve_lengths(
+        parse_lengths(flags.length_schedule, flags.max_seq_length),
+        micro=micro,
+        max_predictions=flags.max_predictions_per_seq,
+        datasets=model_file.data.mixed_seq_datasets,
+        prefix=flags.data_path_prefix,
+        config_file=flags.config_file,
     )
 
 
@@ -269,6 +279,8 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         problems.add("--log_histograms and --dry_run: a dry run writes nothing; drop one")
     if not 0 <= flags.lr_offset < math.inf:
         problems.add(f"--lr_offset {flags.lr_offset}: expected a finite number that is not negative, such as 0.0")
+    if flags.export_dir is not None:
+        check_folder_to_write(flags.export_dir, "--export_dir", problems)
 
 
 def _check_masking(flags: Namespace, problems: Problems) -> None:
@@ -279,12 +291,14 @@ def _check_masking(flags: Namespace, problems: Problems) -> None:
         problems.add("--masking_rate and --masking_unit are about masks drawn anew; add --dynamic_masking")
 
 
-def _check_batch_schedule(flags: Namespace, micro_rows: int, problems: Problems) -> None:
-    if flags.batch_schedule is None:
-        return
-    _attempt(lambda: check_batches(TokenSchedule.parse(flags.batch_schedule, "--batch_schedule"), micro_rows), problems)
-    if flags.max_steps_per_epoch is not None:
-        problems.add("--batch_schedule and --max_steps_per_epoch do not go together: an epoch has no one batch size")
+def _check_schedules(flags: Namespace, micro_rows: int, problems: Problems) -> None:
+    if flags.batch_schedule is not None:
+        _attempt(
+            lambda: check_batches(TokenSchedule.parse(flags.batch_schedule, "--batch_schedule"), micro_rows), problems
+        )
+    for name in ("batch_schedule", "length_schedule"):
+        if getattr(flags, name) is not None and flags.max_steps_per_epoch is not None:
+            problems.add(f"--{name} and --max_steps_per_epoch do not go together: an epoch has no one batch size")
 
 
 def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:

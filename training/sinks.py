@@ -23,6 +23,10 @@ class Sinks:
 
     def __init__(self, folder: Path, is_main: bool, resumed_step: int, monitor: Any = None) -> None:
         self.monitor = monitor if is_main and monitor is not None and monitor.enabled else None
+        if monitor is not None:
+            # The engine would write its rate too, by samples. W&B drops what comes for a lower step than the last, so
+            # beside that axis our figures, by steps, would be lost.
+            monitor.enabled = False
         self.last: dict[str, float] = {}
         self.folder = folder if is_main else None
         self.lines = folder / "metrics.jsonl"

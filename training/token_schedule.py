@@ -39,6 +39,11 @@ class TokenSchedule:
     def is_constant(self) -> bool:
         return len(self.points) == 1
 
-    def in_steps(self, tokens_per_step: float) -> tuple[tuple[int, float], ...]:
-        """The same points with steps in place of tokens; two that fall on one step become the later one."""
-        return tuple({round(tokens / tokens_per_step): value for tokens, value in self.points}.items())
+    def in_steps(self, tokens_per_step: float, tokens_before: float = 0.0) -> tuple[tuple[int, float], ...]:
+        """The same points with steps in place of tokens; two that fall on one step become the later one.
+
+        Steps are counted from `tokens_before` on, so that points may lie before the first.
+        """
+        return tuple(
+            {round((tokens - tokens_before) / tokens_per_step): value for tokens, value in self.points}.items()
+        )

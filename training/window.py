@@ -41,6 +41,7 @@ class Window:
         self.rate = 0.0  # the last step's
         self.num_steps = 0
         self.num_rows = 0  # over all ranks
+        self.num_positions = 0  # tokens and padding, over all ranks
         self.flops = 0.0
         self.marks: list[tuple[int, int, int, torch.Tensor]] = []  # (step, first and next sample, sums so far)
         self.step_losses: list[StepLoss] = []  # of the last report
@@ -63,6 +64,7 @@ class Window:
         assert self.tally.sums is not None
         self.marks.append((self.run.state.step, batches.next_sample - rows, batches.next_sample, self.tally.sums))
         for batch in batches.micro_batches:
+            self.num_positions += batch.input_ids.numel() * self.run.place.world_size
             self.flops += step_flops(self.run, batch)
             if self.run.place.is_main:
                 self.health.unigram.add(batch.masked_lm_labels.numpy().ravel())
@@ -88,12 +90,12 @@ class Window:
             for sentence in self.health.check(run.state.step, self.figures):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
-        self.num_steps, self.num_rows, self.flops, self.marks = 0, 0, 0.0, []
+        self.num_steps, self.num_rows, self.num_positions, self.flops, self.marks = 0, 0, 0, 0.0, []
 
     def begin_anew(self) -> None:
         """Forget what was counted since the last report."""
         self.tally.sums = None
-        self.num_steps, self.num_rows, self.flops, self.marks = 0, 0, 0.0, []
+        self.num_steps, self.num_rows, self.num_positions, self.flops, self.marks = 0, 0, 0, 0.0, []
 
     def _losses_by_step(self) -> list[StepLoss]:
         """Each step's loss over all ranks, from the sums as they stood after it: one reduction for the window."""
@@ -118,13 +120,13 @@ class Window:
             **summarize(sums),
             "learning_rate": self.rate,
             "grad_norm": math.nan if norm is None else norm,
-            "epoch": run.state.samples / run.horizon.num_rows,
+            "epoch": run.plan.passes(run.state.samples),
             "tokens": float(run.state.tokens),
             "tokens_per_second": sums["num_tokens"] / elapsed,
             "samples_per_second": self.num_rows / elapsed,
             "seconds_per_step": elapsed / self.num_steps,
             "window_steps": float(self.num_steps),
-            "padding_share": 1.0 - sums["num_tokens"] / (self.num_rows * run.settings.flags.max_seq_length),
+            "padding_share": 1.0 - sums["num_tokens"] / self.num_positions,
             "masking_rate": sums["masked_lm_count"] / max(1.0, sums["num_tokens"]),
             "model_flops_per_second": sums["flops"] / elapsed,
             "matmul_share": sums["flops"] / elapsed / self.matmul_speed,

@@ -40,3 +40,10 @@ def test_stops_in_time_for_the_end() -> None:
     assert budget.is_over(90.0, seconds_per_step=1.0)
     assert budget.used() == 100.0  # used up, for whoever starts it again
     assert not Budget(None).is_over(1e9, 1.0)
+
+
+def test_an_export_has_its_time_too() -> None:
+    for num_pauses, is_over in ((2, False), (3, True)):
+        budget = Budget(100.0, num_last_pauses=num_pauses)
+        budget.note_pause(5.0)
+        assert budget.is_over(80.0, seconds_per_step=1.0) is is_over

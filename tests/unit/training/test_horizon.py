@@ -1,12 +1,14 @@
 """Where runs and epochs end."""
 
 from training.horizon import Horizon
+from training.step_plan import Phase, plan_steps
+
+PLAN = plan_steps([(0, Phase(0, 128, 8, 100, 90.0))], None, accumulation=1, world_size=1)
 
 
 def horizon(**changes: int | None) -> Horizon:
     values = {
-        "num_rows": 100,
-        "batch_size": 8,
+        "plan": PLAN,
         "num_epochs": 3,
         "total_steps": 1000,
         "schedule_origin": 0,
@@ -19,7 +21,7 @@ def walk(plan: Horizon) -> tuple[int, list[int]]:
     """Step to the end; the last step and the samples at which reading went on."""
     step, samples, seen = plan.start_step, 0, []
     while not plan.is_finished(step, samples):
-        samples = plan.next_sample(samples + plan.batch_size)
+        samples = plan.next_sample(samples + plan.plan.rows_at(samples))
         step += 1
         seen.append(samples)
     return step, seen

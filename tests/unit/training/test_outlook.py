@@ -7,13 +7,15 @@ import pytest
 from data.shards import open_dataset
 from tests.support import make_rows, write_nvidia_shard
 from training.horizon import Horizon
-from training.outlook import count_people, find_notes, look_ahead
+from training.outlook import count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
+from training.step_plan import Phase, plan_steps
 
 
 def horizon(**changes: int) -> Horizon:
-    values = {"num_rows": 30, "batch_size": 4, "num_epochs": 2, "total_steps": 15, "schedule_origin": 0}
-    return Horizon(start_step=0, **{**values, **changes})
+    plan = plan_steps([(0, Phase(0, 24, 4, 30, 18.5))], None, accumulation=1, world_size=1)
+    values = {"num_epochs": 2, "total_steps": 15, "schedule_origin": 0}
+    return Horizon(plan=plan, start_step=0, **{**values, **changes})
 
 
 def notes(plan: Horizon, total: int, warmup: float = 0.1, **changes: object) -> list[str]:
@@ -22,15 +24,28 @@ def notes(plan: Horizon, total: int, warmup: float = 0.1, **changes: object) -> 
     return find_notes(plan, schedule, **options)  # type: ignore[arg-type]
 
 
-def test_tokens_and_epochs(tmp_path: Path) -> None:
+def test_tokens_of_a_row(tmp_path: Path) -> None:
     rows = make_rows(30, 24, 4, seed=1)
     write_nvidia_shard(tmp_path / "a_training_0.hdf5", rows)
     data = open_dataset([tmp_path], split="training", max_seq_length=24, max_predictions_per_seq=4)
-    outlook = look_ahead(data, horizon(), step=5)
-    assert outlook.data_tokens == pytest.approx(rows["input_mask"].sum())
+    assert mean_tokens(data) == pytest.approx(rows["input_mask"].sum() / 30)
+
+
+def test_tokens_and_epochs() -> None:
+    outlook = look_ahead(horizon(), step=5, samples=20)
+    assert outlook.data_tokens == pytest.approx(30 * 18.5)
     assert outlook.steps_left == 10
     assert outlook.epochs_left == pytest.approx(40 / 30)
-    assert outlook.tokens_left == pytest.approx(40 * outlook.tokens_per_row)
+    assert outlook.tokens_left == pytest.approx(40 * 18.5)
+
+
+def test_tokens_and_epochs_across_two_lengths() -> None:
+    phases = [(0, Phase(0, 24, 4, 30, 18.0)), (700, Phase(1, 48, 2, 20, 36.0))]
+    plan = plan_steps(phases, None, accumulation=1, world_size=1)
+    assert plan.phases[1].first_sample == 40  # the first step that begins at 700 tokens or later
+    outlook = look_ahead(Horizon(plan, 3, 15, 0, 0), step=5, samples=20)
+    assert outlook.tokens_left == pytest.approx(20 * 18.0 + 10 * 36.0)
+    assert outlook.epochs_left == pytest.approx(20 / 30 + 10 / 20)
 
 
 def test_a_plan_that_holds_together_gets_no_note() -> None:
