@@ -70,7 +70,10 @@ class RankServer:
 
 
 def serve() -> None:
-    import deepspeed_train  # noqa: F401  imported here once, for all forks
+    # Imported here once, for all forks. A ZeRO engine imports the second, which takes seconds.
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+
+    import deepspeed_train  # noqa: F401
 
     for line in sys.stdin:
         answer = _train(Request(**json.loads(line)))

@@ -1,0 +1,113 @@
+"""What checkpoints cost a run: seconds that training stands still for one, and seconds to resume from it.
+
+BERT-base at ZeRO stage 1 by default. Prints a table and, as its last line, JSON: `seconds_blocked`, `seconds_behind`
+(the commit in the background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import deepspeed_train
+from common.console import console
+from common.errors import run_command
+from common.help import Parser, positive_int
+from tests.support import make_rows, write_json, write_nvidia_shard
+from training import checkpoint, run
+
+WIDTH, PREDICTIONS, VOCAB = 32, 5, 30522
+SECONDS_BETWEEN_SAVES = 600.0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="saving.py", description=__doc__)
+    parser.add_argument("--hidden_size", type=positive_int, default=768, metavar="H", help="(default: 768)")
+    parser.add_argument("--layers", type=positive_int, default=12, metavar="N", help="(default: 12)")
+    parser.add_argument("--saves", type=positive_int, default=4, metavar="N", help="checkpoints written (default: 4)")
+    parser.add_argument("--stage", type=int, default=1, choices=[0, 1, 2, 3], help="ZeRO stage (default: 1)")
+    return parser
+
+
+class Stopwatch:
+    """Seconds of each call to the functions that it is put around."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def put_around(self, owner: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return original(*args, **options)
+            finally:
+                self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+        setattr(owner, name, timed)
+
+    def best(self, name: str) -> float:
+        return min(self.seconds[name])
+
+
+def write_project(folder: Path, flags: argparse.Namespace) -> list[str]:
+    write_nvidia_shard(folder / "data" / "training_0.hdf5", make_rows(64, WIDTH, PREDICTIONS, 0, vocab=VOCAB))
+    model = {
+        "name": "saving",
+        "bert_model_config": {
+            "vocab_size": VOCAB,
+            "hidden_size": flags.hidden_size,
+            "num_hidden_layers": flags.layers,
+            "num_attention_heads": max(1, flags.hidden_size // 64),
+            "intermediate_size": 4 * flags.hidden_size,
+        },
+        "data": {"mixed_seq_datasets": {str(WIDTH): {"wiki": "data"}}},
+        "mixed_seq_training": {
+            str(WIDTH): {"num_epochs": 9, "warmup_proportion": 0.1, "learning_rate": 1e-4, "total_training_steps": 99}
+        },
+    }
+    engine = {"train_batch_size": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": flags.stage}}
+    return [
+        *("--cf", str(write_json(folder / "model.json", model))),
+        *("--deepspeed_config", str(write_json(folder / "engine.json", engine))),
+        *("--output_dir", str(folder / "out"), "--data_path_prefix", str(folder), "--keep_last", "1"),
+        *("--max_seq_length", str(WIDTH), "--max_predictions_per_seq", str(PREDICTIONS), "--save_every_steps", "1"),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    watch = Stopwatch()
+    watch.put_around(checkpoint.CheckpointFolder, "save")
+    watch.put_around(checkpoint, "commit")
+    watch.put_around(checkpoint, "find_damage")
+    watch.put_around(run, "load_engine")
+    with tempfile.TemporaryDirectory() as scratch:
+        words = write_project(Path(scratch), flags)
+        deepspeed_train.main([*words, "--max_steps", str(flags.saves)])
+        deepspeed_train.main([*words, "--max_steps", str(flags.saves + 1)])
+        saved = Path(scratch) / "out" / "saved_models" / "saving"
+        size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e6
+    figures = {
+        "seconds_blocked": watch.best("save"),
+        "seconds_behind": watch.best("commit"),
+        "share_at_10_minutes": watch.best("save") / SECONDS_BETWEEN_SAVES,
+        "seconds_to_verify": watch.best("find_damage"),
+        "seconds_to_load": watch.best("load_engine"),
+        "megabytes": size,
+    }
+    for name, value in figures.items():
+        console.say(f"{name:24}{value:12.4f}")
+    console.say(json.dumps({name: round(value, 5) for name, value in figures.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
