@@ -1,8 +1,11 @@
 """Files that are either the old or the new whole, and their digests."""
 
+import errno
+import fcntl
 import hashlib
 import os
 from pathlib import Path
+from typing import IO, Any
 
 from common.errors import Problems
 
@@ -52,6 +55,21 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
             f"{flag} {folder}: {there} cannot be written to (its rights, or a read-only file system); give this user "
             f"the right to, or give another {flag}"
         )
+
+
+def lock_file(stream: IO[Any], kind: int) -> bool:
+    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False when another process has it.
+
+    Some network file systems have no locks: there every lock is given.
+    """
+    try:
+        fcntl.flock(stream, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+    return True
 
 
 def flush_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     restarts, is_reduced = 0, False
     while True:
         code, is_asked = run_once(command)
-        if is_reduced and code == USER_ERROR_EXIT_CODE and number_of_ranks(command) > 1:
-            command = with_fewer_ranks(command)  # the batch could not be divided by so many
+        if is_reduced and code == USER_ERROR_EXIT_CODE and not is_asked and number_of_ranks(command) > 1:
+            command = with_fewer_ranks(command)  # perhaps the batch could not be divided by so many
             continue
         if code in FINAL_CODES or is_asked:
             return code
@@ -95,13 +96,18 @@ def run_once(command: list[str]) -> tuple[int, bool]:
 
     def pass_on(number: int, _frame: types.FrameType | None) -> None:
         asked.append(number)
-        for rank in find_ranks(process.pid):
-            rank.send_signal(number)
+        ranks = find_ranks(process.pid)
+        for rank in ranks:
+            with suppress(psutil.Error):
+                rank.send_signal(number)
+        if not ranks:
+            process.terminate()
 
     before = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
     try:
         code = process.wait()
-        end_orphans(process.pid)
+        if end_orphans(process.pid) and code == 0:
+            code = 1  # the `deepspeed` command ends with 0 when the launcher below it was killed
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -125,12 +131,13 @@ def is_rank(process: psutil.Process) -> bool:
     return not is_launcher(words) and any(word.endswith(SCRIPT) for word in words)
 
 
-def end_orphans(session: int) -> None:
-    """Ranks that outlived their launcher have noticed and are saving; what is left after half a minute is killed."""
+def end_orphans(session: int) -> bool:
+    """Whether ranks outlived their launcher. They have noticed and are saving; half a minute later they are killed."""
     family = [process for process in psutil.process_iter() if _session_of(process) == session]
     _, alive = psutil.wait_procs(family, timeout=30)
     for process in alive:
         process.kill()
+    return bool(family)
 
 
 def _session_of(process: psutil.Process) -> int | None:

@@ -156,6 +156,29 @@ def _believe_in_space(_: Fault) -> None:
     checkpoint.CheckpointFolder.size_of_next = lambda *_: 0  # type: ignore[method-assign]
 
 
+def _slow_commit(fault: Fault) -> None:
+    from training import checkpoint
+
+    _before(checkpoint, "write_manifest", lambda *_: time.sleep(fault["seconds"]))
+
+
+def _ask_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop_in_commit(fault: Fault) -> None:
+    """Asked to stop while the checkpoint of `step` is being committed, in the middle of the next step."""
+    from training import checkpoint
+
+    _before(checkpoint, "write_manifest", lambda *_: _ask_to_stop())
+
+
+def _stop_in_validation(_: Fault) -> None:
+    from training import validation
+
+    _before(validation, "evaluation_batches", lambda *_, **__: _ask_to_stop())
+
+
 def _reader_dies(fault: Fault) -> None:
     """The thread that reads ahead fails at these samples, as it would on a disk error."""
     from data.loader import TrainingStream
@@ -207,7 +230,10 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "not_a_number": _not_a_number,
     "patience": _patience,
     "reader_dies": _reader_dies,
+    "slow_commit": _slow_commit,
     "slow_micro_steps": _slow_micro_steps,
     "slow_steps": _slow_steps,
     "spoil_weights": _spoil_weights,
+    "stop_in_commit": _stop_in_commit,
+    "stop_in_validation": _stop_in_validation,
 }

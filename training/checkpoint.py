@@ -11,21 +11,22 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from common.console import console
 from common.errors import UserError
-from common.files import file_digest, flush_folder, write_atomically
+from common.files import file_digest, flush_folder, lock_file, write_atomically
 from training import distributed
-from training.retention import Best, Retention, read_best, retire, step_of
+from training.retention import Best, Retention, read_best, retire, step_of, sweep
 
 MANIFEST = "manifest.json"
 STATE = "bert_pretraining.json"
 STAGING = ".saving"
+SKIPS = "skips.json"
 A_RUNS_FOLDER = "give a run's <output_dir>/saved_models/<job_name> with complete checkpoints in it"
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -123,6 +124,7 @@ class CheckpointFolder:
             return True, None
         try:
             shutil.rmtree(staging, ignore_errors=True)
+            sweep(self.folder)
             staging.mkdir(parents=True)
             if shutil.disk_usage(self.folder).free < self.size_of_next(engine):
                 raise OSError("not enough space")
@@ -184,6 +186,7 @@ class CheckpointFolder:
             if problem is None:
                 self.sound.add(tag)
                 return tag
+            self.sound.discard(tag)
             console.warn(f"{self.folder / tag}: passed over: {problem}")
         return None
 
@@ -221,10 +224,15 @@ def commit(
         write_atomically(staged / name, text)
     write_manifest(staged)
     publish(staged, folder / staged.name)
-    point_to(folder, staged.name)
     shutil.rmtree(staged.parent, ignore_errors=True)
     console.say(f"checkpoint: {folder / staged.name}" + (" (the best so far)" if best else ""))
-    retire(folder, CheckpointFolder(folder).tags(), retention, best)
+    try:
+        point_to(folder, staged.name)
+        # One of a later step was passed over when this run was resumed; it must not push out those that are good.
+        earlier = [tag for tag in CheckpointFolder(folder).tags() if step_of(tag) <= step_of(staged.name)]
+        retire(folder, earlier, retention, best)
+    except OSError as error:
+        console.warn(f"{folder}: the checkpoint is there, but its pointers could not be written ({error})")
 
 
 def write_manifest(folder: Path) -> None:
@@ -297,9 +305,29 @@ def tag_of(state: TrainingState) -> str:
 @contextmanager
 def in_use(checkpoint: Path) -> Generator[None]:
     """Keep a checkpoint from being retired by the run that owns it while it is read."""
-    with (checkpoint / MANIFEST).open() as stream:
-        fcntl.flock(stream, fcntl.LOCK_SH)
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context((checkpoint / MANIFEST).open())
+            is_there = lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise UserError(f"{checkpoint}: was removed by the run that owns it; start again to take a newer one")
         yield
+
+
+def write_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
+    """Note the samples that a rollback leaves out where the next start finds them before the next checkpoint."""
+    write_atomically(folder / SKIPS, json.dumps(skips) + "\n")
+
+
+def read_skips(folder: Path) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((int(first), int(end)) for first, end in json.loads((folder / SKIPS).read_text()))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to skip nothing") from None
 
 
 def _megabytes(size: int) -> str:

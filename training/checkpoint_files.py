@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,16 @@ class CheckedFiles(TorchCheckpointEngine):
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            self.failure = error
+            self._give_up(path, error)
         except RuntimeError as error:  # torch's writer wraps what the stream raised
             if not isinstance(error.__context__, OSError):
                 raise
-            self.failure = error.__context__
+            self._give_up(path, error.__context__)
+
+    def _give_up(self, path: str, error: OSError) -> None:
+        self.failure = error
+        with suppress(OSError):
+            Path(path).unlink()
 
     def load(self, path: str, map_location: Any = None) -> Any:
         # Not mapped: DeepSpeed keeps some tensors as they come, and the file must not have to outlive them.

@@ -94,6 +94,12 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
         elif key in REFUSED_KEYS:
             problems.add(f"{path}: {key!r} cannot be used here: {REFUSED_KEYS[key]}")
     _check_objects(content, path, problems)
+    checkpoint = content.get("checkpoint")
+    if isinstance(checkpoint, dict) and checkpoint.get("load_universal"):
+        problems.add(
+            f"{path}: 'checkpoint.load_universal' cannot be used here: it is not needed, since any number of ranks can "
+            f"resume any checkpoint, and it loads files that were not checked; remove it"
+        )
     _move_old_clipping(content, path)
     _check_values(content, path, problems)
     batch = _resolve_batch(content, path, world_size, problems)

@@ -30,6 +30,8 @@ def build_engine(
         dist_init_required=False,
     )
     engine.checkpoint_engine = CheckedFiles()
+    # It copies a script beside the checkpoints, on rank 0 alone: on a full disk the others would wait for it for ever.
+    engine._copy_recovery_script = lambda _path: None
     return engine
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -18,8 +19,8 @@ class GradientNorm:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.own: Tensor | None = None
-        # At stage 0 the fp16 wrapper keeps the norm of the scaled gradients.
-        self.is_scaled = engine.fp16_enabled() and not engine.zero_optimization()
+        # At stage 0 the fp16 wrapper around other optimizers than its own keeps the norm of the scaled gradients.
+        self.is_scaled = isinstance(engine.optimizer, FP16_UnfusedOptimizer)
         self.scale = 1.0
         is_plain = not (engine.fp16_enabled() or engine.bfloat16_enabled() or engine.zero_optimization())
         if not is_plain:
@@ -32,7 +33,7 @@ class GradientNorm:
     def note_scale(self) -> None:
         """Before a step, because the step may change the scale."""
         if self.is_scaled:
-            self.scale = float(self.engine.optimizer.cur_scale)
+            self.scale = float(self.engine.optimizer.loss_scale)
 
     def _before_step(self, *_: Any) -> None:
         self.measure()

@@ -1,6 +1,7 @@
 """Steps that must not count: gradients that are not finite, and losses that jump."""
 
 import json
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -57,11 +58,16 @@ class BadSteps:
         return True
 
     def _may_rescale(self) -> bool:
-        optimizer = self.run.engine.optimizer
+        """Whether the loss scale is dynamic and can still fall, so that a skipped step is nothing to worry about."""
         if self.run.settings.precision != "fp16":
             return False
-        scaler = getattr(optimizer, "loss_scaler", optimizer)
-        return float(optimizer.cur_scale) > float(getattr(scaler, "min_scale", getattr(scaler, "min_loss_scale", 1.0)))
+        optimizer = self.run.engine.optimizer
+        config = getattr(optimizer, "loss_scale_config", None)  # at stage 0; ZeRO has a scaler
+        if config is not None:
+            is_dynamic, least = config.dynamic_loss_scale, config.min_loss_scale
+        else:
+            is_dynamic, least = optimizer.loss_scaler.dynamic, getattr(optimizer.loss_scaler, "min_scale", 1.0)
+        return bool(is_dynamic) and float(optimizer.loss_scale) > float(least)
 
     def _write(self, batches: StepBatches) -> None:
         row = {
@@ -97,6 +103,8 @@ class Spikes:
         found = []
         for step in steps:
             level = self._level()
+            if not math.isfinite(step.loss):
+                continue
             if level is not None and step.loss > level[1]:
                 found.append((step, level[0]))
             else:
@@ -113,10 +121,10 @@ class Spikes:
 
 
 def next_unskipped(sample: int, skips: Sequence[tuple[int, int]]) -> int:
-    """`sample`, or the end of the range that it begins, and of any that begins there."""
-    ends: dict[int, int] = dict(skips)
-    while sample in ends:
-        sample = ends[sample]
+    """`sample`, or the end of the range it lies in, and of any that it then lies in."""
+    for first, end in sorted(skips):
+        if first <= sample < end:
+            sample = end
     return sample
 
 
@@ -130,7 +138,12 @@ def describe_spike(spike: StepLoss, median: float) -> str:
 def guard_engine(engine: Any) -> None:
     """Have every kind of engine skip a step whose gradient is not finite, as those in half precision do by themselves.
 
-    ZeRO in fp32 can check, but does not unless it is told. Plain fp32 is guarded by training/gradients.py.
+    ZeRO in fp32 can check, but does not unless it is told; in fp16 it raises once the loss scale can fall no further,
+    before the step is counted. Plain fp32 is guarded by training/gradients.py. To be called after every load, which
+    brings a scaler of its own.
     """
     if hasattr(engine.optimizer, "check_grad_overflow"):
         engine.optimizer.check_grad_overflow = True
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
+        scaler.raise_error_at_min_scale = False

@@ -66,8 +66,13 @@ def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> 
         ) from error
 
 
-def layer_factory(config: BertConfig, flags: Namespace, *, micro_batch: int, precision: str) -> Callable[[], nn.Module]:
-    """What makes one layer of this model. Its weights are overwritten, so its own init does not matter."""
+def layer_factory(
+    config: BertConfig, flags: Namespace, *, micro_batch: int, precision: str, seed: int
+) -> Callable[[], nn.Module]:
+    """What makes one layer of this model. Its weights are overwritten, so its own init does not matter.
+
+    `micro_batch` is the most rows that it will get; `seed`, for its own dropout, should differ from rank to rank.
+    """
     from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 
     def make_layer() -> nn.Module:
@@ -82,7 +87,7 @@ def layer_factory(config: BertConfig, flags: Namespace, *, micro_batch: int, pre
                 num_hidden_layers=config.num_hidden_layers,
                 initializer_range=config.initializer_range,
                 layer_norm_eps=config.layer_norm_eps,
-                seed=flags.seed,
+                seed=seed,
                 fp16=precision == "fp16",
                 pre_layer_norm=flags.preln,
                 normalize_invertible=flags.normalize_invertible,

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import UserError
+from common.files import lock_file
 
 LOCK = ".lock"
 
@@ -24,14 +25,12 @@ def lock_folder(folder: Path) -> Generator[None]:
             f"{folder}: cannot be written to ({error.strerror}); pass another --output_dir or mend its permissions"
         ) from None
     with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_file(stream, fcntl.LOCK_EX):
             stream.seek(0)
             holder = stream.read().strip() or "another process"
             raise UserError(
                 f"{folder}: another run is writing there ({holder}); wait for it, stop it, or pass another --job_name"
-            ) from None
+            )
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         stream.flush()

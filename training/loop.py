@@ -13,11 +13,11 @@ from common.console import console
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
-from training.checkpoint import SaveFailed, read_state, tag_of
+from training.checkpoint import SaveFailed, read_state, tag_of, write_skips
 from training.display import live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
-from training.guard import BadSteps, Spikes, describe_spike, next_unskipped
+from training.guard import BadSteps, Spikes, describe_spike, guard_engine, next_unskipped
 from training.optimizer import set_learning_rate
 from training.retention import Best
 from training.run import Origin, Run, load_engine
@@ -34,6 +34,7 @@ def train(run: Run) -> bool:
     """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
+        validate_if_missing(run)
         export_last_checkpoint(run)
         return True
     loop = Loop(run)
@@ -45,6 +46,14 @@ def train(run: Run) -> bool:
     if is_finished:
         export_last_checkpoint(run)
     return is_finished
+
+
+def validate_if_missing(run: Run) -> None:
+    """A stop during the last validation leaves it out; the next start makes up for it."""
+    if run.validation is None:
+        return
+    if not distributed.ask_main_rank(lambda: run.sinks.has("validation", run.state.step)):
+        report_validation(run, is_save=True, phases=Phases(run.device))
 
 
 class Loop:
@@ -67,12 +76,13 @@ class Loop:
         with closing(read_steps(run, self.window.phases)) as steps:
             while not (is_finished or is_stopped):
                 epoch = run.horizon.epoch_of(run.state.samples)
+                step = run.state.step
                 is_taken = self.take(next(steps))
                 is_finished = is_taken and should_stop(run, self.window)
                 wants_stop = run.stop.reason is not None or not is_taken
                 is_stopped, is_overdue = distributed.any_rank(wants_stop, self.saver.is_overdue())
                 if is_taken and not (is_stopped and not is_finished):
-                    self.look_after(epoch, is_finished, is_overdue)
+                    self.look_after(epoch, is_finished, is_overdue, is_new=run.state.step > step)
         self.progress.close()
         if is_finished and not run.stop.agreed:
             return True
@@ -101,8 +111,10 @@ class Loop:
             window.count(batches)
         return True
 
-    def look_after(self, epoch: int, is_finished: bool, is_overdue: bool) -> None:
-        """After a step: report, validate and save what is due."""
+    def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> None:
+        """After a step: report, validate and save what is due. `is_new` False: it was skipped, and nothing is."""
+        if not (is_new or is_finished or is_overdue):
+            return
         run, window = self.run, self.window
         is_validation = should_validate(run, is_finished)
         is_save = is_overdue or self.saver.is_due(epoch, is_finished)
@@ -119,7 +131,7 @@ class Loop:
                 show_model(run, self.samples)
         if is_save or best is not None:
             with window.phases.measure("checkpoint"):
-                self.saver.save_last(best) if is_finished else self.saver.save(best)
+                self.saver.save_last(best, window.phases) if is_finished else self.saver.save(best)
         show_progress(self.progress, run, window, self.saver)
 
     def answer_spikes(self) -> bool:
@@ -146,8 +158,9 @@ class Loop:
         if run.state.step > self.saver.saved_step:
             if self.window.num_steps:
                 self.window.report()
-            self.saver.save_last(patience=0.0)
-        distributed.ask_main_rank(lambda: None)  # nobody leaves before the checkpoint is committed
+            self.saver.save_last(None, self.window.phases, patience=0.0)
+        else:
+            self.saver.wait()
         console.say(f"stopped at step {run.state.step} ({reason}); the same command goes on from here")
 
 
@@ -155,14 +168,17 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     """Load the newest checkpoint from before `step`, and leave out `samples` from now on; whether there is one."""
     with suppress(SaveFailed):
         run.checkpoints.finish()
+    skips = (*run.state.skips, samples)
     tag = distributed.ask_main_rank(lambda: run.checkpoints.newest_valid(before_step=step))
     if tag is None:
         return False
     origin = Origin(run.checkpoints.folder, tag, is_own=True)
     saved = read_state(origin.path)
     load_engine(run.engine, origin, saved, run.place)
-    run.state = replace(saved, world_size=run.place.world_size, skips=(*run.state.skips, samples))
-    run.sinks.go_back(run.state.step)
+    guard_engine(run.engine)
+    run.state = replace(saved, world_size=run.place.world_size, skips=skips)
+    distributed.ask_main_rank(lambda: write_skips(run.checkpoints.folder, skips))
+    run.sinks.go_back(run.state)
     return True
 
 

@@ -7,9 +7,10 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.files import write_atomically
+from common.files import lock_file, write_atomically
 
 BEST = "best.json"
+DROPPED = ".dropped_"
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ def read_best(folder: Path, tags: list[str]) -> Best | None:
 def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:
     """Note a new `best`, then drop what need not stay. `tags` are all there are, oldest first."""
     before = read_best(folder, tags)
+    surplus = [] if retention.keep_last is None else tags[: -retention.keep_last]
     if best is not None:
         write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
         if before is not None and before.is_only_best and before.tag != best.tag:
-            _drop(folder / before.tag)
+            surplus = [*surplus, before.tag]
     kept = best or before
-    surplus = [] if retention.keep_last is None else tags[: -retention.keep_last]
     for tag in surplus:
         is_kept_step = retention.keep_every is not None and step_of(tag) % retention.keep_every == 0
         if not is_kept_step and (kept is None or tag != kept.tag):
@@ -60,14 +61,19 @@ def step_of(tag: str) -> int:
 
 
 def _drop(checkpoint: Path) -> None:
-    """Remove a checkpoint unless it is being read. The manifest goes first: half a folder is not a checkpoint."""
-    manifest = checkpoint / "manifest.json"
+    """Remove a checkpoint unless it is being read. It is renamed first: half a folder must not look like one."""
+    away = checkpoint.with_name(f"{DROPPED}{checkpoint.name}")
     try:
-        with manifest.open() as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            manifest.unlink()
-    except FileNotFoundError:
-        pass
+        with (checkpoint / "manifest.json").open("r+") as stream:  # network file systems lock only what can be written
+            if not lock_file(stream, fcntl.LOCK_EX):
+                return  # in use: dropped after a later save
+            checkpoint.rename(away)
     except OSError:
-        return  # in use: dropped after a later save
-    shutil.rmtree(checkpoint, ignore_errors=True)
+        return
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Finish what a kill left half removed."""
+    for rest in folder.glob(f"{DROPPED}*"):
+        shutil.rmtree(rest, ignore_errors=True)

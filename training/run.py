@@ -18,8 +18,8 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
-from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_state
-from training.engine import build_engine
+from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
+from training.engine import build_engine, seed_of
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
@@ -78,7 +78,7 @@ def build_run(
     checkpoints = CheckpointFolder(settings.saved_models)
     origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
     load_first_weights(model, settings, origin)
-    replace_blocks(model, settings)
+    replace_blocks(model, settings, place)
     engine = put_in_engine(model, settings)
     state = resume(engine, settings, place, datasets, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
@@ -95,7 +95,7 @@ def build_run(
         schedule=schedule,
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
-        sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state.step, engine.monitor),
+        sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state, engine.monitor),
         budget=Budget(
             settings.time_budget,
             used_before=state.seconds,
@@ -156,12 +156,18 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Ori
             model.load_state_dict(read_weights(origin.path))
 
 
-def replace_blocks(model: PreTrainingModel, settings: Settings) -> None:
+def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) -> None:
     """--deepspeed_transformer_kernel and --compile: other ways to compute the blocks, with the weights they have."""
     flags = settings.flags
     if flags.deepspeed_transformer_kernel:
-        micro, precision = settings.deepspeed.batch.micro, settings.precision
-        use_kernel(model, layer_factory(settings.model_config, flags, micro_batch=micro, precision=precision))
+        factory = layer_factory(
+            settings.model_config,
+            flags,
+            micro_batch=max(length.micro for length in settings.lengths),
+            precision=settings.precision,
+            seed=seed_of("kernel", flags.seed, place.rank) % 2**31,
+        )
+        use_kernel(model, factory)
     if flags.compile:
         compile_blocks(model)
 
@@ -195,6 +201,10 @@ class Origin:
 def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
     """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
     own = checkpoints.newest_valid()
+    if own is None and checkpoints.tags():
+        raise UserError(
+            f"{checkpoints.folder}: holds checkpoints, but none that is sound; restore one, or pass another --job_name"
+        )
     if own is not None:
         return Origin(checkpoints.folder, own, is_own=True)
     if settings.flags.load_training_checkpoint is not None:
@@ -232,17 +242,35 @@ def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, or
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
-        return replace(saved, world_size=place.world_size, recipe=fresh.recipe)
+        skips = read_skips(origin.folder) or saved.skips
+        return replace(saved, world_size=place.world_size, recipe=fresh.recipe, skips=skips)
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 
 def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place) -> None:
     """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
+    options = optimizer_options(engine)
     if saved.world_size != place.world_size and engine.zero_optimization():
         console.say(f"{origin.path}: saved by {saved.world_size} ranks, cut anew for {place.world_size}")
         load_for_other_ranks(engine, origin.path)
-        return
-    engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+    else:
+        engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+    set_optimizer_options(engine, options)
+
+
+def optimizer_options(engine: Any) -> list[dict[str, Any]]:
+    """What the DeepSpeed JSON says of each group (decay, betas …), which a load would replace by what was saved."""
+    return [
+        {key: value for key, value in group.items() if key not in ("params", "step")}
+        for group in engine.optimizer.param_groups
+    ]
+
+
+def set_optimizer_options(engine: Any, options: list[dict[str, Any]]) -> None:
+    for group, values in zip(engine.optimizer.param_groups, options, strict=True):
+        group.update(values)
+    if hasattr(engine.optimizer, "clip_grad"):
+        engine.optimizer.clip_grad = engine.gradient_clipping()
 
 
 def find_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

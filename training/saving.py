@@ -9,6 +9,7 @@ from training import distributed
 from training.checkpoint import SaveFailed
 from training.retention import Best, Retention
 from training.run import Run
+from training.timing import Phases
 
 # A finished run is worth waiting for space; a run that was asked to stop has seconds.
 FINAL_PATIENCE_SECONDS = 600.0
@@ -60,18 +61,29 @@ class Saver:
         except SaveFailed as failure:
             console.warn(f"{failure}. Training goes on, and the next save tries again")
 
-    def save_last(self, best: Best | None = None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
+    def wait(self) -> None:
+        """For the checkpoint that is being committed; one that could not be is written again, if there is space now."""
+        try:
+            self.run.checkpoints.finish()
+        except SaveFailed as failure:
+            console.warn(str(failure))
+            self.save_last(None, None, patience=0.0)
+
+    def save_last(self, best: Best | None, phases: Phases | None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
         """The checkpoint that a run ends with: wait `patience` seconds for space, then give up with the reason."""
         deadline = time.monotonic() + patience
+        committed = self.saved_step
         while True:
+            if phases is not None:
+                phases.begin("saving for the last time")
             try:
                 self._save(best)
                 self.run.checkpoints.finish()
                 return
             except SaveFailed as failure:
                 left = distributed.ask_main_rank(lambda: deadline - time.monotonic())
-                if left <= 0:
-                    lost = self.run.state.step - self.saved_step
+                if left <= 0 or self.run.stop.is_agreed():
+                    lost = self.run.state.step - committed
                     raise UserError(f"{failure}. The same command goes on from there ({lost} steps again)") from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)

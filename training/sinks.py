@@ -5,9 +5,10 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
@@ -18,10 +19,20 @@ FINAL = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity", "tokens", "to
 BY_SAMPLES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate")
 
 
+class Position(Protocol):
+    """Where a run is: TrainingState has both."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
 class Sinks:
     """TensorBoard and JSON Lines, and the engine's `monitor` (CSV, W&B, Comet …). Only rank 0 has any."""
 
-    def __init__(self, folder: Path, is_main: bool, resumed_step: int, monitor: Any = None) -> None:
+    def __init__(self, folder: Path, is_main: bool, resumed: Position, monitor: Any = None) -> None:
         self.monitor = monitor if is_main and monitor is not None and monitor.enabled else None
         if monitor is not None:
             # The engine would write its rate too, by samples. W&B drops what comes for a lower step than the last, so
@@ -31,33 +42,39 @@ class Sinks:
         self.folder = folder if is_main else None
         self.lines = folder / "metrics.jsonl"
         self.writer: SummaryWriter | None = None
+        self.sample_writer: SummaryWriter | None = None
         self.failing: set[str] = set()  # sinks whose last write failed: told once, and again after it has worked
         threading.excepthook = _hush_writer_thread
-        self.go_back(resumed_step)
+        self.go_back(resumed)
 
-    def go_back(self, step: int) -> None:
-        """Forget what was written after `step`: it is going to happen again, perhaps otherwise."""
+    def go_back(self, position: Position) -> None:
+        """Forget what was written after `position`: it is going to happen again, perhaps otherwise."""
         if self.folder is None:
             return
-        self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, step))
-        self._attempt("TensorBoard", lambda: self._open_writer(step))
+        self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, position.step))
+        self._attempt("TensorBoard", lambda: self._open_writers(position.step, position.samples))
 
-    def _open_writer(self, step: int) -> None:
-        if self.writer is not None:
-            self.writer.close()
+    def _open_writers(self, step: int, samples: int) -> None:
+        """Figures by samples have a folder of their own: what TensorBoard purges, it purges for all of a folder."""
+        for writer in (self.writer, self.sample_writer):
+            if writer is not None:
+                writer.close()
         self.writer = SummaryWriter(str(self.folder), purge_step=step + 1 if step else None)
+        by_samples = f"{self.folder}/by_samples"
+        self.sample_writer = SummaryWriter(by_samples, purge_step=samples + 1 if samples else None)
 
-    def _attempt(self, name: str, action: Callable[[], None]) -> None:
-        """A disk that is full must not end a run for its logs."""
+    def _attempt(self, name: str, action: Callable[[], None], kind: type[Exception] = OSError) -> None:
+        """A disk that is full must not end a run for its logs, nor a service that does not answer (`kind`)."""
         try:
             action()
             self.failing.discard(name)
-        except OSError as error:
+        except kind as error:
             if name not in self.failing:
-                console.warn(f"{self.folder}: {name} cannot be written ({error.strerror or error}); training goes on")
+                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                console.warn(f"{self.folder}: {name} cannot be written ({reason}); training goes on")
             self.failing.add(name)
             if name == "TensorBoard":
-                self.writer = None  # its thread has died of the error
+                self.writer = self.sample_writer = None  # their threads have died of the error
 
     def record(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
         """One line of `kind` ("train" or "validation"), on steps and on samples."""
@@ -69,7 +86,11 @@ class Sinks:
         self._attempt("TensorBoard", lambda: self._scalars(kind, step, samples, figures))
         if self.monitor is not None:
             monitor, events = self.monitor, [(f"{kind}/{name}", value, step) for name, value in figures.items()]
-            self._attempt("the DeepSpeed monitor", lambda: monitor.write_events(events))
+            self._attempt("the DeepSpeed monitor", lambda: monitor.write_events(events), Exception)
+
+    def has(self, kind: str, step: int) -> bool:
+        """Whether a line of `kind` was recorded for `step`, by this start or an earlier one."""
+        return any(row.get("kind") == kind and row.get("step") == step for row in read_lines(self.lines))
 
     def _append(self, row: dict[str, Any]) -> None:
         with self.lines.open("a") as stream:
@@ -77,15 +98,17 @@ class Sinks:
 
     def _scalars(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
         writer = self._writer()
+        assert self.sample_writer is not None
         for name, value in figures.items():
             writer.add_scalar(f"{kind}/{name}", value, step)
             if name in BY_SAMPLES:
-                writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
+                self.sample_writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
         writer.flush()
+        self.sample_writer.flush()
 
     def _writer(self) -> SummaryWriter:
         if self.writer is None:
-            self._open_writer(0)
+            self._open_writers(0, 0)
         assert self.writer is not None
         return self.writer
 
@@ -113,8 +136,18 @@ class Sinks:
                 key: value for key, value in hyperparameters.items() if isinstance(value, bool | int | float | str)
             }
             self._attempt("TensorBoard", lambda: self._writer().add_hparams(plain, results, run_name="."))
-        if self.writer is not None:
-            self._attempt("TensorBoard", self.writer.close)
+        for writer in (self.writer, self.sample_writer):
+            if writer is not None:
+                self._attempt("TensorBoard", writer.close)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; a torn last line is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def forget_later_lines(path: Path, step: int) -> None:
@@ -122,16 +155,9 @@ def forget_later_lines(path: Path, step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row.get("step", 0) <= step:
-            kept.append(line)
+    kept = [row for row in read_lines(path) if row.get("step", 0) <= step]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept))
+    temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
     temporary.replace(path)
 
 

@@ -138,7 +138,7 @@ class Window:
             "slowest_rank": float(computing.index(max(computing))),
         }
         if run.settings.precision == "fp16":
-            figures["loss_scale"] = float(run.engine.optimizer.cur_scale)
+            figures["loss_scale"] = float(run.engine.optimizer.loss_scale)
         return figures
 
     def _host_sums(self, seconds: dict[str, float]) -> dict[str, float]:

@@ -170,9 +170,18 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
     assert found.newest_valid() == "step_00000012"
 
 
-def test_a_disk_that_fills_up_while_writing(small_disk: Path, rank_server: RankServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_disk_that_fills_up_while_writing(
+    stage: int, small_disk: Path, rank_server: RankServer, tmp_path: Path
+) -> None:
     """Space for some files only: the estimate is fooled, the write itself fails on one rank, and both go on."""
-    words = [*write_project(tmp_path), "--output_dir", str(small_disk / "out"), "--save_every_steps", "4"]
+    words = [
+        *write_project(tmp_path, zero_optimization={"stage": stage}),
+        "--output_dir",
+        str(small_disk / "out"),
+        "--save_every_steps",
+        "4",
+    ]
     assert rank_server.run([*words, "--max_steps", "4"], 2, tmp_path).codes == [0, 0]
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - 100_000))
@@ -197,6 +206,51 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(
     assert "No space left on device" in outcome.text
     assert outcome.text.count("No space left on device") < 4, "told once a sink, not once a step"
     assert checkpoints(tmp_path).newest_valid() == "step_00000005"
+
+
+def test_a_stop_waits_for_the_checkpoint_that_is_being_committed(rank_server: RankServer, tmp_path: Path) -> None:
+    """Asked to stop right after a save, while rank 0 still takes digests: it must be there when the ranks leave."""
+    words = [*write_project(tmp_path, train_micro_batch_size_per_gpu=1), "--max_steps", "30", "--save_every_steps", "3"]
+    faults = [{"kind": "slow_commit", "seconds": 3.0}, {"kind": "stop_in_commit", "step": 3}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults)
+    assert outcome.codes == [STOPPED_EXIT_CODE] * 2, outcome.text
+    newest = checkpoints(tmp_path).newest_valid()
+    assert newest is not None
+    assert f"stopped at step {int(newest[-8:])} " in outcome.text
+
+
+def test_a_folder_with_no_sound_checkpoint_is_not_begun_anew(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    assert rank_server.run(words, 1, tmp_path).codes == [0]
+    (checkpoints(tmp_path).folder / "step_00000002" / "mp_rank_00_model_states.pt").write_bytes(b"gone")
+    outcome = rank_server.run([*words[:-1], "4"], 1, tmp_path)
+    assert outcome.codes == [2]
+    assert "none that is sound" in outcome.text
+    assert len(read_metrics(tmp_path, "train")) == 2
+
+
+def test_a_changed_decay_is_told_and_taken(rank_server: RankServer, tmp_path: Path) -> None:
+    """A load would bring back the old one."""
+    words = write_project(tmp_path, zero_optimization={"stage": 1})
+    assert rank_server.run([*words, "--max_steps", "2"], 2, tmp_path).codes == [0, 0]
+    strong = {"type": "AdamW", "params": {"weight_decay": 100.0}}
+    write_project(tmp_path, zero_optimization={"stage": 1}, optimizer=strong, gradient_clipping=0.5)
+    outcome = rank_server.run([*words, "--max_steps", "12"], 2, tmp_path)
+    assert outcome.codes == [0, 0], outcome.text
+    assert "changed since step_00000002: optimizer was" in outcome.text
+    name = "bert.pooler.dense_act.weight"
+    old, new = (float(weights(tmp_path, tag)[name].detach().norm()) for tag in ("step_00000002", None))
+    assert new < 0.5 * old
+
+
+def test_a_stop_in_the_last_validation_is_made_up_for(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "3"]
+    stopped = rank_server.run(words, 2, tmp_path, faults=[{"kind": "stop_in_validation", "rank": 1}])
+    assert stopped.codes == [STOPPED_EXIT_CODE] * 2, stopped.text
+    assert checkpoints(tmp_path).newest_valid() == "step_00000003"
+    again = rank_server.run(words, 2, tmp_path)
+    assert again.codes == [0, 0], again.text
+    assert [row["step"] for row in read_metrics(tmp_path, "validation")] == [3]
 
 
 def test_two_runs_in_one_folder(rank_server: RankServer, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The gradient norm and clipping where the engine keeps none, and parameters without gradient."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import nn
 
 from training.gradients import GradientNorm, GradientWatch
@@ -15,7 +17,7 @@ class PlainEngine:
     def __init__(self, clipping: float) -> None:
         torch.manual_seed(1)
         self.module = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+        self.optimizer: Any = torch.optim.SGD(self.module.parameters(), lr=0.1)
         self.clipping = clipping
         self.clip_fp32_gradients: Any = None
 
@@ -64,7 +66,8 @@ class HalfPrecisionEngine(PlainEngine):
 
     def __init__(self) -> None:
         super().__init__(clipping=1.0)
-        self.optimizer.cur_scale = 1024.0  # type: ignore[attr-defined]
+        self.optimizer = object.__new__(FP16_UnfusedOptimizer)  # DeepSpeed's own way to the scale, without its groups
+        self.optimizer.loss_scale_config = SimpleNamespace(cur_scale=1024.0)
 
     def fp16_enabled(self) -> bool:
         return True
@@ -77,7 +80,7 @@ def test_the_scale_of_fp16_is_taken_out() -> None:
     engine = HalfPrecisionEngine()
     norm = GradientNorm(engine)
     norm.note_scale()
-    engine.optimizer.cur_scale *= 2  # type: ignore[attr-defined]
+    engine.optimizer.loss_scale_config.cur_scale *= 2
     assert norm.value() == 2.0  # by the scale that the step had, not by the one it left
     assert engine.clip_fp32_gradients is None
 

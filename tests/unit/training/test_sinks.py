@@ -38,7 +38,8 @@ def events(finished: Path) -> Any:
 
 def test_scalars_on_steps_and_on_samples(events: Any) -> None:
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]
-    assert [event.step for event in events.Scalars("train_by_samples/loss")] == [8, 16, 24, 32]
+    by_samples = EventAccumulator(f"{events.path}/by_samples").Reload()
+    assert [event.step for event in by_samples.Scalars("train_by_samples/loss")] == [8, 16, 24, 32]
     assert [event.step for event in events.Scalars("validation/perplexity")] == [2, 4]
 
 
