@@ -27,7 +27,7 @@ COMPLETE = ".complete"  # written last, so that an interrupted corpus is built a
 _LARGEST_MODULE = 2 * 2**20  # bytes; larger ones are tables
 _FILES_AT_ONCE = 64
 _MIN_PROSE = 200  # bytes of docstrings in a module
-_MIN_PROSE_SHARE = 0.07
+_MIN_PROSE_SHARE = 0.15
 _MIN_WORDS = 4  # of a sentence
 
 _FENCE = re.compile(r"```.*?```|~~~.*?~~~", re.DOTALL)
@@ -52,7 +52,9 @@ def build_corpus(output: Path, max_mb: float, workers: int = 2) -> tuple[int, in
     with ProcessPoolExecutor(workers) as pool:
         found = pool.map(_documents_of_files, batches)
         documents = drop_repeated(document for batch in found for document in batch)
-        return _write(documents, output, int(max_mb * 2**20))
+        written = _write(documents, output, int(max_mb * 2**20))
+        pool.shutdown(cancel_futures=True)  # there may be more text than was asked for
+    return written
 
 
 def find_modules() -> list[Path]:

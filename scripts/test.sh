@@ -12,4 +12,5 @@ fi
 ruff check .
 ruff format --check .
 mypy
-python -m pytest "${selection[@]}" "$@"
+# Two at a time on two cores: most tests use one. Files stay whole, for what their tests share.
+OMP_NUM_THREADS=1 python -m pytest -n auto --maxprocesses 4 --dist loadfile "${selection[@]}" "$@"
