@@ -11,7 +11,8 @@ from common.console import console
 from common.errors import run_command
 from common.help import Parser
 from data.tokenizer import load_tokenizer
-from training.export import export_checkpoint, locate_checkpoint
+from training.checkpoint import read_state
+from training.export import check_tokenizer, export_checkpoint, locate_checkpoint
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     checkpoint = locate_checkpoint(flags.checkpoint)
     tokenizer = None if flags.tokenizer is None else load_tokenizer(flags.tokenizer)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, read_state(checkpoint).model_config, f"--tokenizer {flags.tokenizer}")
     state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics)
     console.say(f"{checkpoint} (step {state.step}) was exported to {flags.output}")
     return 0

@@ -53,7 +53,7 @@ def export_checkpoint(
     check_folder_to_write(output, "--output", problems)
     problems.raise_if_any()
     if tokenizer is not None:
-        check_tokenizer(tokenizer, config)
+        check_tokenizer(tokenizer, state.model_config, "bert_token_file")
     validation = last_validation(metrics)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
@@ -70,10 +70,12 @@ def export_checkpoint(
     return state
 
 
-def check_tokenizer(tokenizer: BertTokenizer, config: BertConfig) -> None:
-    if tokenizer.vocab_size != config.num_tokens:
+def check_tokenizer(tokenizer: BertTokenizer, model_config: dict[str, Any], where: str) -> None:
+    """`where`: how the user named the tokenizer."""
+    num_tokens = BertConfig.from_dict(model_config).num_tokens
+    if tokenizer.vocab_size != num_tokens:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, but the checkpoint's model has {config.num_tokens}; "
+            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, but the checkpoint's model has {num_tokens}; "
             f"pass the tokenizer that the data was prepared with"
         )
 

@@ -50,7 +50,7 @@ def export(model: PreTrainingModel, tokenizer: BertTokenizer, folder: Path) -> P
     )
     (checkpoint / STATE).write_text(json.dumps(asdict(state)))
     tokenizer.save(folder / "tokenizer")
-    export_checkpoint(checkpoint, folder / "hf", folder / "tokenizer", None)
+    export_checkpoint(checkpoint, folder / "hf", tokenizer, None)
     return folder / "hf"
 
 

@@ -68,6 +68,7 @@ class HalfPrecisionEngine(PlainEngine):
         super().__init__(clipping=1.0)
         self.optimizer = object.__new__(FP16_UnfusedOptimizer)  # DeepSpeed's own way to the scale, without its groups
         self.optimizer.loss_scale_config = SimpleNamespace(cur_scale=1024.0)
+        self.optimizer.custom_loss_scaler = False
 
     def fp16_enabled(self) -> bool:
         return True
