@@ -82,7 +82,8 @@ class Loop:
                 wants_stop = run.stop.reason is not None or not is_taken
                 is_stopped, is_overdue = distributed.any_rank(wants_stop, self.saver.is_overdue())
                 if is_taken and not (is_stopped and not is_finished):
-                    self.look_after(epoch, is_finished, is_overdue, is_new=run.state.step > step)
+                    is_back = self.look_after(epoch, is_finished, is_overdue, is_new=run.state.step > step)
+                    is_finished = is_finished and not is_back
         self.progress.close()
         if is_finished and not run.stop.agreed:
             return True
@@ -111,10 +112,13 @@ class Loop:
             window.count(batches)
         return True
 
-    def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> None:
-        """After a step: report, validate and save what is due. `is_new` False: it was skipped, and nothing is."""
+    def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> bool:
+        """After a step: report, validate and save what is due. True: a spike took the run back to an earlier step.
+
+        `is_new` False: the step was skipped, and nothing is due.
+        """
         if not (is_new or is_finished or is_overdue):
-            return
+            return False
         run, window = self.run, self.window
         is_validation = should_validate(run, is_finished)
         is_save = is_overdue or self.saver.is_due(epoch, is_finished)
@@ -122,7 +126,7 @@ class Loop:
         if is_report and window.num_steps:
             window.report()
             if self.answer_spikes():
-                return
+                return True
         best = None
         if is_validation:
             with window.phases.measure("validation"):
@@ -133,6 +137,7 @@ class Loop:
             with window.phases.measure("checkpoint"):
                 self.saver.save_last(best, window.phases) if is_finished else self.saver.save(best)
         show_progress(self.progress, run, window, self.saver)
+        return False
 
     def answer_spikes(self) -> bool:
         """Tell of spikes among the steps reported. With --on_spike rollback go back, and leave that batch out."""

@@ -1,10 +1,11 @@
-"""Two real gloo ranks under the real launcher give the losses that one rank gives, at every ZeRO stage."""
+"""Two real gloo ranks give the losses that one rank gives, at every ZeRO stage and under the real launcher."""
 
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.rank_server import RankServer
 from tests.support import VOCAB, read_metrics, run_deepspeed, run_plain, write_project
 
 NUM_STEPS = 6
@@ -37,11 +38,23 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_two_ranks_train_as_one_does(stage: int, one_rank: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_does(stage: int, one_rank: Path, rank_server: RankServer, tmp_path: Path) -> None:
     words = write_project(tmp_path, zero_optimization={"stage": stage})
+    without_dropout(tmp_path)
+    outcome = rank_server.run([*words, "--max_steps", str(NUM_STEPS)], 2, tmp_path)
+    assert outcome.codes == [0, 0], outcome.text
+    assert_trained_alike(tmp_path, one_rank)
+
+
+def test_two_ranks_under_the_real_launcher(one_rank: Path, tmp_path: Path) -> None:
+    words = write_project(tmp_path, zero_optimization={"stage": 1})
     without_dropout(tmp_path)
     outcome = run_deepspeed([*words, "--max_steps", str(NUM_STEPS)], num_ranks=2)
     assert outcome.returncode == 0, outcome.stderr
+    assert_trained_alike(tmp_path, one_rank)
+
+
+def assert_trained_alike(tmp_path: Path, one_rank: Path) -> None:
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=TOLERANCE)
     assert len(losses(tmp_path)) == NUM_STEPS
     ours, theirs = (read_metrics(folder, "validation")[-1] for folder in (tmp_path, one_rank))
@@ -57,7 +70,7 @@ def test_accumulation_gives_the_same_losses(one_rank: Path, tmp_path: Path) -> N
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=TOLERANCE)
 
 
-def test_guesses_are_shown_where_no_rank_has_the_whole_model(tmp_path: Path) -> None:
+def test_guesses_are_shown_where_no_rank_has_the_whole_model(rank_server: RankServer, tmp_path: Path) -> None:
     tables = []
     for stage, ranks in ((0, 1), (3, 2)):
         folder = tmp_path / str(stage)
@@ -66,8 +79,8 @@ def test_guesses_are_shown_where_no_rank_has_the_whole_model(tmp_path: Path) -> 
         without_dropout(folder)
         name_vocabulary(folder)
         flags = ["--max_steps", "3", "--validate_every_steps", "1"]
-        outcome = run_deepspeed([*words, *flags], ranks) if ranks > 1 else run_plain([*words, *flags])
-        assert outcome.returncode == 0, outcome.stderr
+        outcome = rank_server.run([*words, *flags], ranks, folder)
+        assert outcome.codes == [0] * ranks, outcome.text
         events = EventAccumulator(str(folder / "out" / "runs" / "tiny"), size_guidance={"tensors": 0}).Reload()
         tables.append([event.tensor_proto.string_val[0] for event in events.Tensors("guesses/text_summary")])
         assert len(losses(folder)) == 3

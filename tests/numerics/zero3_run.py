@@ -10,6 +10,7 @@ from common.console import console
 from nvidia.checkpointing import Checkpointing
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.unit.nvidia.helpers import make_batch, spread_weights, tiny_config
+from training import distributed
 
 CHOICES = [
     Checkpointing(),
@@ -33,7 +34,11 @@ def losses(choice: Checkpointing, in_engine: bool) -> list[float]:
     spread_weights(model)
     model.set_checkpointing(choice)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=SETTINGS)[0] if in_engine else None
+    engine = (
+        deepspeed.initialize(model=model, optimizer=optimizer, config=SETTINGS, dist_init_required=False)[0]
+        if in_engine
+        else None
+    )
     torch.manual_seed(1)
     found = []
     for step in range(5):
@@ -51,6 +56,7 @@ def losses(choice: Checkpointing, in_engine: bool) -> list[float]:
 
 
 if __name__ == "__main__":
+    distributed.start(torch.device("cpu"))
     results = [[losses(choice, in_engine=False), losses(choice, in_engine=True)] for choice in CHOICES]
     console.say(json.dumps(results))
     sys.stdout.flush()
