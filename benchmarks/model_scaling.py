@@ -6,7 +6,6 @@ before the pass. The last line is JSON.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from benchmarks.batches import make_batch
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
+from common.memory import peak_resident_mib
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
@@ -31,7 +31,7 @@ VOCAB_SIZE = 8192
 
 
 def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_resident_mib()
 
 
 def measure_here(rows: int, length: int, depth: int, hidden: int, repeats: int) -> dict[str, float]:

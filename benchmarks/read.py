@@ -8,7 +8,6 @@ clock is printed beside them.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,10 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from common.memory import peak_resident_mib
+
 WIDTH, PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 MICRO_BATCH = 64
 
@@ -117,7 +120,7 @@ def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
     from data.loader import TrainingStream
     from data.shards import open_dataset
 
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    base = peak_resident_mib()
     dataset = open_dataset(
         [folder], split="training", max_seq_length=WIDTH, max_predictions_per_seq=PREDICTIONS, vocab_size=VOCAB_SIZE
     )
@@ -144,7 +147,7 @@ def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
         "rows_per_s": count * MICRO_BATCH / wall,
         "first_s": first,
         "base_mb": base,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mb": peak_resident_mib(),
     }
 
 

@@ -8,7 +8,6 @@ a process of its own. The last line is JSON.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from benchmarks.plain_preln import PlainPreLN
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
+from common.memory import peak_resident_mib
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
@@ -165,7 +165,7 @@ def peak_megabytes(name: str, arguments: argparse.Namespace, length: int) -> flo
 
 def report_memory(name: str, config: BertConfig, length: int, accumulation: int) -> None:
     BUILDERS[name](config, accumulation)(workload(length, accumulation, config))
-    console.say(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}")
+    console.say(f"{peak_resident_mib():.0f}")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,12 +1,12 @@
 """The steps since the last report: what is counted in them, and the figures that come of it."""
 
 import math
-import resource
 from dataclasses import replace
 
 import torch
 
 from common.console import console
+from common.memory import peak_resident_mib
 from data.batches import NO_LABEL, Batch
 from data.loader import StepBatches
 from training import distributed
@@ -175,4 +175,4 @@ def peak_memory_gib(device: torch.device) -> float:
     """The most this process has held: on the GPU, or in main memory where there is none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # reported in KiB
+    return peak_resident_mib() / 1024
