@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.memory import peak_resident_mib
 
+ROOT = Path(__file__).resolve().parents[1]
 WIDTH, PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 MICRO_BATCH = 64
 
