@@ -14,6 +14,7 @@ from typing import Any
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
+from data.compression import optional_import
 from data.executors import open_executor
 from data.pipeline import Pipeline, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = None
     if arguments.vocab_file is not None:
         tokenizer = load_tokenizer(Path(arguments.vocab_file), lower_case=arguments.do_lower_case)
+    if settings.near_duplicates is not None:
+        optional_import("datasketch", "--near_duplicates")  # before anything old is removed
     sources = find_sources(arguments.input, settings.layout)
     fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
     if not arguments.overwrite and _is_done(output, fingerprint, settings):

@@ -195,7 +195,9 @@ def find_shards(folder: Path, split: Split) -> list[Path]:
         held = f"{len(files)} other HDF5 files" if files else "no HDF5 file"
         raise UserError(
             f"{folder}: has {held}, but none with {split!r} in its name; "
-            f"prepare data with `{PREPARE_COMMAND} --output_dir …`, or point the model JSON at another folder"
+            f"prepare data with `{PREPARE_COMMAND} --output_dir …`"
+            + (" and a larger --validation_share" if split == "validation" and files else "")
+            + ", or point the model JSON at another folder"
         )
     return found
 

@@ -169,6 +169,17 @@ def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
         assert counts["near_duplicates"] >= expected
 
 
+def test_a_missing_package_is_told_before_old_shards_go(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(corpus, tmp_path)
+    before = sorted(path.name for path in (tmp_path / "32").iterdir())
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    with pytest.raises(UserError, match="needs the package 'datasketch'"):
+        run(corpus, tmp_path, "--near_duplicates", "0.8", "--overwrite")
+    assert sorted(path.name for path in (tmp_path / "32").iterdir()) == before
+
+
 def test_an_unmasked_copy(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, "--dupe_factor", "0")
     dataset = opened(tmp_path / "32")

@@ -55,6 +55,11 @@ def write_text(folder: Path) -> None:
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
 
 
+def stand_in_for_the_quickstart(folder: Path) -> None:
+    """Where the quickstart puts its shards, put those just prepared."""
+    shutil.copytree(folder / "data" / "mine" / "hdf5", folder / "data" / "hdf5")
+
+
 def run_until(command: str, expected: str | None, cwd: Path) -> str:
     """Run in a shell to its end, or until `expected` is printed; what it printed so far."""
     log = cwd / "log.txt"
@@ -92,6 +97,8 @@ def test_every_command_works(tmp_path: Path) -> None:
     for command in commands:
         expected = next((text for start, text in ENDLESS.items() if command.startswith(start)), None)
         run_until(command, expected, tmp_path)
+        if "data.prepare" in command:
+            stand_in_for_the_quickstart(tmp_path)
     assert (tmp_path / "outputs" / "saved_models" / "bert_base" / "step_00000003" / "manifest.json").is_file()
     assert list((tmp_path / "outputs" / "runs" / "bert_base").glob("events.out.tfevents.*"))
 
@@ -102,6 +109,7 @@ def test_the_launchers_own_line_takes_honest_steps(launcher: str, tmp_path: Path
     copy_project(tmp_path)
     write_text(tmp_path / "my_text")
     run_until(next(line for line in readme_commands() if "data.prepare" in line), None, tmp_path)
+    stand_in_for_the_quickstart(tmp_path)
     line = next(line for line in readme_commands() if line.startswith("deepspeed deepspeed_train.py"))
     words = f"{launcher} {line.split(' ', 1)[1]} --max_steps 3 --print_steps 1"
     printed = run_until(words, None, tmp_path)
