@@ -22,16 +22,16 @@ def mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> i
     """
     total = sum(len(found) for found in hashes)
     classes = max(1, -(-total // _HASHES_AT_ONCE))
-    firsts = np.cumsum([0] + [len(found) for found in hashes])
+    firsts = np.cumsum([0] + [len(found) for found in hashes])[:-1]
     flat = np.ones(total, dtype=bool)
     for residue in range(classes):
         chosen = [np.flatnonzero(found % np.uint64(classes) == residue) for found in hashes]
-        numbers = np.concatenate([index + first for index, first in zip(chosen, firsts, strict=False)])
+        numbers = np.concatenate([index + first for index, first in zip(chosen, firsts, strict=True)])
         values = np.concatenate([found[index] for found, index in zip(hashes, chosen, strict=True)])
         _, first_seen = np.unique(values, return_index=True)
         flat[numbers] = False
         flat[numbers[first_seen]] = True
-    for mask, first in zip(keep, firsts, strict=False):
+    for mask, first in zip(keep, firsts, strict=True):
         mask &= flat[first : first + len(mask)]
     return int(total - flat.sum())
 

@@ -187,11 +187,11 @@ def plan_shards(
         return []
     total = -(-total_rows // shard_rows)
     bounds = [total_rows * i // total for i in range(total + 1)]
-    firsts = np.cumsum([0] + [part[3] for part in parts]).tolist()
+    firsts = np.cumsum([0] + [part[3] for part in parts])[:-1].tolist()
     tasks = []
     for index in range(total):
         ranges = []
-        for (piece, donor, copy, count), first in zip(parts, firsts, strict=False):
+        for (piece, donor, copy, count), first in zip(parts, firsts, strict=True):
             low, high = max(bounds[index], first), min(bounds[index + 1], first + count)
             if low < high:
                 ranges.append(RowRange(piece, donor, copy, low - first, high - first, low))

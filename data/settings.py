@@ -58,6 +58,7 @@ class Settings:
         for length in self.max_seq_lengths:
             if not 8 <= length <= 8192:
                 problems.add(f"--max_seq_length {length} is out of range; expected 8 to 8192, usually 128 or 512")
+        # Of different numbers, which was told above, those that have a partner are still looked at.
         for length, predictions in zip(self.max_seq_lengths, self.max_predictions, strict=False):
             if not 1 <= predictions <= length:
                 problems.add(

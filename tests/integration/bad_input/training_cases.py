@@ -47,7 +47,7 @@ FLAGS = {
     "an id without a folder": (words("--load_cp_id", "step_1"), "--load_checkpoint_id", "needs", "--load_training_checkpoint"),
     "a job name that leaves the folder": (words("--job_name", "../up"), "--job_name", "'../up'", "plain name"),
     "a job name of nothing": (words("--job_name", "."), "--job_name", "'.'", "plain name"),
-    "a job name that no disk takes": (words("--job_name", "x" * 300), "--job_name", "xxx", "shorter"),
+    "a job name that no disk takes": (words("--job_name", "x" * 300), "--job_name", "x" * 20, "shorter"),
     "a length that the JSON has not": (words("--max_seq_length", "16"), "model.json", "no entry for --max_seq_length 16", 'add "16"'),
     "fewer predictions than the shards have": (
         words("--max_pred", "2"), "--max_predictions_per_seq", "up to 4 predictions", "pass --max_predictions_per_seq 4"

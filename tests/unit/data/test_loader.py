@@ -73,9 +73,9 @@ def test_a_row_s_content_and_labels_are_its_own(folder: Path) -> None:
 
 
 def make_rows_of_folder(sizes: list[int]) -> np.ndarray:
-    firsts = np.cumsum([0, *sizes])
+    firsts = np.cumsum([0, *sizes])[:-1]
     return np.concatenate(
-        [make_rows(size, int(first)).with_originals().input_ids for size, first in zip(sizes, firsts, strict=False)]
+        [make_rows(size, int(first)).with_originals().input_ids for size, first in zip(sizes, firsts, strict=True)]
     )
 
 

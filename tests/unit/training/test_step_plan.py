@@ -1,5 +1,6 @@
 """Steps whose rows change on the way, in number or in length."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_run_grows_its_batch_and_resumes_exactly(stage: int, tmp_path: Path) -
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_here([*write_project(whole, **micro), *flags, "--max_steps", "10"])
     samples = [row["samples"] for row in read_metrics(whole, "train")]
-    sizes = [after - before for before, after in zip([0, *samples], samples, strict=False)]
+    sizes = [after - before for before, after in pairwise([0, *samples])]
     assert sizes == sorted(sizes)
     assert set(sizes) == {4, 12}
 
