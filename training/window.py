@@ -90,7 +90,7 @@ class Window:
             for sentence in self.health.check(run.state.step, self.figures):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
-        self.num_steps, self.num_rows, self.num_positions, self.flops, self.marks = 0, 0, 0, 0.0, []
+        self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget what was counted since the last report."""

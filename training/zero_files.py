@@ -50,7 +50,7 @@ class ZeroCheckpoint:
         tensors: dict[str, dict[str, Tensor]] = {}
         for index, shapes in enumerate(self.model["param_shapes"]):
             for key, pieces in self._group(index).items():
-                join = self._join_sliced if self.is_sliced else _join_flat
+                join = _join_sliced if self.is_sliced else _join_flat
                 for name, tensor in join(pieces, {name: shape.numel() for name, shape in shapes.items()}).items():
                     tensors.setdefault(name, {})[key] = tensor
         return tensors
@@ -77,14 +77,6 @@ class ZeroCheckpoint:
         base = rank["optimizer_state_dict" if self.is_sliced else "base_optimizer_state"]
         return base["state"].get(index, {})
 
-    def _join_sliced(self, pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
-        joined, offset = {}, 0
-        for name, size in sizes.items():
-            part = math.ceil(size / len(pieces))
-            joined[name] = torch.cat([piece[offset : offset + part] for piece in pieces])[:size]
-            offset += part
-        return joined
-
 
 def _rank_of(path: Path) -> int:
     return int(path.name.split("zero_pp_rank_")[1].split("_")[0])
@@ -99,6 +91,15 @@ def _join_flat(pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
     whole = torch.cat([piece.flatten() for piece in pieces])
     cuts = whole[: sum(sizes.values())].split(list(sizes.values()))
     return dict(zip(sizes, cuts, strict=True))
+
+
+def _join_sliced(pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
+    joined, offset = {}, 0
+    for name, size in sizes.items():
+        part = math.ceil(size / len(pieces))
+        joined[name] = torch.cat([piece[offset : offset + part] for piece in pieces])[:size]
+        offset += part
+    return joined
 
 
 def load_for_other_ranks(engine: Any, folder: Path) -> None:
