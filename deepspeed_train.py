@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     avoid_broken_amx()
     share_cores(place)
     settings = resolve_settings(flags, place)
-    datasets = open_data(settings)
+    datasets = open_data(settings, place)
     device = pick_device(place)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequests())

@@ -9,9 +9,8 @@ from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser
 from data.reader import ShardFile
 from data.report import Description, describe, render, write_report
-from data.schema import Split
-from data.settings import SPLITS
-from data.shards import SUFFIXES, open_dataset
+from data.schema import SPLITS, Split
+from data.shards import list_shards, open_dataset, split_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 
@@ -19,7 +18,7 @@ def inspect_folder(folder: Path, tokenizer: BertTokenizer | None, *, verify: boo
     """Describe every split that the folder has."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give one with .hdf5 shards")
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    files = list_shards(folder)
     if not files:
         raise UserError(f"{folder}: has no .hdf5 file; shards of `python -m data.prepare` lie in <output_dir>/<length>")
     first = ShardFile(files[0])
@@ -39,7 +38,7 @@ def inspect_folder(folder: Path, tokenizer: BertTokenizer | None, *, verify: boo
 
 
 def _splits(files: Sequence[Path]) -> list[Split]:
-    found: list[Split] = [split for split in SPLITS if any(split in path.name for path in files)]
+    found: list[Split] = [split for split in SPLITS if split in {split_of(path) for path in files}]
     if not found:
         raise UserError(
             f"{files[0].parent}: no file has {' or '.join(SPLITS)} in its name; rename them, such as training_0.hdf5"

@@ -12,7 +12,8 @@ from common.console import console
 from common.errors import UserError
 from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
-from data.settings import SPLITS, Settings
+from data.schema import SPLITS
+from data.settings import Settings
 from data.sources import Source
 from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_dump, write
 from data.store import WorkFolder

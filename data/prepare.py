@@ -18,8 +18,8 @@ from data.compression import optional_import
 from data.executors import open_executor
 from data.pipeline import Pipeline, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
-from data.schema import FORMAT_VERSION, MANIFEST_NAME
-from data.settings import SPLITS, Settings
+from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS
+from data.settings import Settings
 from data.sources import Source, describe_sources, find_sources, is_url
 from data.stages import Job
 from data.storage import Storage

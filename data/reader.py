@@ -9,20 +9,12 @@ import h5py
 import numpy as np
 
 from common.errors import UserError
+from data.hdf5_checks import find_chunks, overlap, reason_to_refuse, stored_extents
 from data.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, WORD_STARTS, Rows
 
 PREPARE_COMMAND = "python -m data.prepare"
 REMEDY = f"prepare it anew with `{PREPARE_COMMAND}`, or copy it again from where it came"
 
-# Filters that HDF5 or h5py itself carries. Anything else would load a plugin, which is code.
-_KNOWN_FILTERS = {
-    h5py.h5z.FILTER_DEFLATE,
-    h5py.h5z.FILTER_SHUFFLE,
-    h5py.h5z.FILTER_FLETCHER32,
-    h5py.h5z.FILTER_LZF,
-    h5py.h5z.FILTER_SZIP,
-}
-_MAX_CHUNK_BYTES = 64 * 2**20  # one chunk is what one read must decode; NVIDIA's are below 1 MB
 _MAX_BLOCK_ROWS = 16384
 _MIN_BLOCK_ROWS = 128
 _MAX_ATTRIBUTE_BYTES = 2**20
@@ -40,6 +32,7 @@ class ShardFile:
             self.num_rows, self.max_seq_length, self.max_predictions_per_seq = _checked_shapes(path, self._datasets)
             self.attributes = _checked_attributes(path, self._file)
             self._word_starts = self._checked_word_starts()
+            self._check_extents()
         except Exception as error:  # a damaged file makes the library raise whatever it likes
             self.close()
             raise error if isinstance(error, UserError) else _damaged(path, error) from error
@@ -56,17 +49,23 @@ class ShardFile:
     def read(self, start: int, stop: int, *, vocab_size: int | None = None) -> Rows:
         """Rows [start, stop), their values checked; ids must lie below `vocab_size` where it is known."""
         try:
+            for dataset in self._datasets.values():
+                find_chunks(dataset, start, stop)
             fields = [dataset[start:stop] for dataset in self._datasets.values()]
             starts = None if self._word_starts is None else self._word_starts[start:stop]
         except Exception as error:  # a damaged file makes the library raise whatever it likes
             raise _damaged(self.path, error) from error
-        rows = Rows(
-            *(array.astype(kind, copy=False) for array, (_, kind) in zip(fields, DATASETS.values(), strict=True))
-        )
-        problem = find_bad_values(rows, vocab_size)
+        problem = find_bad_values(Rows.of(fields), vocab_size)  # as stored: a wider type could wrap around
         if problem:
             raise UserError(f"{self.path}: rows {start}–{stop - 1} {problem}; {REMEDY}")
-        return rows.replace(word_starts=starts)
+        kinds = [kind for _, kind in DATASETS.values()]
+        return Rows.of([array.astype(kind, copy=False) for array, kind in zip(fields, kinds, strict=True)], starts)
+
+    def _check_extents(self) -> None:
+        """No two datasets, and no two chunks, may lie on the same bytes."""
+        parts = [*self._datasets.values(), *([] if self._word_starts is None else [self._word_starts])]
+        if overlap(extent for part in parts for extent in stored_extents(part)):
+            raise UserError(f"{self.path}: is damaged: two of its pieces lie on the same bytes; {REMEDY}")
 
     def _checked_word_starts(self) -> h5py.Dataset | None:
         if WORD_STARTS not in self._file:
@@ -131,70 +130,10 @@ def _checked_dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
     if not isinstance(link, h5py.HardLink):
         raise UserError(f"{path}: {name!r} is a {type(link).__name__} to somewhere else, which is refused; {REMEDY}")
     dataset = file[name]
-    reason = _reason_to_refuse(dataset, path.stat().st_size)
+    reason = reason_to_refuse(dataset, path.stat().st_size)
     if reason:
         raise UserError(f"{path}: {name!r} {reason}, which is refused; {REMEDY}")
     return dataset
-
-
-def _reason_to_refuse(dataset: Any, file_size: int) -> str | None:
-    if not isinstance(dataset, h5py.Dataset):
-        return "is no dataset"
-    if dataset.dtype.kind not in "iu" or dataset.dtype.itemsize > 8:
-        return f"holds {dataset.dtype}, not integers"
-    if dataset.shape is None or dataset.ndim not in (1, 2):
-        return f"has the shape {dataset.shape}, not one or two dimensions"
-    if dataset.is_virtual:
-        return "is a virtual dataset"
-    if dataset.external:
-        return "keeps its values in other files"
-    creation = dataset.id.get_create_plist()
-    filters = {creation.get_filter(i)[0] for i in range(creation.get_nfilters())}
-    if filters - _KNOWN_FILTERS:
-        return f"needs the filter {min(filters - _KNOWN_FILTERS)}, which is not HDF5's own"
-    return _reason_of_size(dataset, file_size)
-
-
-def _reason_of_size(dataset: h5py.Dataset, file_size: int) -> str | None:
-    """Every value must be stored: a declared size without bytes behind it would read as endless zeros."""
-    stored = dataset.id.get_storage_size()
-    if stored > file_size:
-        return f"claims {stored:,} stored bytes in a file of {file_size:,}"
-    if dataset.chunks is None:
-        declared = dataset.size * dataset.dtype.itemsize
-        return None if stored == declared else f"declares {declared:,} bytes but stores {stored:,}"
-    chunk_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if chunk_bytes > _MAX_CHUNK_BYTES:
-        return f"has chunks of {chunk_bytes:,} bytes (at most {_MAX_CHUNK_BYTES:,})"
-    declared_chunks = math.prod(
-        math.ceil(size / chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)
-    )
-    if declared_chunks > file_size:  # a chunk takes at least a byte; cheaper than counting
-        return f"declares {declared_chunks:,} chunks in a file of {file_size:,} bytes"
-    return _reason_of_chunks(dataset, declared_chunks, file_size)
-
-
-def _reason_of_chunks(dataset: h5py.Dataset, declared: int, file_size: int) -> str | None:
-    """Every chunk of the grid must be stored once, filtered and inside the file: a missing one would read as zeros.
-
-    The old file format has no checksum on this index. About 1 µs a chunk.
-    """
-    stored: set[tuple[int, ...]] = set()
-    is_sound = True
-
-    def look(chunk: Any) -> None:
-        nonlocal is_sound
-        stored.add(chunk.chunk_offset)
-        is_sound &= chunk.filter_mask == 0 and chunk.byte_offset + chunk.size <= file_size
-        is_sound &= all(
-            offset % step == 0 and offset < size
-            for offset, step, size in zip(chunk.chunk_offset, dataset.chunks, dataset.shape, strict=True)
-        )
-
-    dataset.id.chunk_iter(look)
-    if len(stored) != declared:
-        return f"declares {declared:,} chunks but stores {len(stored):,}"
-    return None if is_sound else "has chunks out of place"
 
 
 def _checked_shapes(path: Path, datasets: dict[str, h5py.Dataset]) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 Split = Literal["training", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("training", "validation", "test")
 
 FORMAT_VERSION = 1
 ATTRIBUTE = "bert_pretraining"  # the one root attribute: a JSON object, described in docs/data_format.md

@@ -8,7 +8,6 @@ from typing import Any
 from common.errors import Problems
 from data.instances import OBJECTIVES, Objective
 from data.masking import UNITS, Unit
-from data.schema import Split
 from data.tokenizer import SMALLEST_VOCABULARY
 
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the paper's two phases
@@ -17,9 +16,6 @@ BERT_PREDICTIONS = {128: 20, 512: 80}  # the paper's two phases
 def default_predictions(length: int) -> int:
     """Room for 15 % of the tokens."""
     return BERT_PREDICTIONS.get(length, length * 15 // 100 + 1)
-
-
-SPLITS: tuple[Split, ...] = ("training", "validation", "test")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from common.errors import Problems, UserError
 from common.files import file_digest
 from data.plan import Extent
 from data.reader import PREPARE_COMMAND, REMEDY, ShardFile
-from data.schema import MANIFEST_NAME, Rows, Split, concatenate_rows
+from data.schema import MANIFEST_NAME, SPLITS, Rows, Split, concatenate_rows
 
 SUFFIXES = (".hdf5", ".h5")
 _OPEN_FILES = 32
@@ -147,12 +147,15 @@ def open_dataset(
     vocab_size: int | None = None,
     weights: Sequence[float] | None = None,
     verify: bool = False,
+    share: tuple[int, int] = (0, 1),
 ) -> PretrainingDataset:
     """Find and check one split's shards in `folders`. All that is wrong with any file is reported at once.
 
-    `verify` also compares every file with the manifest's digest: one full read of the data.
+    `verify` also compares files with the manifest's digests, a full read of the data: of every file, or of this
+    process's `share` (number, of how many) where several read the same folders.
     """
     problems = Problems()
+    _check_folders(folders, problems)
     shards: list[ShardInfo] = []
     for number, folder in enumerate(folders):
         try:
@@ -161,9 +164,10 @@ def open_dataset(
         except UserError as error:
             problems.add(str(error))
             continue
-        for path in paths:
+        for position, path in enumerate(paths):
+            is_mine = verify and position % share[1] == share[0]
             try:
-                shards.append(_check_shard(path, number, manifest, max_seq_length, max_predictions_per_seq, verify))
+                shards.append(_check_shard(path, number, manifest, max_seq_length, max_predictions_per_seq, is_mine))
             except UserError as error:
                 problems.add(str(error))
     if not folders:
@@ -177,6 +181,16 @@ def open_dataset(
     return dataset
 
 
+def split_of(path: Path) -> Split | None:
+    """The one split that a file belongs to: the first of these words that its name holds. No file is in two."""
+    return next((split for split in SPLITS if split in path.name), None)
+
+
+def list_shards(folder: Path) -> list[Path]:
+    """The HDF5 files that lie directly in `folder`, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+
+
 def find_shards(folder: Path, split: Split) -> list[Path]:
     """The shards of one split that lie directly in `folder`, by name.
 
@@ -187,10 +201,10 @@ def find_shards(folder: Path, split: Split) -> list[Path]:
             f"{folder}: no such folder; check --data_path_prefix and the model JSON's data.mixed_seq_datasets, "
             f"or prepare data with `{PREPARE_COMMAND} --output_dir …`"
         )
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
-    found = [path for path in files if split in path.name]
+    files = list_shards(folder)
+    found = [path for path in files if split_of(path) == split]
     if not found and split == "validation":
-        found = [path for path in files if "test" in path.name]
+        found = [path for path in files if split_of(path) == "test"]
     if not found:
         held = f"{len(files)} other HDF5 files" if files else "no HDF5 file"
         raise UserError(
@@ -248,6 +262,34 @@ def _check_shard(
         return ShardInfo(path, folder, file.num_rows, file.block_rows, file.attributes, str(digest))
     finally:
         file.close()
+
+
+def check_apart(training: Sequence[PretrainingDataset], validation: PretrainingDataset) -> None:
+    """Refuse a validation file that is trained on too: the same file, or one of the same content by its manifest."""
+    trained = {identity: path for data in training for path, identity in _identities(data)}
+    for path, identity in _identities(validation):
+        if identity in trained:
+            raise UserError(
+                f"{path}: is validation data, but {trained[identity]} is the same file and is trained on; a loss on it "
+                f"would say nothing. Prepare a split of its own with `{PREPARE_COMMAND} --validation_share 0.01`"
+            )
+
+
+def _identities(data: PretrainingDataset) -> list[tuple[Path, object]]:
+    """Each file twice: by where it lies, links followed, and by its content's digest."""
+    places: list[tuple[Path, object]] = [(shard.path, shard.path.resolve()) for shard in data.shards]
+    return places + [(shard.path, shard.digest) for shard in data.shards]
+
+
+def _check_folders(folders: Sequence[Path], problems: Problems) -> None:
+    seen: set[Path] = set()
+    for folder in folders:
+        if (place := Path(folder).resolve()) in seen:
+            problems.add(
+                f"{folder}: is named twice among the datasets of one length, so its rows would be read twice an epoch; "
+                f"name it once, and give it a weight if it should count for more"
+            )
+        seen.add(place)
 
 
 def _check_weights(weights: Sequence[float] | None, num_folders: int, problems: Problems) -> None:

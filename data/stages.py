@@ -23,8 +23,8 @@ from data.instances import Documents, make_instances
 from data.masking import MaskingPolicy, mask_rows
 from data.randomness import derive_key, generator
 from data.rows import SpecialIds, assemble_rows
-from data.schema import Rows, concatenate_rows
-from data.settings import SPLITS, Settings
+from data.schema import SPLITS, Rows, concatenate_rows
+from data.settings import Settings
 from data.sources import RANGE_BYTES, Source
 from data.storage import Storage
 from data.store import WorkFolder

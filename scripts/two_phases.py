@@ -89,10 +89,8 @@ def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Se
     problems = Problems()
     for phase in phases:
         try:
-            settings = resolve_settings(
-                parse_arguments(phase_words(flags, phase, passed_on)), Place(0, 0, ranks, ranks)
-            )
-            open_data(settings)
+            place = Place(0, 0, ranks, ranks)
+            open_data(resolve_settings(parse_arguments(phase_words(flags, phase, passed_on)), place), place)
         except UserError as error:
             problems.add(f"phase {phase + 1}: {error}")
     problems.raise_if_any()

@@ -62,6 +62,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="folder that the model JSON's dataset folders are below (default: the current folder)",
     )
     flags.folder("--validation_data_path_prefix", help="the same for the validation data (default: --data_path_prefix)")
+    flags.switch(
+        "--verify_data", help="before training, compare every data file with its manifest's digest (reads all of it)"
+    )
     flags.switch("--use_nvidia_dataset", help="HDF5 shards; the only kind there is, so accepted and implied")
     flags.switch(
         "--do_lower_case",

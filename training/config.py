@@ -31,12 +31,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+Weight = Annotated[float, Field(gt=0.0, le=1e6)]
 MOST = 10**15  # steps or epochs: far beyond any run, and within what a float counts exactly
 
 
 class DataSection(Section):
     flags: dict[str, Any] = Field(default_factory=dict)  # read by bing_bert only
     mixed_seq_datasets: dict[str, dict[str, PathText]]
+    mixed_seq_weights: dict[str, dict[str, Weight]] = Field(default_factory=dict)
 
 
 class TrainingSection(Section):

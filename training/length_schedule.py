@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import Problems, UserError
+from common.errors import Problems, UserError, nearest
 from training.token_schedule import TokenSchedule
 
 FLAG = "--length_schedule"
@@ -19,6 +19,7 @@ class Length:
     micro: int
     max_predictions: int  # that new masks may have; a row's share of --max_predictions_per_seq
     folders: tuple[Path, ...]
+    weights: tuple[float, ...] | None = None  # each folder's share of the rows; None: by size, every row once an epoch
 
 
 def resolve_lengths(
@@ -27,6 +28,7 @@ def resolve_lengths(
     micro: int,
     max_predictions: int,
     datasets: dict[str, dict[str, str]],
+    weights: dict[str, dict[str, float]],
     prefix: Path,
     config_file: Path,
 ) -> tuple[Length, ...]:
@@ -59,10 +61,27 @@ def resolve_lengths(
                 micro=micro * longest // length,
                 max_predictions=-(-max_predictions * length // longest),
                 folders=tuple(prefix / folder for folder in datasets[str(length)].values()),
+                weights=_find_weights(weights.get(str(length)), datasets[str(length)], length, config_file, problems),
             )
         )
     problems.raise_if_any()
     return tuple(lengths)
+
+
+def _find_weights(
+    weights: dict[str, float] | None, datasets: dict[str, str], length: int, config_file: Path, problems: Problems
+) -> tuple[float, ...] | None:
+    """The datasets' weights in their own order; exactly the datasets must have one."""
+    if weights is None:
+        return None
+    where = f'{config_file}: data.mixed_seq_weights."{length}"'
+    for name in weights:
+        if name not in datasets:
+            problems.add(f"{where} names {name!r}, which is no dataset of that length{nearest(name, datasets)}")
+    missing = [name for name in datasets if name not in weights]
+    if missing:
+        problems.add(f"{where} has no weight for {', '.join(missing)}; give one for every dataset, or for none")
+    return tuple(weights.get(name, 1.0) for name in datasets)
 
 
 def parse_lengths(text: str | None, max_seq_length: int) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,7 @@ import torch
 from common.console import console
 from common.errors import UserError
 from data.loader import TrainingStream
-from data.shards import PretrainingDataset, open_dataset
+from data.shards import PretrainingDataset, check_apart, open_dataset
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -108,13 +108,17 @@ def build_run(
     return run
 
 
-def open_data(settings: Settings) -> Datasets:
-    limits = {
+def open_data(settings: Settings, place: Place) -> Datasets:
+    """Every rank opens all the data; with --verify_data each reads its share of the files whole."""
+    options: dict[str, Any] = {
         "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
         "vocab_size": settings.model_config.num_tokens,
+        "verify": settings.flags.verify_data,
+        "share": (place.rank, place.world_size),
     }
     training = tuple(
-        open_dataset(each.folders, split="training", max_seq_length=each.length, **limits) for each in settings.lengths
+        open_dataset(each.folders, split="training", max_seq_length=each.length, weights=each.weights, **options)
+        for each in settings.lengths
     )
     digest = settings.tokenizer.digest if settings.tokenizer else None
     for data, length in zip(training, settings.lengths, strict=True):
@@ -126,7 +130,8 @@ def open_data(settings: Settings) -> Datasets:
     if settings.validation_folder is None:
         return Datasets(training, None)
     longest = settings.flags.max_seq_length
-    validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **limits)
+    validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **options)
+    check_apart(training, validation)
     return Datasets(training, validation)
 
 

@@ -171,6 +171,7 @@ def find_lengths(model_file: ModelFile, flags: Namespace, micro: int) -> tuple[L
         micro=micro,
         max_predictions=flags.max_predictions_per_seq,
         datasets=model_file.data.mixed_seq_datasets,
+        weights=model_file.data.mixed_seq_weights,
         prefix=flags.data_path_prefix,
         config_file=flags.config_file,
     )

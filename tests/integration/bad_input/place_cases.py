@@ -124,6 +124,9 @@ SHARDS = {
     "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "check"),
     "a manifest of another size": (manifest_of(bytes=1), SHARD, "the manifest says 1", "copy it again"),
     "a manifest of other rows": (manifest_of(rows=7), SHARD, "the manifest says 7", "copy it again"),
+    "a manifest of other content": (
+        both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "copy it again"
+    ),
     "a manifest of words": (manifest_of(bytes="many"), "manifest.json", "no manifest of shards", "prepare it anew"),
     "a manifest that is no JSON": (replaced("data/manifest.json", "{"), "manifest.json", "no manifest", "prepare it anew"),
     "a manifest that is no text": (replaced("data/manifest.json", b"\xff"), "manifest.json", "no manifest", "prepare it"),

@@ -71,6 +71,18 @@ MODEL_JSON = {
     "a list": (replaced("model.json", "[1]"), "model.json", "list", "one JSON object"),
     "a comment": (replaced("model.json", '{"name": "a" // mine\n}'), "model.json", "line 1", "mend it"),
     "NaN": (replaced("model.json", '{"name": NaN}'), "model.json", "NaN is not a JSON number", "mend it"),
+    "weights of no dataset": (
+        edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 1, "wikki": 2}}), "mixed_seq_weights", "'wikki'", "did you mean 'wiki'?"
+    ),
+    "a dataset without weight": (
+        edited("model.json", "data.mixed_seq_weights", {"24": {}}), "mixed_seq_weights", "no weight for wiki", "give one"
+    ),
+    "a weight of nothing": (
+        edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 0}}), "model.json", "found 0", "greater than 0"
+    ),
+    "a folder twice": (
+        edited("model.json", "data.mixed_seq_datasets.24.again", "data"), "data", "named twice", "weight"
+    ),
     "a number beyond numbers": (replaced("model.json", '{"a": 1e999}'), "model.json", "1e999 is too large", "mend it"),
     "a key twice": (replaced("model.json", '{"name": "a", "name": "b"}'), "model.json", "'name' stands twice", "mend it"),
     "nested without end": (replaced("model.json", '{"a":' * 100_000), "model.json", "no valid JSON", "mend it"),

@@ -144,7 +144,13 @@ def test_a_changed_length_of_data_is_noticed(whole: Path) -> None:
 def lengths(points: tuple[tuple[int, int], ...], micro: int = 4) -> list[tuple[int, int, int]]:
     datasets = {"128": {"wiki": "short"}, "384": {"wiki": "middle"}, "512": {"wiki": "long"}}
     found = resolve_lengths(
-        points, micro=micro, max_predictions=80, datasets=datasets, prefix=Path(), config_file=Path("model.json")
+        points,
+        micro=micro,
+        max_predictions=80,
+        datasets=datasets,
+        weights={},
+        prefix=Path(),
+        config_file=Path("model.json"),
     )
     return [(each.length, each.micro, each.max_predictions) for each in found]
 

@@ -1,6 +1,7 @@
 """Flags and blocks reach what they are for: seen in the figures of tiny runs."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 from common.errors import UserError
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
+from training.arguments import parse_arguments
 from training.checkpoint import CheckpointFolder, read_state
+from training.environment import Place
+from training.run import open_data
+from training.settings import resolve_settings
 
 
 def losses(folder: Path, *flags: str, **deepspeed: Any) -> list[float]:
@@ -35,6 +40,20 @@ def test_layer_drop_changes_the_loss_once_it_drops(plain: list[float], tmp_path:
     assert dropped[1:] != plain[1:]
     rows = read_metrics(tmp_path, "train")
     assert min(row["model_flops_per_second"] for row in rows) > 0
+
+
+def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    content = json.loads((tmp_path / "model.json").read_text())
+    content["data"]["mixed_seq_datasets"]["24"]["other"] = "other"
+    content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    place = Place(0, 0, 1, 1)
+    (data,) = open_data(resolve_settings(parse_arguments(words), place), place).training
+    assert data.weights == (3.0, 1.0)
+    run_here([*words, "--max_steps", "20"])
+    assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
 
 
 @pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
