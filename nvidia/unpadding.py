@@ -3,6 +3,7 @@
 B sequences, S padded length, T real tokens, L one sequence's length.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +29,8 @@ class Packing:
     sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
     groups: tuple[tuple[int, int], ...]
-    masks: dict[tuple[int, ...], Any] = field(
-        default_factory=dict, compare=False
-    )  # pruned heads → FlexAttention's mask
+    # What a sparse layout hides in this batch, made by the first layer that asks: (backend, pruned heads) → its mask
+    masks: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +44,12 @@ class Packing:
         """[T, …] → [B, S, …], zeros where there is padding."""
         flat = packed.new_zeros(self.num_rows * self.row_length, *packed.shape[1:])
         return flat.index_copy(0, self.indices, packed).view(self.num_rows, self.row_length, *packed.shape[1:])
+
+    def mask(self, backend: str, pruned: tuple[int, ...], make: Callable[[], Any]) -> Any:
+        """A sparse layout's mask for this batch; layers that have the same heads left share one."""
+        if (backend, pruned) not in self.masks:
+            self.masks[backend, pruned] = make()
+        return self.masks[backend, pruned]
 
     def key_mask(self) -> Tensor:
         """[B, S] bool, true where a token is real."""

@@ -187,6 +187,14 @@ DEEPSPEED_JSON = {
         both(edited("deepspeed.json", "sparse_attention.mode", []), words("--deepspeed_sparse_attention")),
         "sparse_attention", "mode is []", "expected one of",
     ),
+    "a sparse key that no mode has": (
+        both(edited("deepspeed.json", "sparse_attention", {"mode": "fixed", "num_random_block": 1}), words("--deepspeed_sparse_attention")),
+        "deepspeed.json", "unknown key 'num_random_block'", "did you mean 'num_random_blocks'?",
+    ),
+    "a sparse key of another mode with no value for any": (
+        both(edited("deepspeed.json", "sparse_attention", {"mode": "fixed", "num_random_blocks": "few"}), words("--deepspeed_sparse_attention")),
+        "deepspeed.json", "num_random_blocks is 'few'", "expected a whole number from 0 up",
+    ),
     "a layer drop beyond one": (
         edited("deepspeed.json", "progressive_layer_drop.theta", 2.0), "deepspeed.json", "found 2.0", "less than or equal to 1"
     ),
