@@ -130,7 +130,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     )
     _check_model_blocks(flags, deepspeed, problems)
     if flags.deepspeed_transformer_kernel:
-        check_kernel(flags, precision, problems)
+        check_kernel(flags, model_config, precision, problems)
     if flags.compile:
         _check_compile(flags, deepspeed, problems)
     _check_monitors(deepspeed, problems)

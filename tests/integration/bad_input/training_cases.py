@@ -38,6 +38,10 @@ FLAGS = {
     "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows", "multiples"),
     "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "drop the flag"),
     "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "CUDA only", "drop the"),
+    "a fused layer for what it does not compute": (
+        both(edited("model.json", "bert_model_config.position_embedding_type", "relative_key"), words("--deepspeed_transformer_kernel")),
+        "--deepspeed_transformer_kernel", "does not compute position_embedding_type 'relative_key'", "change the model",
+    ),
     "a mode without its layer": (words("--stochastic_mode"), "--stochastic_mode", "mode of", "pass both or neither"),
     "sparse attention without its block": (words("--deepspeed_sparse_attention"), "deepspeed.json", "sparse_attention", "add"),
     "weights from nowhere": (words("--finetune"), "--finetune", "weights only", "--load_training_checkpoint or --use_pretrain"),
