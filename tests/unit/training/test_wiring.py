@@ -57,6 +57,12 @@ def test_a_sparse_block_reaches_the_model_and_the_checkpoint(
     assert config["sparse_attention"]["num_local_blocks"] == 2
 
 
+def test_deepspeeds_autocast_block_trains(plain: list[float], tmp_path: Path) -> None:
+    found = losses(tmp_path, torch_autocast={"enabled": True, "dtype": "bfloat16"})
+    assert found != plain
+    assert found == pytest.approx(plain, rel=2e-2)
+
+
 @pytest.fixture
 def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blocks were recomputed together, for each forward pass with gradient checkpointing."""
