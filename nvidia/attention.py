@@ -59,8 +59,7 @@ class BertSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, width, bias=config.use_bias)
         self.dropout_prob = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
-        sparse = config.sparse_attention
-        self.sparse = None if sparse is None or sparse.mode == "dense" else sparse
+        self.sparse = config.sparse_attention if config.is_sparse else None
         self.position_type = config.position_embedding_type
         self.max_positions = config.max_position_embeddings
         self.distance_embedding = (

@@ -108,6 +108,11 @@ class BertConfig:
     def has_sentence_head(self) -> bool:
         return self.sentence_head != "none"
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a token sees less than its whole sequence."""
+        return self.sparse_attention is not None and self.sparse_attention.mode != "dense"
+
     def num_heads(self, layer: int) -> int:
         """Heads left in a layer after pruning."""
         return self.num_attention_heads - len(self.pruned_heads.get(layer, ()))

@@ -233,7 +233,7 @@ def _refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
         problems.add("use_bias false has no equal in the stock class")
     if config.pruned_heads:
         problems.add("pruned heads have no place in the stock class")
-    if config.sparse_attention is not None and config.sparse_attention.mode != "dense":
+    if config.is_sparse:
         problems.add("the stock class attends densely and would compute something else than sparse attention")
     if not pre_ln and not config.has_sentence_head:
         problems.add("BertForPreTraining needs a pooler and a sentence head, which sentence_head 'none' leaves out")

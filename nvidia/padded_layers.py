@@ -60,12 +60,11 @@ def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Modul
 
 def check_blocks(config: BertConfig, problems: Problems) -> None:
     """Note what the kernel does not compute: it has dense attention without relative positions, gelu and biases."""
-    is_sparse = config.sparse_attention is not None and config.sparse_attention.mode != "dense"
     found = {
         f"hidden_act {config.hidden_act!r}": config.hidden_act != "gelu",
         "use_bias false": not config.use_bias,
         "pruned_heads": bool(config.pruned_heads),
-        "sparse attention": is_sparse,
+        "sparse attention": config.is_sparse,
         f"position_embedding_type {config.position_embedding_type!r}": config.position_embedding_type != "absolute",
         f"chunk_size_feed_forward {config.chunk_size_feed_forward}": config.chunk_size_feed_forward != 0,
     }

@@ -11,6 +11,7 @@ from common.console import console
 from common.errors import UserError
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset, check_apart, open_dataset
+from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -25,7 +26,7 @@ from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
 from training.kernel import layer_factory, use_kernel
 from training.optimizer import build_optimizer
-from training.outlook import count_people, find_notes, look_ahead, mean_tokens
+from training.outlook import count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
@@ -378,6 +379,9 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         has_validation=run.validation is not None,
     ):
         console.say(f"note: {note}")
+    if not settings.flags.deepspeed_transformer_kernel:  # which has kernels and dropout of its own
+        for note in find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device)):
+            console.say(f"note: {note}")
     for name, text in settings.sources.items():
         run.sinks.text(name, f"```json\n{text}\n```")
 

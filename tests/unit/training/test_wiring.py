@@ -163,9 +163,13 @@ def test_a_time_budget_ends_the_run_and_sets_the_rate(tmp_path: Path) -> None:
     assert read_metrics(tmp_path, "train") == rows  # the time is over: nothing more is trained
 
 
-def test_dry_run_says_what_it_would_cost_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_says_what_it_would_cost_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.run.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
     run_here([*write_project(tmp_path), "--dry_run"])
     said = capsys.readouterr().out
+    assert "note: heads of 16" in said
     assert "a step" in said
     assert "60 steps" in said
     assert "GiB a rank" in said
