@@ -20,6 +20,7 @@ from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
+from training.data_fit import check_fit
 from training.engine import build_engine, seed_of
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
@@ -123,6 +124,7 @@ def open_data(settings: Settings, place: Place) -> Datasets:
     )
     digest = settings.tokenizer.digest if settings.tokenizer else None
     for data, length in zip(training, settings.lengths, strict=True):
+        check_fit(data, settings.model_config)
         if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
             raise UserError(
                 f"{length.folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
@@ -133,6 +135,7 @@ def open_data(settings: Settings, place: Place) -> Datasets:
     longest = settings.flags.max_seq_length
     validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **options)
     check_apart(training, validation)
+    check_fit(validation, settings.model_config)
     return Datasets(training, validation)
 
 

@@ -61,6 +61,14 @@ FLAGS = {
              words("--do_lower_case")),
         "--do_lower_case", "does not lower-case", "drop the flag",
     ),
+    "pairs for another sentence head": (
+        both(edited("model.json", "data.mixed_seq_datasets.24", {"wiki": "prepared/24"}), edited("model.json", "bert_model_config.sentence_head", "sop")),
+        "prepared/24/", "was prepared with --objective nsp", "set bert_model_config.sentence_head to 'nsp'",
+    ),
+    "pairs for a model of one segment": (
+        edited("model.json", "bert_model_config.type_vocab_size", 1),
+        "wiki_training_0.hdf5", "type_vocab_size is 1", "set bert_model_config.type_vocab_size to 2",
+    ),
     "an epoch before the first": (words("--ckpt_to_save", "-1"), "--ckpt_to_save", "found '-1'", "from 0 up"),
 }  # fmt: skip
 
