@@ -60,7 +60,7 @@ class Packing:
 def real_tokens(input_mask: Tensor) -> Tensor:
     """[B, S] bool. Position 0 counts as real always, so a fully masked row is a sequence of one token, not of none."""
     mask = input_mask.bool()
-    return torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
+    return torch.cat([torch.ones_like(mask.narrow(1, 0, 1)), mask.narrow(1, 1, mask.shape[1] - 1)], dim=1)
 
 
 def plan_packing(mask: Tensor) -> Packing:
@@ -76,7 +76,16 @@ def plan_with_rows(mask: Tensor, wanted: Tensor) -> tuple[Packing, Tensor]:
     if mask.device.type == "cpu":
         packing = _plan_by_length(mask)
         return packing, torch.nonzero(packing.pack(wanted)).squeeze(1)
-    num_tokens, num_wanted = torch.stack([mask.sum(), wanted.sum()]).tolist()
+    return plan_in_order(mask, wanted, *read_counts(mask, wanted))
+
+
+def read_counts(*masks: Tensor) -> list[int]:
+    """How many are true in each; the one wait for the device."""
+    return torch.stack([mask.sum() for mask in masks]).tolist()
+
+
+def plan_in_order(mask: Tensor, wanted: Tensor, num_tokens: int, num_wanted: int) -> tuple[Packing, Tensor]:
+    """The same in batch order, as a device gets it, given the counts; nothing here waits for a device."""
     return make_packing(mask, _where(mask, num_tokens)), packed_positions(mask, _where(wanted, num_wanted))
 
 

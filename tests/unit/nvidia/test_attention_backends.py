@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as flex
 
 from common.errors import UserError
-from nvidia import attention, attention_backends
+from nvidia import attention, attention_backends, pretraining, unpadding
 from nvidia import grouped_attention as grouped
 from nvidia.attention_backends import (
     Circumstances,
@@ -20,9 +20,11 @@ from nvidia.attention_backends import (
     varlen_attention,
 )
 from nvidia.dropout import MaskStream, draw_seed
+from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import Packing, make_packing, plan_packing
-from tests.unit.nvidia.helpers import largest_difference, make_batch, tiny_config
+from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 
 HALF = Circumstances("cuda", torch.float16, head_size=64)
 
@@ -198,20 +200,55 @@ def cuda_packing(rows: int, width: int, tokens: int, device: str) -> Packing:
     )
 
 
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_the_cuda_branch_traces_on_fake_tensors(dtype: torch.dtype, dropout: float) -> None:
-    """Shapes, types and devices of the whole encoder as CUDA would run it; any wait for the device would raise here."""
+def test_the_cuda_branch_traces_on_fake_tensors(
+    dtype: torch.dtype, dropout: float, kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes, types and devices of a whole forward pass as CUDA would run it.
+
+    Reading the two counts is the only wait for the device; any other would raise here.
+    """
+    asked: list[tuple[torch.Tensor, ...]] = []
+    monkeypatch.setattr(unpadding, "read_counts", lambda *masks: asked.append(masks) or [30, 9])
     config = tiny_config(hidden_size=48, attention_probs_dropout_prob=dropout, hidden_dropout_prob=dropout)
-    model = BertForPreTrainingPreLN(config)
+    model = kind(config)
     with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
         for module in model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 module._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
+        ids = torch.empty(4, 11, dtype=torch.long)
+        loss = model((2, ids, ids, ids, torch.empty(4, dtype=torch.long), ids))
+        assert (loss.shape, loss.dtype, loss.device.type) == ((), torch.float32, "cuda")
+        assert model.details is not None
+        assert all(value.device.type == "cuda" for value in model.details)
         packing = cuda_packing(4, 11, 30, "cuda")
-        ids = torch.empty(4, 11, dtype=torch.long, device="cuda")
-        states = model.encode_rows(ids, ids, packing, torch.empty(9, dtype=torch.long, device="cuda"))
+        states = model.encode_rows(ids, ids, packing, torch.empty(9, dtype=torch.long))
         assert (states.shape, states.dtype, states.device.type) == ((9, 48), dtype, "cuda")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_the_device_form_of_a_step_gives_the_cpus_loss_and_gradients(
+    kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpadding in batch order and attention on padded rows, as a device has them, run on the CPU."""
+    model = kind(tiny_config())
+    spread_weights(model)
+    found = []
+    for is_device in (False, True):
+        if is_device:
+            monkeypatch.setattr(pretraining, "plan_with_rows", lambda mask, wanted: unpadding.plan_in_order(
+                mask, wanted & mask, *unpadding.read_counts(mask, wanted & mask)))  # fmt: skip
+        model.zero_grad(set_to_none=True)
+        loss = model(make_batch())
+        loss.backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        found.append((loss, gradients, model.details))
+    assert largest_difference(found[0][0], found[1][0]) <= 1e-5
+    assert all(largest_difference(gradient, found[1][1][name]) <= 1e-5 for name, gradient in found[0][1].items())
+    torch.testing.assert_close(found[0][2], found[1][2])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
