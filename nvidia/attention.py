@@ -15,6 +15,7 @@ from nvidia.attention_backends import (
     cuda_capability,
     flex_attention,
     flex_mask,
+    jagged_attention,
     plain_attention,
     sdpa_attention,
     varlen_attention,
@@ -105,6 +106,8 @@ class BertSelfAttention(nn.Module):
             return varlen_attention(qkv, packing), None
         if backend == "sdpa":
             return sdpa_attention(qkv, packing, dropout_prob), None
+        if backend == "jagged":
+            return jagged_attention(qkv, packing, dropout_prob), None
         if backend == "flex":
             return flex_attention(qkv, packing.mask("flex", self.pruned, lambda: self.flex_mask(packing))), None
         visible = packing.mask("plain", self.pruned, lambda: self.visible_keys(packing))

@@ -80,6 +80,20 @@ def varlen_attention(qkv: Tensor, packing: Packing) -> Tensor:
     return context
 
 
+def jagged_attention(qkv: Tensor, packing: Packing, dropout_prob: float = 0.0) -> Tensor:
+    """scaled_dot_product_attention on nested tensors: no padding, and dropout. On CUDA it is torch's flash attention.
+
+    On CPUs torch takes the sequences one by one, which is slow; it is there to be tested.
+    """
+    offsets, longest = packing.boundaries.long(), packing.row_length
+    query, key, value = (
+        torch.nested.nested_tensor_from_jagged(part, offsets, min_seqlen=1, max_seqlen=longest).transpose(1, 2)
+        for part in qkv.transpose(0, 1).contiguous().unbind()
+    )  # each [B, A, its length, D]; lengths are bounded by what is known, so that nobody waits for the device
+    context = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout_prob)
+    return context.transpose(1, 2).values()
+
+
 def flex_attention(qkv: Tensor, mask: flex.BlockMask) -> Tensor:
     """FlexAttention over the packed row; `mask` is `flex_mask`'s."""
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1).unbind()  # [1, A, T, D]
@@ -153,7 +167,9 @@ def choose_backend(requested: str, given: Circumstances) -> str:
     return requested
 
 
-_PREFERENCE = ("grouped", "varlen", "sdpa", "flex", "plain")  # best first; a machine has one or two of them
+# Best first; a machine has one or two of them. `jagged` comes last, so that only who asks for it by name gets it: it is
+# a prototype of torch's, and no trace of its CUDA form can be made without a GPU.
+_PREFERENCE = ("grouped", "varlen", "sdpa", "flex", "plain", "jagged")
 
 
 def _reason_against(name: str, given: Circumstances) -> str | None:
@@ -166,30 +182,30 @@ def _reason_against(name: str, given: Circumstances) -> str | None:
         return "has no sparse layouts"
     if name == "grouped" and given.device != "cpu":
         return f"is for CPUs, but the model is on {given.device}"
-    if name == "varlen" and (given.device == "cpu" or given.dtype not in (torch.float16, torch.bfloat16)):
+    is_half = given.dtype in (torch.float16, torch.bfloat16)
+    if (name == "varlen" and (given.device == "cpu" or not is_half)) or (
+        name == "jagged" and given.device != "cpu" and not is_half
+    ):
         kind = str(given.dtype).removeprefix("torch.")
         return f"needs fp16 or bf16 on a CUDA device, but the model is {kind} on {given.device}"
     if name == "flex" and given.device == "cpu" and torch.is_grad_enabled():
         return "has no backward pass on CPUs"
-    if name in ("varlen", "flex"):
-        if given.dropout_prob:
-            return f"has no dropout, but attention_probs_dropout_prob is {given.dropout_prob}"
-        if given.device != "cpu":
-            return _reason_against_kernel(name, given)
-    return None
+    if name in ("varlen", "flex") and given.dropout_prob:
+        return f"has no dropout, but attention_probs_dropout_prob is {given.dropout_prob}"
+    return _reason_against_kernel(name, given) if given.device != "cpu" else None
 
 
-# The least compute capability: varlen is FlashAttention-2, flex is compiled by Triton.
-_LEAST_CAPABILITY = {"varlen": (8, 0), "flex": (7, 0)}
+# The least compute capability: varlen and jagged are FlashAttention-2, flex is compiled by Triton.
+_LEAST_CAPABILITY = {"varlen": (8, 0), "jagged": (8, 0), "flex": (7, 0)}
 
 
 def _reason_against_kernel(name: str, given: Circumstances) -> str | None:
     """What the CUDA kernels themselves ask of the device and of the size of a head."""
-    least, size = _LEAST_CAPABILITY[name], given.head_size
+    least, size = _LEAST_CAPABILITY.get(name, (0, 0)), given.head_size
     if given.capability is not None and given.capability < least:
         found = ".".join(map(str, given.capability))
         return f"needs compute capability {least[0]}.{least[1]}, but this device has {found}"
-    if name == "varlen" and (size > 256 or size % 8):
+    if name in ("varlen", "jagged") and (size > 256 or size % 8):
         return f"needs heads of at most 256, in multiples of 8, but theirs is {size} (hidden_size / heads)"
     if name == "flex" and size < 16:
         return f"needs heads of at least 16, but theirs is {size} (hidden_size / heads)"

@@ -13,7 +13,7 @@ OLD_VOCAB_KEY = "vocab_size_or_config_json_file"
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu")
 POSITION_TYPES = ("absolute", "relative_key", "relative_key_query")
 SENTENCE_HEADS = ("nsp", "sop", "none")
-ATTENTION_BACKENDS = ("auto", "plain", "grouped", "sdpa", "varlen", "flex")
+ATTENTION_BACKENDS = ("auto", "plain", "grouped", "sdpa", "varlen", "flex", "jagged")
 
 
 def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:

@@ -97,6 +97,7 @@ def find_attention_notes(
     return [
         f"attention is computed by {taken!r}, on padding too, because the faster {faster!r} has no dropout and "
         f"attention_probs_dropout_prob is {config.attention_probs_dropout_prob}; 0 in the model JSON makes it faster"
+        + ("" if config.is_sparse else ", or attention_backend 'jagged', which has never run on a GPU")
     ]
 
 

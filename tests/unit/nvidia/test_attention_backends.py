@@ -77,6 +77,9 @@ def test_auto(given: Circumstances, expected: str) -> None:
         ("flex", HALF._replace(dropout_prob=0.1), "has no dropout"),
         ("flex", HALF._replace(head_size=12), "needs heads of at least 16, but theirs is 12"),
         ("flex", Circumstances("cpu", torch.float32, 64), "has no backward pass on CPUs"),
+        ("jagged", HALF._replace(dtype=torch.float32), "needs fp16 or bf16 on a CUDA device"),
+        ("jagged", HALF._replace(capability=(7, 5)), r"needs compute capability 8.0"),
+        ("jagged", HALF._replace(is_sparse=True), "has no sparse layouts"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused_with_the_reason(name: str, given: Circumstances, reason: str) -> None:
@@ -84,7 +87,13 @@ def test_a_backend_that_cannot_run_is_refused_with_the_reason(name: str, given: 
         choose_backend(name, given)
 
 
-@pytest.mark.parametrize("name", ["grouped", "sdpa", "varlen", "flex"])
+def test_jagged_runs_where_it_is_asked_for_with_dropout_too() -> None:
+    for given in (HALF, HALF._replace(dropout_prob=0.1), Circumstances("cpu", torch.float32, 64, dropout_prob=0.1)):
+        assert choose_backend("jagged", given) == "jagged"
+        assert choose_backend("auto", given) != "jagged"
+
+
+@pytest.mark.parametrize("name", ["grouped", "sdpa", "varlen", "flex", "jagged"])
 def test_options_of_the_plain_formula_are_refused_elsewhere(name: str) -> None:
     with pytest.raises(UserError, match="relative positions, head masks"):
         choose_backend(name, Circumstances("cpu", torch.float32, 64, needs_plain=True))

@@ -87,6 +87,7 @@ def test_what_attention_dropout_costs_a_gpu_is_said(
     assert len(found) == (words is not None)
     assert words is None or words in found[0]
     assert words is None or "attention_probs_dropout_prob is 0.1; 0 in the model JSON makes it faster" in found[0]
+    assert words is None or ("'jagged'" in found[0]) != config.is_sparse
 
 
 def test_numbers_for_people() -> None:
