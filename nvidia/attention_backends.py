@@ -144,14 +144,11 @@ class Circumstances(NamedTuple):
     capability: tuple[int, int] | None = None  # CUDA's compute capability; None where there is none to ask
 
 
+@lru_cache
 def cuda_capability(device: torch.device) -> tuple[int, int] | None:
     """The compute capability of a CUDA device, or None: another kind of device, or one that is not really there."""
-    return _capability(device.index) if device.type == "cuda" and torch.cuda.is_available() else None
-
-
-@lru_cache
-def _capability(index: int | None) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_capability(device) if is_there else None
 
 
 def choose_backend(requested: str, given: Circumstances) -> str:

@@ -113,14 +113,13 @@ def test_the_model_tells_its_head_size_and_its_device_s_capability(monkeypatch: 
 
 
 def test_capability_is_asked_of_cuda_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda_capability(torch.device("cpu")) is None
-    assert cuda_capability(torch.device("cuda", 1)) is None or torch.cuda.is_available()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, index))
-    attention_backends._capability.cache_clear()
-    assert cuda_capability(torch.device("cuda", 1)) == (7, 1)
-    assert cuda_capability(torch.device("cpu")) is None
-    attention_backends._capability.cache_clear()
+    for is_there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, device.index))
+        cuda_capability.cache_clear()
+        assert cuda_capability(torch.device("cuda", 1)) == ((7, 1) if is_there else None)
+        assert cuda_capability(torch.device("cpu")) is None
+    cuda_capability.cache_clear()
 
 
 def test_flex_is_compiled_on_devices_and_eager_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
