@@ -17,11 +17,13 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
     """Products of one forward and backward pass over the real tokens, and how often each occurs.
 
     A linear layer [N, I] → [N, O] costs a product forward and two backward; attention two forward and four backward.
-    The last layer's query side is counted on used rows only, as it need not be done on more.
+    Of the last layer only the used rows ([CLS] and masked tokens) are read, so its queries, scores and all that follows
+    are counted on these; its keys and values on all. (Our model projects and scores all its queries.)
     """
     packing = plan_packing(real_tokens(batch.input_mask))
-    masked = int((batch.masked_lm_labels != -1).sum())
-    tokens, used, rows = packing.num_tokens, masked + packing.num_rows, packing.num_rows
+    masked_of_row = (batch.masked_lm_labels != -1).sum(1).tolist()
+    masked, rows, tokens, layers = sum(masked_of_row), packing.num_rows, packing.num_tokens, config.num_hidden_layers
+    used = masked + rows
     hidden, wide, heads, size = (
         config.hidden_size,
         config.intermediate_size,
@@ -34,18 +36,24 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
         for shape in ((1, count, inner, outer), (1, count, outer, inner), (1, inner, count, outer)):
             products[shape] += times
 
-    for count, times in ((tokens, config.num_hidden_layers - 1), (used, 1)):
+    for count, times in ((tokens, layers - 1), (used, 1)):
         add_linear(count, hidden, hidden, times)
         add_linear(count, hidden, wide, times)
         add_linear(count, wide, hidden, times)
-    add_linear(tokens, hidden, 3 * hidden, config.num_hidden_layers)
+    add_linear(tokens, hidden, 3 * hidden, layers - 1)
+    add_linear(tokens, hidden, 2 * hidden)
+    add_linear(used, hidden, hidden)
     for count, length in packing.groups:
-        products[(count * heads, length, size, length)] += 2 * config.num_hidden_layers  # Q·Kᵀ and the like
-        products[(count * heads, length, length, size)] += 4 * config.num_hidden_layers  # P·V and the like
+        products[(count * heads, length, size, length)] += 2 * (layers - 1)  # Q·Kᵀ and the like
+        products[(count * heads, length, length, size)] += 4 * (layers - 1)  # P·V and the like
+    for queries, length in zip([1 + count for count in masked_of_row], packing.key_mask().sum(1).tolist(), strict=True):
+        products[(heads, queries, size, length)] += 2
+        products[(heads, queries, length, size)] += 2
+        products[(heads, length, queries, size)] += 2  # for the gradients of keys and values
     add_linear(masked, hidden, hidden)
     add_linear(masked, hidden, config.vocab_size)
     add_linear(rows, hidden, hidden)
-    return products
+    return +products  # without those that occur never
 
 
 def seconds(products: Iterable[tuple[Shape, int]], repeats: int = 3) -> float:

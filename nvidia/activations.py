@@ -40,6 +40,11 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return gated
 
 
+def canonical(name: str) -> str:
+    """One name for each function: swish is silu."""
+    return {"swish": "silu"}.get(name, name)
+
+
 def ungated(name: str) -> str:
     """The activation for a layer that has no gate (the MLM head's transform): a gated one's inner function."""
     return {"geglu": "gelu", "swiglu": "silu"}.get(name, name)

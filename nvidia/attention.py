@@ -7,10 +7,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from nvidia.attention_backends import (
+    Circumstances,
     choose_backend,
+    cuda_capability,
     flex_attention,
+    flex_mask,
+    jagged_attention,
     plain_attention,
     sdpa_attention,
     varlen_attention,
@@ -20,7 +25,7 @@ from nvidia.config import BertConfig
 from nvidia.grouped_attention import grouped_attention
 from nvidia.joined_linear import joined_linear
 from nvidia.layers import ResidualOutput
-from nvidia.sparsity import make_layout, visible_keys
+from nvidia.sparsity import SparseAttention, make_layout, visible_keys
 from nvidia.unpadding import Packing
 
 
@@ -55,8 +60,7 @@ class BertSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, width, bias=config.use_bias)
         self.dropout_prob = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
-        sparse = config.sparse_attention
-        self.sparse = None if sparse is None or sparse.mode == "dense" else sparse
+        self.sparse = config.sparse_attention if config.is_sparse else None
         self.position_type = config.position_embedding_type
         self.max_positions = config.max_position_embeddings
         self.distance_embedding = (
@@ -86,20 +90,27 @@ class BertSelfAttention(nn.Module):
         if packing.num_tokens == 0:
             return self.attend_nothing(qkv), None
         dropout_prob = self.dropout_prob if self.training else 0.0
-        needs_plain = not options.are_default or self.distance_embedding is not None
-        is_sparse = self.sparse is not None
-        backend = choose_backend(self.backend, qkv.device.type, qkv.dtype, dropout_prob, needs_plain, is_sparse)
+        given = Circumstances(
+            device=qkv.device.type,
+            dtype=qkv.dtype,
+            head_size=self.head_size,
+            dropout_prob=dropout_prob,
+            needs_plain=not options.are_default or self.distance_embedding is not None,
+            is_sparse=self.sparse is not None,
+            capability=cuda_capability(qkv.device),
+        )
+        backend = choose_backend(self.backend, given)
         if backend == "grouped":
             return grouped_attention(qkv, packing.groups, dropout_prob), None
         if backend == "varlen":
             return varlen_attention(qkv, packing), None
         if backend == "sdpa":
             return sdpa_attention(qkv, packing, dropout_prob), None
-        layout = self.layout(packing.row_length)
-        block = 1 if self.sparse is None else self.sparse["block"]
+        if backend == "jagged":
+            return jagged_attention(qkv, packing, dropout_prob), None
         if backend == "flex":
-            return flex_attention(qkv, packing, layout, block, self.pruned), None
-        visible = None if layout is None else visible_keys(layout, block, packing.row_length).to(qkv.device)
+            return flex_attention(qkv, packing.mask("flex", self.pruned, lambda: self.flex_mask(packing))), None
+        visible = packing.mask("plain", self.pruned, lambda: self.visible_keys(packing))
         head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
         return plain_attention(qkv, packing, dropout_prob, self.relative_scores(qkv, packing), visible, head_mask)
 
@@ -110,11 +121,22 @@ class BertSelfAttention(nn.Module):
             context = context + self.distance_embedding(qkv.new_empty(0, dtype=torch.long)).sum()
         return context
 
-    def layout(self, length: int) -> Tensor | None:
-        """Which blocks see which, [A or 1, N, N], or None where attention is dense."""
+    def flex_mask(self, packing: Packing) -> BlockMask:
+        if self.sparse is None:
+            return flex_mask(packing, self.num_heads)
+        layout = self.layout(self.sparse, packing.row_length)
+        return flex_mask(packing, self.num_heads, layout, self.sparse["block"], self.sparse.looks_back_only)
+
+    def visible_keys(self, packing: Packing) -> Tensor | None:
+        """Which keys a query may see, [A or 1, S, S], or None where attention is dense."""
         if self.sparse is None:
             return None
-        layout = make_layout(self.sparse, self.num_heads + len(self.pruned), length)
+        length = packing.row_length
+        return visible_keys(self.sparse, self.layout(self.sparse, length), length).to(packing.indices.device)
+
+    def layout(self, sparse: SparseAttention, length: int) -> Tensor:
+        """Which blocks see which, [A or 1, N, N], for the heads that are left."""
+        layout = make_layout(sparse, self.num_heads + len(self.pruned), length)
         kept = [head for head in range(len(layout)) if head not in self.pruned]
         return layout[kept] if len(layout) > 1 else layout
 

@@ -6,7 +6,7 @@ All take queries, keys and values side by side, [T, 3, A, D], and give [T, A, D]
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def plain_attention(
     probabilities = scores.softmax(dim=-1).to(v.dtype)
     used = dropout(probabilities, dropout_prob, training=True)
     if head_mask is not None:
-        used = used * head_mask
+        used = used * head_mask.to(used.dtype)
     context = (used @ v).transpose(1, 2)  # [B, S, A, D]
     return packing.pack(context), probabilities
 
@@ -80,32 +80,42 @@ def varlen_attention(qkv: Tensor, packing: Packing) -> Tensor:
     return context
 
 
-def flex_attention(
-    qkv: Tensor, packing: Packing, layout: Tensor | None = None, block: int = 1, pruned: tuple[int, ...] = ()
-) -> Tensor:
-    """FlexAttention over the packed row: a token sees of its own sequence what `layout` [A or 1, N, N] allows.
+def jagged_attention(qkv: Tensor, packing: Packing, dropout_prob: float = 0.0) -> Tensor:
+    """scaled_dot_product_attention on nested tensors: no padding, and dropout. On CUDA it is torch's flash attention.
 
-    Layers that have the same heads left share one mask a batch.
+    On CPUs torch takes the sequences one by one, which is slow; it is there to be tested.
     """
-    if pruned not in packing.masks:
-        packing.masks[pruned] = _flex_mask(packing, qkv.shape[2], layout, block)
+    offsets, longest = packing.boundaries.long(), packing.row_length
+    query, key, value = (
+        torch.nested.nested_tensor_from_jagged(part, offsets, min_seqlen=1, max_seqlen=longest).transpose(1, 2)
+        for part in qkv.transpose(0, 1).contiguous().unbind()
+    )  # each [B, A, its length, D]; lengths are bounded by what is known, so that nobody waits for the device
+    context = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout_prob)
+    return context.transpose(1, 2).values()
+
+
+def flex_attention(qkv: Tensor, mask: flex.BlockMask) -> Tensor:
+    """FlexAttention over the packed row; `mask` is `flex_mask`'s."""
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1).unbind()  # [1, A, T, D]
-    return _flex_kernel(qkv.is_cuda)(query, key, value, block_mask=packing.masks[pruned])[0].transpose(0, 1)
+    return _flex_kernel(qkv.is_cuda)(query, key, value, block_mask=mask)[0].transpose(0, 1)
 
 
-def _flex_mask(packing: Packing, heads: int, layout: Tensor | None, block: int) -> flex.BlockMask:
-    sequence, place = packing.sequence_of, packing.position_of // block
+def flex_mask(
+    packing: Packing, heads: int, layout: Tensor | None = None, block: int = 1, looks_back_only: bool = False
+) -> flex.BlockMask:
+    """A token sees of its own sequence what `layout` [A or 1, N, N] allows, and no later token if it looks back."""
+    sequence, position, place = packing.sequence_of, packing.position_of, packing.position_of // block
     per_head = layout is not None and layout.shape[0] > 1
     table = None if layout is None else layout.to(sequence.device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same = sequence[query] == sequence[key]
-        if table is None:
-            return same
-        return same & table[head if per_head else 0, place[query], place[key]]
+        seen = sequence[query] == sequence[key]
+        if table is not None:
+            seen = seen & table[head if per_head else 0, place[query], place[key]]
+        return seen & (position[query] >= position[key]) if looks_back_only else seen
 
-    tokens = packing.num_tokens
-    return flex.create_block_mask(sees, None, heads if per_head else None, tokens, tokens, device=sequence.device)
+    tokens, make = packing.num_tokens, _flex_mask_maker(sequence.is_cuda)
+    return make(sees, None, heads if per_head else None, tokens, tokens, device=sequence.device)
 
 
 @lru_cache(maxsize=2)
@@ -115,17 +125,38 @@ def _flex_kernel(compiled: bool) -> Callable[..., Any]:
     return torch.compile(kernel, dynamic=True) if compiled else kernel
 
 
-def choose_backend(
-    requested: str, device: str, dtype: torch.dtype, dropout_prob: float, needs_plain: bool, is_sparse: bool = False
-) -> str:
-    """The backend to run, or a UserError with the reason why `requested` cannot.
+@lru_cache(maxsize=2)
+def _flex_mask_maker(compiled: bool) -> Callable[..., flex.BlockMask]:
+    """Compiled, it counts the blocks without ever holding the [A, T, T] mask."""
+    maker: Any = flex.create_block_mask
+    return torch.compile(maker, dynamic=True) if compiled else maker
 
-    `needs_plain`: an option is in use that only the written-out formula has. `is_sparse`: so is a sparse layout.
-    """
-    reasons = {name: _reason_against(name, device, dtype, dropout_prob, needs_plain, is_sparse) for name in _PREFERENCE}
+
+class Circumstances(NamedTuple):
+    """What decides which backends can run."""
+
+    device: str  # its type: cpu, cuda …
+    dtype: torch.dtype
+    head_size: int
+    dropout_prob: float = 0.0
+    needs_plain: bool = False  # an option is in use that only the written-out formula has
+    is_sparse: bool = False
+    capability: tuple[int, int] | None = None  # CUDA's compute capability; None where there is none to ask
+
+
+@lru_cache
+def cuda_capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a CUDA device, or None: another kind of device, or one that is not really there."""
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_capability(device) if is_there else None
+
+
+def choose_backend(requested: str, given: Circumstances) -> str:
+    """The backend to run, or a UserError with the reason why `requested` cannot."""
+    reasons = {name: _reason_against(name, given) for name in _PREFERENCE}
     if requested == "auto":
         # torch's fused CPU kernel is the faster one where there is no dropout, which it does not have.
-        fused_on_cpu = device == "cpu" and not dropout_prob
+        fused_on_cpu = given.device == "cpu" and not given.dropout_prob
         order = ("sdpa", *_PREFERENCE) if fused_on_cpu else _PREFERENCE
         return next(name for name in order if reasons[name] is None)
     if reasons[requested] is not None:
@@ -133,25 +164,46 @@ def choose_backend(
     return requested
 
 
-_PREFERENCE = ("grouped", "varlen", "sdpa", "flex", "plain")  # best first; a machine has one or two of them
+# Best first; a machine has one or two of them. `jagged` comes last, so that only who asks for it by name gets it: it is
+# a prototype of torch's, and no trace of its CUDA form can be made without a GPU.
+_PREFERENCE = ("grouped", "varlen", "sdpa", "flex", "plain", "jagged")
 
 
-def _reason_against(
-    name: str, device: str, dtype: torch.dtype, dropout_prob: float, needs_plain: bool, is_sparse: bool
-) -> str | None:
+def _reason_against(name: str, given: Circumstances) -> str | None:
     """Why a backend cannot be used here, or None if it can."""
     if name == "plain":
         return None
-    if needs_plain:
+    if given.needs_plain:
         return "has no relative positions, head masks or returned probabilities"
-    if is_sparse and name != "flex":
+    if given.is_sparse and name != "flex":
         return "has no sparse layouts"
-    if name == "grouped" and device != "cpu":
-        return f"is for CPUs, but the model is on {device}"
-    if name == "varlen" and (device == "cpu" or dtype not in (torch.float16, torch.bfloat16)):
-        return f"needs fp16 or bf16 on a CUDA device, but the model is {str(dtype).removeprefix('torch.')} on {device}"
-    if name == "flex" and device == "cpu" and torch.is_grad_enabled():
+    if name == "grouped" and given.device != "cpu":
+        return f"is for CPUs, but the model is on {given.device}"
+    is_half = given.dtype in (torch.float16, torch.bfloat16)
+    if (name == "varlen" and (given.device == "cpu" or not is_half)) or (
+        name == "jagged" and given.device != "cpu" and not is_half
+    ):
+        kind = str(given.dtype).removeprefix("torch.")
+        return f"needs fp16 or bf16 on a CUDA device, but the model is {kind} on {given.device}"
+    if name == "flex" and given.device == "cpu" and torch.is_grad_enabled():
         return "has no backward pass on CPUs"
-    if name in ("varlen", "flex") and dropout_prob:
-        return f"has no dropout, but attention_probs_dropout_prob is {dropout_prob}"
+    if name in ("varlen", "flex") and given.dropout_prob:
+        return f"has no dropout, but attention_probs_dropout_prob is {given.dropout_prob}"
+    return _reason_against_kernel(name, given) if given.device != "cpu" else None
+
+
+# The least compute capability: varlen and jagged are FlashAttention-2, flex is compiled by Triton.
+_LEAST_CAPABILITY = {"varlen": (8, 0), "jagged": (8, 0), "flex": (7, 0)}
+
+
+def _reason_against_kernel(name: str, given: Circumstances) -> str | None:
+    """What the CUDA kernels themselves ask of the device and of the size of a head."""
+    least, size = _LEAST_CAPABILITY.get(name, (0, 0)), given.head_size
+    if given.capability is not None and given.capability < least:
+        found = ".".join(map(str, given.capability))
+        return f"needs compute capability {least[0]}.{least[1]}, but this device has {found}"
+    if name in ("varlen", "jagged") and (size > 256 or size % 8):
+        return f"needs heads of at most 256, in multiples of 8, but theirs is {size} (hidden_size / heads)"
+    if name == "flex" and size < 16:
+        return f"needs heads of at least 16, but theirs is {size} (hidden_size / heads)"
     return None

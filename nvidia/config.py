@@ -13,7 +13,7 @@ OLD_VOCAB_KEY = "vocab_size_or_config_json_file"
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu")
 POSITION_TYPES = ("absolute", "relative_key", "relative_key_query")
 SENTENCE_HEADS = ("nsp", "sop", "none")
-ATTENTION_BACKENDS = ("auto", "plain", "grouped", "sdpa", "varlen", "flex")
+ATTENTION_BACKENDS = ("auto", "plain", "grouped", "sdpa", "varlen", "flex", "jagged")
 
 
 def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:
@@ -107,6 +107,11 @@ class BertConfig:
     @property
     def has_sentence_head(self) -> bool:
         return self.sentence_head != "none"
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a token sees less than its whole sequence."""
+        return self.sparse_attention is not None and self.sparse_attention.mode != "dense"
 
     def num_heads(self, layer: int) -> int:
         """Heads left in a layer after pruning."""

@@ -58,7 +58,7 @@ class PredictionHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, H] → [N, tokens]"""
-        return self.decoder(self.transform(x), self.bias)[:, : self.num_tokens]
+        return self.decoder(self.transform(x), self.bias).narrow(1, 0, self.num_tokens)
 
 
 class PreTrainingHeads(nn.Module):

@@ -32,6 +32,10 @@ _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # old check
 # our hidden_act → transformers' name of the same function
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "swish": "silu", "silu": "silu",
                 "tanh": "tanh"}  # fmt: skip
+# transformers' hidden_act → ours; its other names of a function (the same formula written out) too
+_STOCK_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
+    "swish": "silu", "gelu_new": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_python": "gelu"
+}  # fmt: skip
 _SAME_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -188,18 +192,29 @@ def read_hugging_face_config(config_dict: Mapping[str, Any]) -> BertConfig:
         raise UserError(
             "config.json describes a decoder (is_decoder or add_cross_attention); give an encoder's checkpoint"
         )
-    ours_of_act = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"swish": "silu"}
+    pre_ln = kind == "roberta-prelayernorm"
     act = config_dict.get("hidden_act", "gelu")
-    if act not in ours_of_act:
-        raise UserError(f"config.json: hidden_act is {act!r}, expected one of {', '.join(ours_of_act)}")
+    if act not in _STOCK_ACTIVATIONS:
+        raise UserError(f"config.json: hidden_act is {act!r}, expected one of {', '.join(_STOCK_ACTIVATIONS)}")
+    if pre_ln and _STOCK_ACTIVATIONS[act] != "gelu":
+        raise UserError(
+            f"config.json: hidden_act is {act!r}, but the masked-token head of {kind} always computes gelu, and a "
+            "model here has one activation for both; give a checkpoint with hidden_act 'gelu'"
+        )
     values = {key: config_dict[key] for key in _SAME_KEYS if key in config_dict}
-    values.setdefault("pad_token_id", 1 if kind == "roberta-prelayernorm" else 0)
-    shift = values["pad_token_id"] + 1 if kind == "roberta-prelayernorm" else 0
+    if values.setdefault("pad_token_id", 1 if pre_ln else 0) is None:
+        if pre_ln:
+            raise UserError(
+                f"config.json: pad_token_id is null, but positions of {kind} are numbered from pad_token_id + 1 on; "
+                "write there the id of the padding token that the model was trained with"
+            )
+        del values["pad_token_id"]  # nothing in a post-LN model depends on it
+    shift = values["pad_token_id"] + 1 if pre_ln else 0
     return BertConfig.from_dict(
         values
         | {
             "vocab_size": config_dict.get("vocab_size", 50265 if shift else 30522),
-            "hidden_act": ours_of_act[act],
+            "hidden_act": _STOCK_ACTIVATIONS[act],
             "max_position_embeddings": config_dict.get("max_position_embeddings", 512) - shift,
             "position_embedding_type": config_dict.get("position_embedding_type") or "absolute",
         }
@@ -218,7 +233,7 @@ def _refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
         problems.add("use_bias false has no equal in the stock class")
     if config.pruned_heads:
         problems.add("pruned heads have no place in the stock class")
-    if config.sparse_attention is not None and config.sparse_attention.mode != "dense":
+    if config.is_sparse:
         problems.add("the stock class attends densely and would compute something else than sparse attention")
     if not pre_ln and not config.has_sentence_head:
         problems.add("BertForPreTraining needs a pooler and a sentence head, which sentence_head 'none' leaves out")
@@ -248,11 +263,17 @@ def _with_current_names(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
 
 
 def _without_tied_copies(tensors: Tensors, names: Mapping[str, str], pre_ln: bool, config: BertConfig) -> Tensors:
-    """Drop the decoder's copies of tied tensors after making sure that they are copies."""
+    """Drop the decoder's copies of tied tensors after making sure that they are copies.
+
+    An untied stock head adds its decoder's own bias; the one above it, of which ours has the name, then does nothing.
+    """
     kept = dict(tensors)
-    copies = {_decoder_bias(pre_ln): names[BIAS]}
-    if config.tie_word_embeddings:
-        copies[f"{'lm_head' if pre_ln else 'cls.predictions'}.decoder.weight"] = names[WORDS]
+    if not config.tie_word_embeddings:
+        if (bias := kept.pop(_decoder_bias(pre_ln), None)) is not None:
+            kept[names[BIAS]] = bias
+        return kept
+    decoder = f"{'lm_head' if pre_ln else 'cls.predictions'}.decoder.weight"
+    copies = {_decoder_bias(pre_ln): names[BIAS], decoder: names[WORDS]}
     problems = Problems()
     for copy, original in copies.items():
         tensor = kept.pop(copy, None)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from common.errors import UserError
+from common.errors import Problems, UserError
 from nvidia.attention import AttentionOptions
+from nvidia.config import BertConfig
 from nvidia.encoder import LayerOutput, PreLNLayer, select_rows
 from nvidia.hf_mapping import is_pre_ln
 from nvidia.pretraining import PreTrainingModel
@@ -45,12 +46,9 @@ class PaddedLayer(nn.Module):
 
 def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
     """Replace every block by a layer that `make_layer` builds, with the block's weights."""
-    config = model.config
-    if config.hidden_act != "gelu" or not config.use_bias or config.pruned_heads or config.sparse_attention is not None:
-        raise UserError(
-            "--deepspeed_transformer_kernel computes dense attention, gelu and biases only; leave it out for a model "
-            "with another hidden_act, use_bias false, pruned heads or sparse attention"
-        )
+    problems = Problems()
+    check_blocks(model.config, problems)
+    problems.raise_if_any()
     encoder = model.bert.encoder
     for index, block in enumerate(encoder.layer):
         layer = make_layer()
@@ -58,6 +56,23 @@ def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Modul
             for name, tensor in kernel_weights(block).items():
                 layer.get_parameter(name).copy_(tensor)
         encoder.layer[index] = PaddedLayer(layer)
+
+
+def check_blocks(config: BertConfig, problems: Problems) -> None:
+    """Note what the kernel does not compute: it has dense attention without relative positions, gelu and biases."""
+    found = {
+        f"hidden_act {config.hidden_act!r}": config.hidden_act != "gelu",
+        "use_bias false": not config.use_bias,
+        "pruned_heads": bool(config.pruned_heads),
+        "sparse attention": config.is_sparse,
+        f"position_embedding_type {config.position_embedding_type!r}": config.position_embedding_type != "absolute",
+        f"chunk_size_feed_forward {config.chunk_size_feed_forward}": config.chunk_size_feed_forward != 0,
+    }
+    if any(found.values()):
+        problems.add(
+            f"--deepspeed_transformer_kernel does not compute {', '.join(name for name in found if found[name])}; "
+            "drop the flag, or change the model"
+        )
 
 
 def kernel_weights(block: nn.Module) -> dict[str, Tensor]:

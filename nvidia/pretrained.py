@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from common.errors import Problems, UserError
+from nvidia.activations import canonical
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import BIAS, DECODER, HEADS, WORDS, Tensors, is_pre_ln
 from nvidia.pretraining import PreTrainingModel
@@ -41,7 +42,8 @@ def _check_shapes(model: PreTrainingModel, state: Mapping[str, Tensor], config: 
         problems.add(f"the checkpoint is {kinds[is_pre_ln(state)]}, but the model is {kinds[model.bert.pre_ln]}")
     for key in _SHAPE_KEYS:
         theirs, ours = getattr(config, key), getattr(model.config, key)
-        if theirs != ours:
+        is_same = canonical(theirs) == canonical(ours) if key == "hidden_act" else theirs == ours
+        if not is_same:
             problems.add(f"the checkpoint's {key} is {theirs!r}, but the model JSON says {ours!r}; make them equal")
     problems.raise_if_any()
 

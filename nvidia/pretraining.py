@@ -66,7 +66,7 @@ class PreTrainingModel(nn.Module):
         packing, masked = plan_with_rows(real_tokens(input_mask), masked_lm_labels != NO_LABEL)  # masked: [M]
         masked_labels = packing.pack(masked_lm_labels).index_select(0, masked)
         states = self.encode_rows(input_ids, segment_ids, packing, torch.cat([packing.first, masked]))
-        first, predicted = states[: packing.num_rows], states[packing.num_rows :]
+        first, predicted = states.split([packing.num_rows, masked.shape[0]])
 
         scores = self.cls.predictions(predicted).float()  # [M, tokens]
         masked_loss = functional.cross_entropy(scores, masked_labels, reduction="sum")

@@ -52,7 +52,11 @@ _LEAST = {"block": 1, "num_local_blocks": 1, "num_sliding_window_blocks": 1, "nu
 
 @dataclass(frozen=True)
 class SparseAttention:
-    """A checked `sparse_attention` block: its mode and that mode's parameters, defaults filled in."""
+    """A checked `sparse_attention` block: its mode and that mode's parameters, defaults filled in.
+
+    DeepSpeed's documented block names the keys of all modes at once. Those of other modes are checked and left out;
+    `ignored_keys` tells which.
+    """
 
     mode: str
     parameters: Mapping[str, Any]
@@ -64,19 +68,28 @@ class SparseAttention:
             raise UserError(
                 f"sparse_attention: mode is {mode!r}, expected one of {', '.join(_MODES)}{nearest(str(mode), _MODES)}"
             )
-        defaults = _COMMON | _MODES[mode]
+        known = _COMMON | {key: default for defaults in _MODES.values() for key, default in defaults.items()}
         problems = Problems()
-        for key in mapping:
-            if key != "mode" and key not in defaults:
-                hint = nearest(key, defaults, otherwise="; remove it")
-                problems.add(f"sparse_attention: unknown key {key!r} for mode {mode!r}{hint}")
-        parameters = {key: mapping.get(key, default) for key, default in defaults.items()}
-        for key, value in parameters.items():
-            _check_parameter(key, value, problems)
+        for key, value in mapping.items():
+            if key in known:
+                _check_parameter(key, value, problems)
+            elif key != "mode":
+                hint = nearest(key, known, otherwise="; remove it")
+                problems.add(f"sparse_attention: unknown key {key!r}, which no mode has{hint}")
         problems.raise_if_any()
+        parameters = {key: mapping.get(key, default) for key, default in (_COMMON | _MODES[mode]).items()}
         _check_relations(parameters, problems)
         problems.raise_if_any()
         return cls(mode, parameters)
+
+    def ignored_keys(self, mapping: Mapping[str, Any]) -> list[str]:
+        """Keys of the block that belong to other modes than its own and do nothing."""
+        return sorted(mapping.keys() - self.parameters.keys() - {"mode"})
+
+    @property
+    def looks_back_only(self) -> bool:
+        """Whether a token sees no token after it."""
+        return bool(self.parameters.get("attention") == "unidirectional")
 
     def to_dict(self) -> dict[str, Any]:
         return {"mode": self.mode, **self.parameters}
@@ -148,14 +161,14 @@ def make_layout(sparse: SparseAttention, num_heads: int, length: int) -> Tensor:
         "bslongformer": _bslongformer,
     }[sparse.mode]
     layout = torch.stack([build(sparse, head, num_blocks, generator) for head in range(heads)])
-    if sparse.parameters.get("attention") == "unidirectional":
-        layout = layout.tril()
-    return layout
+    return layout.tril() if sparse.looks_back_only else layout
 
 
-def visible_keys(layout: Tensor, block: int, length: int) -> Tensor:
-    """A layout of blocks as one of tokens: bool [A or 1, S, S]."""
-    return layout.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :length, :length]
+def visible_keys(sparse: SparseAttention, layout: Tensor, length: int) -> Tensor:
+    """A layout of blocks as one of tokens: bool [A or 1, S, S]. Inside a block, too, tokens may only look back."""
+    block = sparse["block"]
+    visible = layout.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :length, :length]
+    return visible.tril() if sparse.looks_back_only else visible
 
 
 def draw_layout(layout: Tensor) -> str:
@@ -234,6 +247,6 @@ def _see_globally(layout: Tensor, start: int, stop: int, horizontal: bool) -> No
 def _see_randomly(layout: Tensor, sparse: SparseAttention, generator: torch.Generator) -> None:
     """Each row sees `num_random_blocks` more, drawn among those the direction allows."""
     for row in range(len(layout)):
-        allowed = row + 1 if sparse["attention"] == "unidirectional" else len(layout)
+        allowed = row + 1 if sparse.looks_back_only else len(layout)
         chosen = torch.randperm(allowed, generator=generator)[: sparse["num_random_blocks"]]
         layout[row, chosen] = True

@@ -3,6 +3,7 @@
 B sequences, S padded length, T real tokens, L one sequence's length.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +29,8 @@ class Packing:
     sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
     groups: tuple[tuple[int, int], ...]
-    masks: dict[tuple[int, ...], Any] = field(
-        default_factory=dict, compare=False
-    )  # pruned heads → FlexAttention's mask
+    # What a sparse layout hides in this batch, made by the first layer that asks: (backend, pruned heads) → its mask
+    masks: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -45,6 +45,12 @@ class Packing:
         flat = packed.new_zeros(self.num_rows * self.row_length, *packed.shape[1:])
         return flat.index_copy(0, self.indices, packed).view(self.num_rows, self.row_length, *packed.shape[1:])
 
+    def mask(self, backend: str, pruned: tuple[int, ...], make: Callable[[], Any]) -> Any:
+        """A sparse layout's mask for this batch; layers that have the same heads left share one."""
+        if (backend, pruned) not in self.masks:
+            self.masks[backend, pruned] = make()
+        return self.masks[backend, pruned]
+
     def key_mask(self) -> Tensor:
         """[B, S] bool, true where a token is real."""
         flat = torch.zeros(self.num_rows * self.row_length, dtype=torch.bool, device=self.indices.device)
@@ -54,7 +60,7 @@ class Packing:
 def real_tokens(input_mask: Tensor) -> Tensor:
     """[B, S] bool. Position 0 counts as real always, so a fully masked row is a sequence of one token, not of none."""
     mask = input_mask.bool()
-    return torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
+    return torch.cat([torch.ones_like(mask.narrow(1, 0, 1)), mask.narrow(1, 1, mask.shape[1] - 1)], dim=1)
 
 
 def plan_packing(mask: Tensor) -> Packing:
@@ -70,7 +76,16 @@ def plan_with_rows(mask: Tensor, wanted: Tensor) -> tuple[Packing, Tensor]:
     if mask.device.type == "cpu":
         packing = _plan_by_length(mask)
         return packing, torch.nonzero(packing.pack(wanted)).squeeze(1)
-    num_tokens, num_wanted = torch.stack([mask.sum(), wanted.sum()]).tolist()
+    return plan_in_order(mask, wanted, *read_counts(mask, wanted))
+
+
+def read_counts(*masks: Tensor) -> list[int]:
+    """How many are true in each; the one wait for the device."""
+    return torch.stack([mask.sum() for mask in masks]).tolist()
+
+
+def plan_in_order(mask: Tensor, wanted: Tensor, num_tokens: int, num_wanted: int) -> tuple[Packing, Tensor]:
+    """The same in batch order, as a device gets it, given the counts; nothing here waits for a device."""
     return make_packing(mask, _where(mask, num_tokens)), packed_positions(mask, _where(wanted, num_wanted))
 
 

@@ -1,6 +1,7 @@
 """Checkpoint → Hugging Face folder, and the way back: weights, config, tokenizer and a model card."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.checkpoint_files import read_file
+from training.data_fit import PAIRS
 from training.figures import last_validation
 from training.zero_files import ZeroCheckpoint
 
@@ -54,6 +56,8 @@ def export_checkpoint(
     problems.raise_if_any()
     if tokenizer is not None:
         check_tokenizer(tokenizer, state.model_config, "bert_token_file")
+        # What the folder pads with: a pre-LN model's positions are numbered from there on.
+        config = replace(config, pad_token_id=tokenizer.pad_id)
     validation = last_validation(metrics)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,7 @@ def export_checkpoint(
         (output / EXTRA_WEIGHTS).unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save(output)
-        hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id, pad_token_id=tokenizer.pad_id)
+        hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
     write_atomically(output / "README.md", model_card(state, hf_config, validation))
     return state
@@ -121,16 +125,23 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {WRITE_AGAIN}") from None
 
 
-def next_sentence_text(state: TrainingState, config: BertConfig) -> str:
+def sentence_head_text(state: TrainingState, config: BertConfig) -> str:
     """Where the head is that tells whether one text follows another; "" where there is none."""
     if not config.has_sentence_head:
         return ""
+    classes = f'class 0 is "B follows A", class 1 "{PAIRS[config.sentence_head]}"'
     if not state.is_preln:
-        return 'Its next-sentence head is where `BertForPreTraining` has it; class 0 is "B follows A".\n'
-    return f"""The pooler and the next-sentence head, which that class has no place for, are in `{EXTRA_WEIGHTS}`:
-the scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; class 0 is
-"B follows A".
+        return f"Its sentence head is where `BertForPreTraining` has it; {classes}.\n"
+    return f"""The pooler and the sentence head, which that class has no place for, are in `{EXTRA_WEIGHTS}`: the scores
+are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; {classes}.
 """
+
+
+OBJECTIVES = {
+    "nsp": "masked tokens and next sentence (nsp)",
+    "sop": "masked tokens and sentence order (sop)",
+    "none": "masked tokens alone",
+}
 
 
 def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:
@@ -152,8 +163,9 @@ pipeline_tag: fill-mask
 
 Loads with `{architecture}.from_pretrained` of stock transformers.
 
-{next_sentence_text(state, config)}
+{sentence_head_text(state, config)}
 ## Training
+Objective: {OBJECTIVES[config.sentence_head]}.
 {state.step:,} optimizer steps, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
 Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} positions.
 

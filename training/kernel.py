@@ -11,14 +11,19 @@ from torch import nn
 
 from common.errors import Problems, UserError
 from nvidia.config import BertConfig
-from nvidia.padded_layers import use_padded_layers
+from nvidia.padded_layers import check_blocks, use_padded_layers
 from nvidia.pretraining import PreTrainingModel
 
 FLAG = "--deepspeed_transformer_kernel"
 
 
-def check_kernel(flags: Namespace, precision: str | None, problems: Problems) -> None:
-    """Note why the layer cannot be used: what this machine lacks, and what the layer does not have."""
+def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | None, problems: Problems) -> None:
+    """Note why the layer cannot be used: what this machine lacks, and what the layer does not have.
+
+    `config` and `precision` are None where they could not be found out, which has been noted.
+    """
+    if config is not None:
+        check_blocks(config, problems)
     for reason in missing_parts():
         problems.add(f"{FLAG}: DeepSpeed's fused layer is CUDA only, and {reason}; drop the flag")
     if precision == "bf16":

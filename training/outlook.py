@@ -4,7 +4,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from data.shards import PretrainingDataset
+from nvidia.attention_backends import Circumstances, choose_backend
+from nvidia.config import BertConfig
 from training.horizon import Horizon
 from training.schedule import Schedule
 
@@ -67,6 +71,34 @@ def find_notes(
             f"room, or pass --keep_last"
         )
     return notes
+
+
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def find_attention_notes(
+    config: BertConfig, precision: str, device: str, capability: tuple[int, int] | None
+) -> list[str]:
+    """What attention dropout costs on a GPU, whose fastest kernels have none."""
+    if device == "cpu" or config.attention_backend != "auto":
+        return []
+    given = Circumstances(
+        device=device,
+        dtype=TYPES[precision],
+        head_size=config.head_size,
+        dropout_prob=config.attention_probs_dropout_prob,
+        needs_plain=config.position_embedding_type != "absolute",
+        is_sparse=config.is_sparse,
+        capability=capability,
+    )
+    taken, faster = choose_backend("auto", given), choose_backend("auto", given._replace(dropout_prob=0.0))
+    if taken == faster:
+        return []
+    return [
+        f"attention is computed by {taken!r}, on padding too, because the faster {faster!r} has no dropout and "
+        f"attention_probs_dropout_prob is {config.attention_probs_dropout_prob}; 0 in the model JSON makes it faster"
+        + ("" if config.is_sparse else ", or attention_backend 'jagged', which has never run on a GPU")
+    ]
 
 
 def count_people(number: float) -> str:

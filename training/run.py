@@ -11,6 +11,7 @@ from common.console import console
 from common.errors import UserError
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset, check_apart, open_dataset
+from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -19,13 +20,14 @@ from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
+from training.data_fit import check_fit
 from training.engine import build_engine, seed_of
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
 from training.kernel import layer_factory, use_kernel
 from training.optimizer import build_optimizer
-from training.outlook import count_people, find_notes, look_ahead, mean_tokens
+from training.outlook import count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
@@ -122,6 +124,7 @@ def open_data(settings: Settings, place: Place) -> Datasets:
     )
     digest = settings.tokenizer.digest if settings.tokenizer else None
     for data, length in zip(training, settings.lengths, strict=True):
+        check_fit(data, settings.model_config)
         if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
             raise UserError(
                 f"{length.folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
@@ -132,6 +135,7 @@ def open_data(settings: Settings, place: Place) -> Datasets:
     longest = settings.flags.max_seq_length
     validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **options)
     check_apart(training, validation)
+    check_fit(validation, settings.model_config)
     return Datasets(training, validation)
 
 
@@ -378,6 +382,9 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         has_validation=run.validation is not None,
     ):
         console.say(f"note: {note}")
+    if not settings.flags.deepspeed_transformer_kernel:  # which has kernels and dropout of its own
+        for note in find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device)):
+            console.say(f"note: {note}")
     for name, text in settings.sources.items():
         run.sinks.text(name, f"```json\n{text}\n```")
 

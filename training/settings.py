@@ -130,7 +130,7 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
     )
     _check_model_blocks(flags, deepspeed, problems)
     if flags.deepspeed_transformer_kernel:
-        check_kernel(flags, precision, problems)
+        check_kernel(flags, model_config, precision, problems)
     if flags.compile:
         _check_compile(flags, deepspeed, problems)
     _check_monitors(deepspeed, problems)
@@ -213,7 +213,20 @@ def resolve_model_config(
         except UserError as error:
             raise UserError(f"{deepspeed.path}: {error}") from None
         config = replace(config, sparse_attention=sparse)
+        _warn_of_other_modes(sparse, deepspeed.content["sparse_attention"], deepspeed.path)
+    elif config.sparse_attention is not None:
+        block = model_file.bert_model_config["sparse_attention"]
+        _warn_of_other_modes(config.sparse_attention, block, flags.config_file)
     return config.with_padded_vocab()
+
+
+def _warn_of_other_modes(sparse: SparseAttention, block: dict[str, Any], path: Path) -> None:
+    ignored = sparse.ignored_keys(block)
+    if ignored:
+        console.warn(
+            f"{path}: of the block 'sparse_attention', {', '.join(ignored)} belong to other modes than "
+            f"{sparse.mode!r} and do nothing"
+        )
 
 
 def _check_memory(config: BertConfig, path: Path) -> None:

@@ -70,6 +70,24 @@ def test_accumulation_gives_the_same_losses(one_rank: Path, tmp_path: Path) -> N
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=TOLERANCE)
 
 
+def test_layer_drop_decides_alike_on_all_ranks_and_after_a_resume(rank_server: RankServer, tmp_path: Path) -> None:
+    """Ranks that left out other blocks, or a resumed run that did, would come to other losses."""
+    block = {"enabled": True, "theta": 0.3, "gamma": 5.0}
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        words = write_project(folder, progressive_layer_drop=block, zero_optimization={"stage": ranks - 1})
+        without_dropout(folder)
+        path = folder / "model.json"  # weights so large that a block left out shows in the loss at once
+        path.write_text(path.read_text().replace('"hidden_size"', '"initializer_range": 0.2, "hidden_size"'))
+        for steps in (NUM_STEPS,) if ranks == 1 else (3, NUM_STEPS):
+            flags = ["--max_steps", str(steps), "--progressive_layer_drop"]
+            outcome = rank_server.run([*words, *flags], ranks, folder)
+            assert outcome.codes == [0] * ranks, outcome.text
+    alone, together = losses(tmp_path / "1"), losses(tmp_path / "2")
+    assert len(alone) == NUM_STEPS
+    assert together == pytest.approx(alone, abs=TOLERANCE)
+
+
 def test_guesses_are_shown_where_no_rank_has_the_whole_model(rank_server: RankServer, tmp_path: Path) -> None:
     tables = []
     for stage, ranks in ((0, 1), (3, 2)):

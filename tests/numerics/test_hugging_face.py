@@ -8,9 +8,10 @@ import transformers
 
 from common.errors import UserError
 from nvidia.config import BertConfig
-from nvidia.hf_mapping import from_hugging_face, hugging_face_names, to_hugging_face
+from nvidia.hf_mapping import from_hugging_face, hugging_face_names, read_hugging_face_config, to_hugging_face
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 
@@ -105,6 +106,73 @@ def test_a_stock_checkpoint_becomes_ours() -> None:
     assert config.vocab_size == 80
     assert largest_difference(model.masked_lm_logits(ids, ones, zeros), output.prediction_logits) <= BOUND
     assert largest_difference(model.sentence_logits(ids, ones, zeros), output.seq_relationship_logits) <= BOUND
+
+
+def make_stock(kind: str, **changes: Any) -> Any:
+    """A small stock model with noise in every parameter, as one that was trained has."""
+    model_class = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = model_class(
+        model_class.config_class(vocab_size=77, hidden_size=20, num_hidden_layers=2, num_attention_heads=2,
+                                 intermediate_size=30, max_position_embeddings=16, **changes)
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape) * 0.2
+    return model
+
+
+def imported(twin: Any) -> PreTrainingModel:
+    """Our model with a stock one's weights, its heads that the stock class lacks new."""
+    config_dict = twin.config.to_dict()
+    state, config = from_hugging_face(twin.state_dict(), config_dict)
+    model = (BertForPreTraining if config_dict["model_type"] == "bert" else BertForPreTrainingPreLN)(config).eval()
+    start_from(model, state, config)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["BertForPreTraining", "RobertaPreLayerNormForMaskedLM"])
+def test_a_stock_model_with_noise_in_every_parameter_becomes_ours(kind: str, tied: bool) -> None:
+    """Untied, both of a stock head's biases are parameters of their own, and only the decoder's is added."""
+    twin = make_stock(kind, tie_word_embeddings=tied)
+    names = dict(twin.named_parameters())
+    assert tied != any(name.endswith("decoder.bias") for name in names)
+    model = imported(twin)
+    ids = torch.randint(2, 77, (3, 7), generator=torch.Generator().manual_seed(0))
+    output, ones, zeros = twin(ids), torch.ones_like(ids), torch.zeros_like(ids)
+    expected = output.prediction_logits if kind == "BertForPreTraining" else output.logits
+    assert largest_difference(model.masked_lm_logits(ids, ones, zeros), expected) <= BOUND
+    again, _, _ = to_hugging_face(model.state_dict(), model.config)
+    for name, tensor in again.items():
+        if tied or not name.endswith(("lm_head.bias", "predictions.bias")):
+            stock = twin.state_dict()[name]
+            assert torch.equal(tensor[2:] if "position" in name else tensor, stock[2:] if "position" in name else stock)
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "swish", "silu", "relu"])
+def test_stock_activations_are_ours(act: str) -> None:
+    twin = make_stock("BertForPreTraining", hidden_act=act)
+    model = imported(twin)
+    ids = torch.randint(1, 77, (3, 7), generator=torch.Generator().manual_seed(0))
+    logits = model.masked_lm_logits(ids, torch.ones_like(ids), torch.zeros_like(ids))
+    assert largest_difference(logits, twin(ids).prediction_logits) <= BOUND
+
+
+def test_a_pre_ln_checkpoint_whose_head_computes_another_function_is_refused() -> None:
+    """The stock class's masked-token head computes gelu whatever hidden_act says; ours follows hidden_act."""
+    twin = make_stock("RobertaPreLayerNormForMaskedLM", hidden_act="relu")
+    with pytest.raises(UserError, match=r"hidden_act is 'relu', but the masked-token head .* always computes gelu"):
+        imported(twin)
+
+
+def test_a_config_may_name_no_padding_token_where_nothing_depends_on_it() -> None:
+    twin = make_stock("BertForPreTraining", pad_token_id=None)
+    assert twin.config.to_dict()["pad_token_id"] is None
+    assert imported(twin).config.pad_token_id == 0
+    config_dict = make_stock("RobertaPreLayerNormForMaskedLM").config.to_dict()
+    with pytest.raises(UserError, match=r"pad_token_id is null, but positions .* pad_token_id \+ 1"):
+        read_hugging_face_config(config_dict | {"pad_token_id": None})
 
 
 def test_old_names_and_a_bare_encoder_are_understood() -> None:

@@ -1,5 +1,7 @@
 """fp16 and bf16 stay near fp32, and what must be fp32 inside is."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -8,7 +10,7 @@ from nvidia.attention_backends import plain_attention, sdpa_attention
 from nvidia.grouped_attention import grouped_attention
 from nvidia.layers import LayerNorm
 from nvidia.modeling import BertForPreTraining
-from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.modelingpreln import BertForPreTrainingPreLN, BertModel
 from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import plan_packing
 from tests.unit.nvidia.helpers import make_batch, tiny_config
@@ -40,6 +42,94 @@ def test_loss_and_gradients_stay_near_fp32(kind: type[PreTrainingModel], backend
             continue  # zero in exact arithmetic, so all of it is rounding
         error = (parameter.grad.float() - reference).norm() / reference.norm()
         assert float(error) <= 24 * EPSILON[dtype], name
+
+
+def run_autocast(model: PreTrainingModel, enabled: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients; the same seed gives the same dropout in both types."""
+    torch.manual_seed(1)
+    model.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        loss = model(make_batch())
+    (loss * 64).backward()
+    return loss.detach(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+
+
+def assert_near(gradients: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> None:
+    """Each gradient in fp32, within bf16's rounding of the reference or of a hundredth of all gradients together.
+
+    The latter for sums over few rows that nearly cancel, such as a head's bias or the keys' biases.
+    """
+    whole = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
+    for name, gradient in gradients.items():
+        assert gradient.dtype == torch.float32
+        error = (gradient - reference[name]).norm() / max(reference[name].norm(), whole / 100)
+        assert float(error) <= 12 * EPSILON[torch.bfloat16], name
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("changes", [
+    {"attention_backend": "grouped"}, {"attention_backend": "sdpa"}, {"attention_backend": "plain"},
+    {"use_bias": False}, {"position_embedding_type": "relative_key"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_autocast_stays_near_fp32(kind: type[PreTrainingModel], changes: dict[str, Any], dropout: float) -> None:
+    """Parameters in fp32, products in bf16."""
+    torch.manual_seed(0)
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = kind(tiny_config(initializer_range=0.1, **rates, **changes))
+    expected, reference = run_autocast(model, enabled=False)
+    loss, gradients = run_autocast(model, enabled=True)
+    epsilon = EPSILON[torch.bfloat16]
+    assert loss.dtype == torch.float32
+    assert not torch.equal(loss, expected)
+    assert abs(float(loss - expected)) <= 2 * epsilon * float(expected)
+    assert gradients.keys() == {name for name, _ in model.named_parameters()}
+    assert_near(gradients, reference)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("is_inside", [False, True])  # the backward pass, which need not be
+def test_an_encoder_alone_under_autocast(is_inside: bool, dropout: float) -> None:
+    model = BertModel(
+        tiny_config(initializer_range=0.1, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    )
+    _, ids, mask, segments, *_ = make_batch()
+    weights = torch.randn(5, 11, 24, generator=torch.Generator().manual_seed(2))
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(1)
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            output = model(ids, segments, mask)
+            assert output.pooled is not None
+            total = (output.last_hidden_state * weights).sum() + output.pooled.sum()
+            if is_inside:
+                total.backward()
+        if not is_inside:
+            total.backward()
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        found.append((output.last_hidden_state.detach(), gradients))
+    (expected, reference), (states, gradients) = found
+    assert states.dtype == torch.float32  # the residual stream keeps the embeddings' type
+    assert 0 < float((states - expected).norm() / expected.norm()) <= 2 * EPSILON[torch.bfloat16]
+    assert_near(gradients, reference)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_head_mask_in_fp32_is_taken_by_a_half_precision_model(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = BertModel(tiny_config(initializer_range=0.1)).to(dtype).eval()
+    single = BertModel(tiny_config()).eval()
+    single.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    _, ids, mask, segments, *_ = make_batch()
+    head_mask = torch.tensor([1.0, 0.0, 0.5])
+    given = {"token_type_ids": segments, "attention_mask": mask, "head_mask": head_mask, "output_attentions": True}
+    half, expected = model(ids, **given), single(ids, **given)
+    assert half.last_hidden_state.dtype == half.attentions[0].dtype == dtype
+    error = (half.last_hidden_state.float() - expected.last_hidden_state).norm() / expected.last_hidden_state.norm()
+    assert float(error.detach()) <= 4 * EPSILON[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.plain_preln import PlainPreLN
 from nvidia.activations import activation, is_gated
-from nvidia.attention import AttentionOptions
+from nvidia.attention import AttentionOptions, BertSelfAttention
 from nvidia.bert import BertModelBase
 from nvidia.modeling import BertModel as PostLNModel
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -32,7 +32,7 @@ def inputs() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("backend", ["auto", "grouped", "plain", "sdpa"])
+@pytest.mark.parametrize("backend", ["auto", "grouped", "plain", "sdpa", "jagged"])
 def test_loss_and_gradients_of_every_backend(backend: str) -> None:
     config = tiny_config(attention_backend=backend).with_padded_vocab()
     model, plain = BertForPreTrainingPreLN(config), PlainPreLN(config)
@@ -47,19 +47,81 @@ def test_loss_and_gradients_of_every_backend(backend: str) -> None:
         assert largest_difference(model.get_parameter(name).grad, parameter.grad) <= BOUND, name
 
 
-@pytest.mark.parametrize("backend", ["grouped", "sdpa"])
-def test_dropout_of_attention_keeps_the_mean(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "num_draws"), [("grouped", 3000), ("sdpa", 3000), ("jagged", 300)])
+def test_dropout_of_attention_keeps_the_mean(backend: str, num_draws: int) -> None:
     """Over many draws the mean of the context is the context without dropout."""
     model = make_encoder(num_hidden_layers=1, attention_probs_dropout_prob=0.3, attention_backend=backend).train()
     attention = model.encoder.layer[0].attention.self
     packing = plan_packing(torch.ones(1, 9, dtype=torch.bool))
     qkv = torch.randn(9, 3, 3, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    draws = torch.stack([attention.attend(qkv, packing, NO_OPTIONS)[0] for _ in range(3000)])
+    draws = torch.stack([attention.attend(qkv, packing, NO_OPTIONS)[0] for _ in range(num_draws)])
     exact = attention.eval().attend(qkv, packing, NO_OPTIONS)[0]
     error = (draws.mean(0) - exact).abs()
-    assert (error <= 5 * draws.std(0) / 3000**0.5 + 1e-6).all()
+    assert (error <= 5 * draws.std(0) / num_draws**0.5 + 1e-6).all()
     assert draws.std(0).min() > 0
+
+
+def written_out(model: BertModelBase) -> tuple[list[torch.Tensor], ...]:
+    """States after the embeddings and after every block, and probabilities, on padded rows."""
+    _, ids, mask, segments, *_ = make_batch()
+    tables = model.embeddings
+    x = tables.word_embeddings(ids) + tables.token_type_embeddings(segments)
+    if tables.position_embeddings is not None:
+        x = x + tables.position_embeddings(torch.arange(11))
+    x = tables.LayerNorm(x)
+    states, attentions = [x], []
+    for block in model.encoder.layer:
+        first = block.PreAttentionLayerNorm(x) if model.pre_ln else x
+        probabilities, context = written_out_attention(block.attention.self, first, mask.bool())
+        a = x + block.attention.output.dense(context)
+        a = a if model.pre_ln else block.attention.output.LayerNorm(a)
+        wide = block.PostAttentionLayerNorm(a) if model.pre_ln else a
+        wide = functional.gelu(wide @ block.intermediate.dense_act.weight.T + block.intermediate.dense_act.bias)
+        x = a + block.output.dense(wide)
+        x = x if model.pre_ln else block.output.LayerNorm(x)
+        states.append(x)
+        attentions.append(probabilities)
+    if model.encoder.FinalLayerNorm is not None:
+        states[-1] = model.encoder.FinalLayerNorm(x)
+    return states, attentions
+
+
+def written_out_attention(part: BertSelfAttention, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, k, v = (linear(x).unflatten(-1, (3, 8)).transpose(1, 2) for linear in (part.query, part.key, part.value))
+    scores = q @ k.transpose(-1, -2)
+    if part.distance_embedding is not None:
+        added = torch.zeros(5, 3, 11, 11)
+        for distance in range(-10, 11):
+            vector = part.distance_embedding.weight[distance + 18]  # 19 positions: distance 0 is in the middle
+            here = torch.diag_embed(torch.ones(11 - abs(distance)), -distance)  # where query - key is `distance`
+            added = added + (q @ vector).unsqueeze(-1) * here
+            if part.position_type == "relative_key_query":
+                added = added + (k @ vector).unsqueeze(-2) * here
+        scores = scores + added
+    probabilities = (scores / 8**0.5).masked_fill(~mask[:, None, None, :], float("-inf")).softmax(-1)
+    return probabilities, (probabilities @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query"])
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_states_attentions_and_gradients_of_every_layer(kind: type[BertModelBase], positions: str) -> None:
+    model = make_encoder(kind, position_embedding_type=positions)
+    real = inputs()["attention_mask"].bool()
+    output = model(**inputs(), output_attentions=True, output_hidden_states=True)
+    states, attentions = written_out(model)
+    assert len(output.hidden_states) == len(states) == 4
+    for ours, plain in zip(output.hidden_states, states, strict=True):
+        assert largest_difference(ours[real], plain[real]) <= BOUND
+    for ours, plain in zip(output.attentions, attentions, strict=True):
+        assert largest_difference(ours.transpose(1, 2)[real], plain.transpose(1, 2)[real]) <= BOUND
+    weights = torch.randn(4, 5, 11, 24, generator=torch.Generator().manual_seed(2)) * real[..., None]
+    named = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith("pooler")]
+    totals = [sum((state * each).sum() for state, each in zip(found, weights, strict=True))
+              for found in (output.hidden_states, states)]  # fmt: skip
+    ours, theirs = (torch.autograd.grad(total, [parameter for _, parameter in named]) for total in totals)
+    for (name, _), left, right in zip(named, ours, theirs, strict=True):
+        assert largest_difference(left, right) <= BOUND * max(1.0, float(right.abs().max())), name
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

@@ -84,6 +84,13 @@ def test_other_vocabulary_sizes(tokens: int, note: str) -> None:
     assert largest_difference(ours, twin(ids).prediction_logits[..., :shared]) <= 1e-5
 
 
+def test_two_names_of_one_activation_fit() -> None:
+    twin = stock("BertForPreTraining", hidden_act="silu")
+    assert loaded(twin, BertForPreTraining(tiny_config(vocab_size=77, hidden_act="swish").with_padded_vocab())) == []
+    with pytest.raises(UserError, match="hidden_act is 'silu', but the model JSON says 'gelu'"):
+        loaded(twin, BertForPreTraining(tiny_config(vocab_size=77).with_padded_vocab()))
+
+
 def test_what_cannot_fit_is_listed_at_once() -> None:
     twin = stock("BertForPreTraining")
     with pytest.raises(UserError) as caught:

@@ -174,6 +174,14 @@ FIRST_WEIGHTS = {
         both(edited("hf/config.json", "hidden_act", []), words("--use_pretrain", "{root}/hf")),
         "--use_pretrain {root}/hf", "config.json do not fit", "export_hf",
     ),
+    "a pre-LN checkpoint whose head computes something else": (
+        both(edited("hf/config.json", "hidden_act", "relu"), words("--use_pretrain", "{root}/hf")),
+        "--use_pretrain {root}/hf", "hidden_act is 'relu'", "hidden_act 'gelu'",
+    ),
+    "a pre-LN checkpoint without a padding token": (
+        both(edited("hf/config.json", "pad_token_id", None), words("--use_pretrain", "{root}/hf")),
+        "--use_pretrain {root}/hf", "pad_token_id is null", "id of the padding token",
+    ),
     "weights of another shape": (
         both(narrow_weights, words("--use_pretrain", "{root}/hf")), "--use_pretrain {root}/hf", "has 60 rows", "must be equal"
     ),

@@ -38,6 +38,10 @@ FLAGS = {
     "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows", "multiples"),
     "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "drop the flag"),
     "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "CUDA only", "drop the"),
+    "a fused layer for what it does not compute": (
+        both(edited("model.json", "bert_model_config.position_embedding_type", "relative_key"), words("--deepspeed_transformer_kernel")),
+        "--deepspeed_transformer_kernel", "does not compute position_embedding_type 'relative_key'", "change the model",
+    ),
     "a mode without its layer": (words("--stochastic_mode"), "--stochastic_mode", "mode of", "pass both or neither"),
     "sparse attention without its block": (words("--deepspeed_sparse_attention"), "deepspeed.json", "sparse_attention", "add"),
     "weights from nowhere": (words("--finetune"), "--finetune", "weights only", "--load_training_checkpoint or --use_pretrain"),
@@ -56,6 +60,14 @@ FLAGS = {
         both(replaced("cased.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nA\n"), edited("model.json", "bert_token_file", "cased.txt"),
              words("--do_lower_case")),
         "--do_lower_case", "does not lower-case", "drop the flag",
+    ),
+    "pairs for another sentence head": (
+        both(edited("model.json", "data.mixed_seq_datasets.24", {"wiki": "prepared/24"}), edited("model.json", "bert_model_config.sentence_head", "sop")),
+        "prepared/24/", "was prepared with --objective nsp", "set bert_model_config.sentence_head to 'nsp'",
+    ),
+    "pairs for a model of one segment": (
+        edited("model.json", "bert_model_config.type_vocab_size", 1),
+        "wiki_training_0.hdf5", "type_vocab_size is 1", "set bert_model_config.type_vocab_size to 2",
     ),
     "an epoch before the first": (words("--ckpt_to_save", "-1"), "--ckpt_to_save", "found '-1'", "from 0 up"),
 }  # fmt: skip
@@ -186,6 +198,14 @@ DEEPSPEED_JSON = {
     "a sparse mode that is a list": (
         both(edited("deepspeed.json", "sparse_attention.mode", []), words("--deepspeed_sparse_attention")),
         "sparse_attention", "mode is []", "expected one of",
+    ),
+    "a sparse key that no mode has": (
+        both(edited("deepspeed.json", "sparse_attention", {"mode": "fixed", "num_random_block": 1}), words("--deepspeed_sparse_attention")),
+        "deepspeed.json", "unknown key 'num_random_block'", "did you mean 'num_random_blocks'?",
+    ),
+    "a sparse key of another mode with no value for any": (
+        both(edited("deepspeed.json", "sparse_attention", {"mode": "fixed", "num_random_blocks": "few"}), words("--deepspeed_sparse_attention")),
+        "deepspeed.json", "num_random_blocks is 'few'", "expected a whole number from 0 up",
     ),
     "a layer drop beyond one": (
         edited("deepspeed.json", "progressive_layer_drop.theta", 2.0), "deepspeed.json", "found 2.0", "less than or equal to 1"

@@ -1,5 +1,7 @@
 """The seam for DeepSpeed's CUDA layer, held with a layer of the same interface written out in torch."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.padded_layers import use_padded_layers, with_block_names
 from nvidia.pretraining import PreTrainingModel
+from nvidia.sparsity import SparseAttention
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 from tests.unit.nvidia.written_out import WrittenOut
 
@@ -28,9 +31,24 @@ def test_a_padded_layer_takes_the_place_of_a_block(kind: type[PreTrainingModel])
     assert with_block_names(model.state_dict()).keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"use_bias": False}, "use_bias false"),
+        ({"pruned_heads": {0: (1,)}}, "pruned_heads"),
+        ({"sparse_attention": SparseAttention.from_dict({"mode": "fixed"})}, "sparse attention"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        ({"chunk_size_feed_forward": 4}, "chunk_size_feed_forward 4"),
+    ],
+)
+def test_models_that_the_kernel_does_not_compute_are_refused(changes: dict[str, Any], words: str) -> None:
+    model = BertForPreTrainingPreLN(tiny_config(**changes))
+    with pytest.raises(UserError, match=f"does not compute {words}; drop the flag"):
+        use_padded_layers(model, lambda: WrittenOut(True))
+
+
 def test_what_the_kernel_cannot_do_is_refused() -> None:
-    with pytest.raises(UserError, match="another hidden_act"):
-        use_padded_layers(BertForPreTrainingPreLN(tiny_config(hidden_act="relu")), lambda: WrittenOut(True))
     model = BertForPreTrainingPreLN(tiny_config())
     use_padded_layers(model, lambda: WrittenOut(True))
     model.bert.encoder.branch_scales = (1.5, 1.0, 1.0)

@@ -148,10 +148,25 @@ def one_token(batch: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("backend", ["auto", "plain", "sdpa"])
+@pytest.mark.parametrize(
+    ("backend", "dropout", "dtype"),
+    [
+        ("auto", 0.0, torch.float32),
+        ("plain", 0.0, torch.float32),
+        ("sdpa", 0.0, torch.float32),
+        ("grouped", 0.2, torch.float32),
+        ("plain", 0.2, torch.float32),
+        ("grouped", 0.2, torch.bfloat16),
+        ("sdpa", 0.0, torch.bfloat16),
+        ("plain", 0.0, torch.bfloat16),
+    ],
+)
 @pytest.mark.parametrize("change", [no_labels, no_tokens, one_token])
-def test_degenerate_batches_stay_finite(kind: type[PreTrainingModel], backend: str, change: Any) -> None:
-    model = kind(tiny_config(attention_backend=backend))
+def test_degenerate_batches_stay_finite(
+    kind: type[PreTrainingModel], backend: str, dropout: float, dtype: torch.dtype, change: Any
+) -> None:
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = kind(tiny_config(attention_backend=backend, **rates)).to(dtype)
     loss = model(change(make_batch()), masked_lm_total=torch.tensor(0.0) if change is no_labels else None)
     loss.backward()
     assert loss.isfinite()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvidia.unpadding import make_packing, packed_positions, plan_packing, plan_with_rows, real_tokens
+from nvidia.unpadding import make_packing, plan_in_order, plan_packing, plan_with_rows, read_counts, real_tokens
 
 
 def masks() -> st.SearchStrategy[list[list[int]]]:
@@ -43,9 +43,10 @@ def test_wanted_tokens_are_found_the_same_in_both_orders(rows: list[list[int]]) 
     wanted = content % 3 == 0
     packing, places = plan_with_rows(mask, wanted)
     assert set(packing.pack(content)[places].tolist()) == set(content[wanted & mask].tolist())
-    in_order = make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))
-    found = in_order.pack(content)[packed_positions(mask, torch.nonzero((wanted & mask).flatten()).squeeze(1))]
-    assert torch.equal(found, content[wanted & mask])
+    wanted = wanted & mask
+    in_order, places = plan_in_order(mask, wanted, *read_counts(mask, wanted))  # as a device does it
+    assert torch.equal(in_order.indices, torch.nonzero(mask.flatten()).squeeze(1))
+    assert torch.equal(in_order.pack(content)[places], content[wanted])
 
 
 def test_sequences_of_one_length_lie_side_by_side() -> None:

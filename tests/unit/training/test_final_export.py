@@ -8,10 +8,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 from common.errors import UserError
-from tests.support import write_project
+from data.tokenizer import load_tokenizer
+from nvidia.config import BertConfig
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from tests.support import VOCAB, make_rows, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoint import CheckpointFolder
-from training.export import export_checkpoint
+from training.checkpoint import CheckpointFolder, TrainingState
+from training.export import export_checkpoint, model_card, read_weights
 
 
 def check_export(folder: Path) -> None:
@@ -38,6 +42,47 @@ def test_a_finished_run_exports_when_asked_later(tmp_path: Path) -> None:
     run_here(words)
     run_here([*words, "--export_dir", str(tmp_path / "hf")])
     check_export(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["--preln", "--no-preln"])
+def test_the_tokenizers_padding_token_counts_where_the_model_json_names_none(flag: str, tmp_path: Path) -> None:
+    """A pre-LN export numbers its positions from the id of [PAD] on, which is not 0 here."""
+    run_here([*write_project(tmp_path), "--max_steps", "3", flag])
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    checkpoint = checkpoints.folder / checkpoints.choose(None)
+    state = export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "vocab.txt"), None)
+    assert state.model_config["pad_token_id"] == 0
+
+    config = BertConfig.from_dict(state.model_config)
+    ours = (BertForPreTrainingPreLN if flag == "--preln" else BertForPreTraining)(config).eval()
+    ours.load_state_dict(read_weights(checkpoint))
+    stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "hf").eval()
+    assert stock.config.pad_token_id == 1
+    rows = make_rows(7, 24, 4, seed=3)
+    mask, segments = (torch.from_numpy(rows[name]).long() for name in ("input_mask", "segment_ids"))
+    ids = torch.where(mask.bool(), torch.from_numpy(rows["input_ids"]).long(), 1)
+    with torch.no_grad():
+        mine, theirs = ours.masked_lm_logits(ids, mask, segments), stock(ids, mask, segments).logits
+    assert (mine - theirs)[mask.bool()].abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("head", "objective", "classes"),
+    [
+        ("nsp", "masked tokens and next sentence (nsp)", 'class 1 "B is random"'),
+        ("sop", "masked tokens and sentence order (sop)", 'class 1 "A and B are swapped"'),
+        ("none", "masked tokens alone", ""),
+    ],
+)
+def test_the_model_card_names_the_objective(head: str, objective: str, classes: str) -> None:
+    config = BertConfig(vocab_size=64, sentence_head=head)
+    state = TrainingState(3, 0, 24, 300, 42, 1, 0, "fp32", "", None, None, config.to_dict(), is_preln=True)
+    card = model_card(state, {"architectures": ["RobertaPreLayerNormForMaskedLM"]}, None)
+    assert f"Objective: {objective}." in card
+    assert classes in card
+    assert ("seq_relationship" in card) == (head != "none")
 
 
 def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:

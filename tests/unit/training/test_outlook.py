@@ -1,13 +1,16 @@
 """What is said before a run starts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.shards import open_dataset
+from nvidia.config import BertConfig
+from nvidia.sparsity import SparseAttention
 from tests.support import make_rows, write_nvidia_shard
 from training.horizon import Horizon
-from training.outlook import count_people, find_notes, look_ahead, mean_tokens
+from training.outlook import count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.step_plan import Phase, plan_steps
 
@@ -58,6 +61,33 @@ def test_what_the_user_may_not_expect() -> None:
     assert any("before its warm-up" in note for note in notes(horizon(total_steps=150), total=150, warmup=0.5))
     assert any("no validation data" in note for note in notes(horizon(), total=15, has_validation=False))
     assert any("GiB free" in note for note in notes(horizon(), total=15, num_parameters=10**18))
+
+
+BASE = BertConfig(vocab_size=64, hidden_size=128, num_attention_heads=2)
+BIGBIRD = replace(BASE, sparse_attention=SparseAttention.from_dict({"mode": "bigbird"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "device", "capability", "words"),
+    [
+        (BASE, "fp16", "cuda", (8, 0), "by 'sdpa', on padding too, because the faster 'varlen' has no dropout"),
+        (BIGBIRD, "fp32", "cuda", (8, 0), "by 'plain', on padding too, because the faster 'flex' has no dropout"),
+        (replace(BASE, attention_probs_dropout_prob=0.0), "fp16", "cuda", (8, 0), None),
+        (replace(BASE, attention_backend="sdpa"), "fp16", "cuda", (8, 0), None),  # the user's own choice
+        (BASE, "fp32", "cuda", (8, 0), None),  # varlen would not run anyway
+        (BASE, "fp16", "cuda", (7, 5), None),
+        (replace(BIGBIRD, position_embedding_type="relative_key"), "fp16", "cuda", (8, 0), None),
+        (BASE, "fp32", "cpu", None, None),
+    ],
+)
+def test_what_attention_dropout_costs_a_gpu_is_said(
+    config: BertConfig, precision: str, device: str, capability: tuple[int, int] | None, words: str | None
+) -> None:
+    found = find_attention_notes(config, precision, device, capability)
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+    assert words is None or "attention_probs_dropout_prob is 0.1; 0 in the model JSON makes it faster" in found[0]
+    assert words is None or ("'jagged'" in found[0]) != config.is_sparse
 
 
 def test_numbers_for_people() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
+from nvidia.encoder import BertEncoder
+from nvidia.sparsity import SparseAttention
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.arguments import parse_arguments
@@ -40,6 +42,53 @@ def test_layer_drop_changes_the_loss_once_it_drops(plain: list[float], tmp_path:
     assert dropped[1:] != plain[1:]
     rows = read_metrics(tmp_path, "train")
     assert min(row["model_flops_per_second"] for row in rows) > 0
+
+
+def test_a_sparse_block_reaches_the_model_and_the_checkpoint(
+    plain: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = {"mode": "fixed", "block": 4, "num_local_blocks": 2, "num_random_blocks": 1, "local_window_blocks": [4]}
+    sparse = losses(tmp_path, "--deepspeed_sparse_attention", sparse_attention=block)
+    assert all(abs(ours - theirs) > 1e-6 for ours, theirs in zip(sparse, plain, strict=True))
+    assert "local_window_blocks, num_random_blocks belong to other modes than 'fixed'" in capsys.readouterr().err
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    config = read_state(checkpoints.folder / checkpoints.choose(None)).model_config
+    assert config["sparse_attention"] == SparseAttention.from_dict(block).to_dict()
+    assert config["sparse_attention"]["num_local_blocks"] == 2
+
+
+def test_deepspeeds_autocast_block_trains(plain: list[float], tmp_path: Path) -> None:
+    found = losses(tmp_path, torch_autocast={"enabled": True, "dtype": "bfloat16"})
+    assert found != plain
+    assert found == pytest.approx(plain, rel=2e-2)
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many blocks were recomputed together, for each forward pass with gradient checkpointing."""
+    noted: list[int] = []
+    run = BertEncoder.run_checkpointed
+
+    def note(self: BertEncoder, *arguments: Any) -> Any:
+        noted.append(self.checkpoint_chunk)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(BertEncoder, "run_checkpointed", note)
+    return noted
+
+
+def test_gradient_checkpointing_changes_no_loss(plain: list[float], chunks: list[int], tmp_path: Path) -> None:
+    assert losses(tmp_path, "--gradient_checkpointing", "1") == plain  # to the last bit
+    assert chunks == [1] * 5
+
+
+def test_gradient_checkpointing_takes_the_root_of_the_depth_by_default(chunks: list[int], tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    content["bert_model_config"]["num_hidden_layers"] = 5
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    run_here([*words, "--max_steps", "1", "--gradient_checkpointing"])
+    assert chunks == [3]
 
 
 def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
@@ -114,9 +163,13 @@ def test_a_time_budget_ends_the_run_and_sets_the_rate(tmp_path: Path) -> None:
     assert read_metrics(tmp_path, "train") == rows  # the time is over: nothing more is trained
 
 
-def test_dry_run_says_what_it_would_cost_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_says_what_it_would_cost_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.run.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
     run_here([*write_project(tmp_path), "--dry_run"])
     said = capsys.readouterr().out
+    assert "note: heads of 16" in said
     assert "a step" in said
     assert "60 steps" in said
     assert "GiB a rank" in said
