@@ -18,9 +18,10 @@ from training.display import live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
 from training.guard import BadSteps, Spikes, describe_spike, guard_engine, next_unskipped
+from training.match import Origin
 from training.optimizer import set_learning_rate
 from training.retention import Best
-from training.run import Origin, Run, load_engine
+from training.run import Run, load_engine
 from training.samples import Samples
 from training.saving import Saver
 from training.streams import build_stream

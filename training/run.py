@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
 from training.kernel import layer_factory, use_kernel
+from training.match import Origin, check_match, check_model, find_changes
 from training.optimizer import build_optimizer
 from training.outlook import count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
@@ -73,14 +73,15 @@ def build_run(
     settings: Settings, datasets: Datasets, place: Place, device: torch.device, stop: StopRequests | None = None
 ) -> Run:
     training, validation = datasets
+    checkpoints = CheckpointFolder(settings.saved_models)
+    fresh = first_state(settings, place, datasets)
+    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints, fresh))
     torch.manual_seed(settings.flags.seed)
     model = build_model(settings)
-    checkpoints = CheckpointFolder(settings.saved_models)
-    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
     load_first_weights(model, settings, origin)
     replace_blocks(model, settings, place)
     engine = put_in_engine(model, settings)
-    state = resume(engine, settings, place, datasets, origin)
+    state = resume(engine, place, fresh, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     plan = build_plan(settings, place, training)
     run = Run(
@@ -151,13 +152,12 @@ def build_model(settings: Settings) -> PreTrainingModel:
     return model
 
 
-def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Origin | None") -> None:
+def load_first_weights(model: PreTrainingModel, settings: Settings, origin: Origin | None) -> None:
     """--use_pretrain: begin from a Hugging Face folder's weights; --finetune: from those of another run."""
     if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights)
     if origin is not None and origin.is_only_weights:
         with in_use(origin.path):
-            check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
             model.load_state_dict(read_weights(origin.path))
 
 
@@ -189,39 +189,36 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
     return build_engine(model, config, optimizer, groups)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The checkpoint that a run goes on from; `is_own` when it is this run's, not another's."""
+def find_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState) -> Origin | None:
+    """This run's newest sound checkpoint; else the one the user named; else None, a new run.
 
-    folder: Path
-    tag: str
-    is_own: bool
-    is_only_weights: bool = False  # --finetune: neither the optimizer's state nor the step
-
-    @property
-    def path(self) -> Path:
-        return self.folder / self.tag
-
-
-def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
-    """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
+    What does not fit this run is refused here, before anything is built.
+    """
     own = checkpoints.newest_valid()
     if own is None and checkpoints.tags():
         raise UserError(
             f"{checkpoints.folder}: holds checkpoints, but none that is sound; restore one, or pass another --job_name"
         )
     if own is not None:
-        return Origin(checkpoints.folder, own, is_own=True)
-    if settings.flags.load_training_checkpoint is not None:
+        origin = Origin(checkpoints.folder, own, is_own=True)
+    elif settings.flags.load_training_checkpoint is not None:
         other = CheckpointFolder(settings.flags.load_training_checkpoint)
         tag = other.choose(settings.flags.load_checkpoint_id)
-        return Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
-    return None
+        origin = Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
+    else:
+        return None
+    with in_use(origin.path):
+        saved = read_state(origin.path)
+    if origin.is_only_weights:
+        check_model(saved, fresh.model_config, fresh.is_preln, origin.path)
+    else:
+        check_match(saved, fresh, origin)
+    return origin
 
 
-def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, origin: Origin | None) -> TrainingState:
-    """Load `origin` into the engine, and the state to go on with."""
-    fresh = TrainingState(
+def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:
+    """The state of a run that has not begun."""
+    return TrainingState(
         step=0,
         start_step=0,
         samples=0,
@@ -238,11 +235,14 @@ def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, or
         recipe=settings.recipe(),
         is_kernel=settings.flags.deepspeed_transformer_kernel,
     )
+
+
+def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | None) -> TrainingState:
+    """Load `origin` into the engine, and the state to go on with."""
     if origin is None or origin.is_only_weights:
         return fresh
     with in_use(origin.path):
         saved = read_state(origin.path)
-        check_match(saved, fresh, origin)
         load_engine(engine, origin, saved, place)
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
@@ -278,52 +278,6 @@ def set_optimizer_options(engine: Any, options: list[dict[str, Any]]) -> None:
         engine.optimizer.clip_grad = engine.gradient_clipping()
 
 
-def find_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a resumed run does otherwise than it did, in words. The model, data and tokenizer cannot differ."""
-    return [
-        f"{key} was {before[key]!r}, is {now.get(key)!r}" for key in before if key in now and before[key] != now[key]
-    ]
-
-
-def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:
-    if saved.model_config == config and saved.is_preln == is_preln:
-        return
-    differing = [
-        f"{key}: {saved.model_config.get(key)!r} there, {config.get(key)!r} now"
-        for key in sorted({*saved.model_config, *config})
-        if saved.model_config.get(key) != config.get(key)
-    ] or [f"preln: {saved.is_preln} there, {is_preln} now"]
-    raise UserError(f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name")
-
-
-def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
-    where = origin.path
-    check_model(saved, now.model_config, now.is_preln, where)
-    if saved.is_kernel != now.is_kernel:
-        words = {True: "with", False: "without"}
-        raise UserError(
-            f"{where}: was saved {words[saved.is_kernel]} --deepspeed_transformer_kernel, whose weights have names of "
-            f"their own, but this run is {words[now.is_kernel]} it; do as before, or begin another --job_name from its "
-            f"weights with --load_training_checkpoint {origin.folder} --finetune"
-        )
-    if (saved.zero_stage, saved.precision) != (now.zero_stage, now.precision):
-        raise UserError(
-            f"{where}: was saved with ZeRO stage {saved.zero_stage} in {saved.precision}, but this run uses stage "
-            f"{now.zero_stage} in {now.precision}; use the same DeepSpeed JSON and --precision, or begin another "
-            f"--job_name from its weights with --load_training_checkpoint {origin.folder} --finetune"
-        )
-    if origin.is_own and saved.data_digest != now.data_digest:
-        raise UserError(
-            f"{where}: was trained on other data than is there now; restore that data, or pass another --job_name with "
-            f"--load_training_checkpoint {origin.folder}"
-        )
-    if origin.is_own and saved.tokenizer_digest != now.tokenizer_digest:
-        raise UserError(
-            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file; restore that file, or "
-            f"pass another --job_name"
-        )
-
-
 def build_plan(settings: Settings, place: Place, training: tuple[PretrainingDataset, ...]) -> StepPlan:
     phases = [
         (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
@@ -344,6 +298,13 @@ def build_horizon(settings: Settings, schedule: Schedule, state: TrainingState, 
         max_steps=settings.flags.max_steps,
         max_steps_per_epoch=settings.flags.max_steps_per_epoch,
     )
+
+
+def is_run_finished(settings: Settings, place: Place, datasets: Datasets, state: TrainingState) -> bool:
+    """Whether a run that was saved with `state` has come to its end."""
+    schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
+    horizon = build_horizon(settings, schedule, state, build_plan(settings, place, datasets.training))
+    return horizon.is_finished(state.step, state.samples) or Budget(settings.time_budget).is_over(state.seconds, 0.0)
 
 
 def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
