@@ -137,6 +137,13 @@ def _slow_steps(fault: Fault) -> None:
     _before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
 
 
+def _slow_forward(fault: Fault) -> None:
+    """A rank whose device is slower than the others'."""
+    from nvidia.modelingpreln import BertForPreTrainingPreLN
+
+    _before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
+
+
 def _slow_micro_steps(fault: Fault) -> None:
     from training import engine
 
@@ -231,6 +238,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "patience": _patience,
     "reader_dies": _reader_dies,
     "slow_commit": _slow_commit,
+    "slow_forward": _slow_forward,
     "slow_micro_steps": _slow_micro_steps,
     "slow_steps": _slow_steps,
     "spoil_weights": _spoil_weights,

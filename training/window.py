@@ -35,7 +35,10 @@ class Window:
         self.health = Health(
             plateau_from_step=run.schedule.origin + math.ceil(run.schedule.warmup_steps) + PLATEAU_STEPS,
             batch_rows=run.settings.deepspeed.batch.total,
+            first_step=run.schedule.origin,
         )
+        self.num_watched = 0  # steps, since this process began
+        self.forward: list[float] = []  # each rank's seconds in the last report's forward passes
         self.matmul_speed = self._measure_machine()
         self.figures: dict[str, float] = {}
         self.rate = 0.0  # the last step's
@@ -46,6 +49,15 @@ class Window:
         self.marks: list[tuple[int, int, int, torch.Tensor]] = []  # (step, first and next sample, sums so far)
         self.step_losses: list[StepLoss] = []  # of the last report
         self.phases = Phases(run.device)
+
+    @property
+    def tells_ranks_apart(self) -> bool:
+        """Whether a rank's forward pass is its own work alone.
+
+        The backward pass never is: gradients are reduced in it, and a fast rank waits there for a slow one. At ZeRO
+        stage 3 the forward pass gathers parameters from all ranks, so nothing tells them apart.
+        """
+        return self.run.settings.deepspeed.zero_stage < 3
 
     def _measure_machine(self) -> float:
         """FLOP/s of all ranks together, each measured while the others are."""
@@ -63,12 +75,16 @@ class Window:
         self.num_rows += rows
         assert self.tally.sums is not None
         self.marks.append((self.run.state.step, batches.next_sample - rows, batches.next_sample, self.tally.sums))
+        epoch = self.run.horizon.epoch_of(batches.next_sample - rows)
         for batch in batches.micro_batches:
             self.num_positions += batch.input_ids.numel() * self.run.place.world_size
             self.flops += step_flops(self.run, batch)
             if self.run.place.is_main:
-                self.health.unigram.add(batch.masked_lm_labels.numpy().ravel())
-        if self.watch is not None and self.num_steps >= WATCHED_STEPS:
+                labels = batch.masked_lm_labels.numpy()
+                self.health.unigram.add(labels.ravel())
+                self.health.repeats.add(epoch, batch.input_ids.numpy(), labels)
+        self.num_watched += 1
+        if self.watch is not None and self.num_watched >= WATCHED_STEPS:
             self._say_dead_parameters()
 
     def _say_dead_parameters(self) -> None:
@@ -87,7 +103,7 @@ class Window:
             left = seconds_left(run, self.figures["seconds_per_step"])
             last = None if run.budget.total is not None else run.horizon.last_step()
             console.say(train_line(run.state.step, last, self.figures, left))
-            for sentence in self.health.check(run.state.step, self.figures):
+            for sentence in self.health.check(run.state.step, self.figures, self.forward):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
         self.begin_anew()
@@ -115,7 +131,7 @@ class Window:
         elapsed = sums["training_seconds"] / ranks
         run.state = replace(run.state, tokens=run.state.tokens + int(sums["num_tokens"]))
         norm = self.norm.value()
-        computing = [sums[f"computing_{rank}"] for rank in range(ranks)]
+        self.forward = [sums[f"forward_{rank}"] for rank in range(ranks)] if self.tells_ranks_apart else []
         figures = {
             **summarize(sums),
             "learning_rate": self.rate,
@@ -134,9 +150,10 @@ class Window:
             **{f"seconds_{phase}": sums[f"seconds_{phase}"] / ranks for phase in (*PHASES, "other")},
             "memory_gib": max(sums[f"memory_{rank}"] for rank in range(ranks)),
             "skipped_steps": float(run.engine.skipped_steps),
-            "slowest_over_fastest_rank": max(computing) / max(min(computing), 1e-9),
-            "slowest_rank": float(computing.index(max(computing))),
         }
+        if self.forward:
+            figures["slowest_over_fastest_rank"] = max(self.forward) / max(min(self.forward), 1e-9)
+            figures["slowest_rank"] = float(self.forward.index(max(self.forward)))
         if run.settings.precision == "fp16":
             figures["loss_scale"] = float(run.engine.optimizer.loss_scale)
         return figures
@@ -148,13 +165,12 @@ class Window:
         """
         place = self.run.place
         mine = {rank: float(rank == place.rank) for rank in range(place.world_size)}
-        computing = seconds["forward"] + seconds["backward"]
         memory = peak_memory_gib(self.run.device)
         return {
             "flops": self.flops,
             "training_seconds": training_seconds(seconds),
             **{f"seconds_{phase}": seconds[phase] for phase in (*PHASES, "other")},
-            **{f"computing_{rank}": flag * computing for rank, flag in mine.items()},
+            **{f"forward_{rank}": flag * seconds["forward"] for rank, flag in mine.items()},
             **{f"memory_{rank}": flag * memory for rank, flag in mine.items()},
         }
 

@@ -16,6 +16,7 @@ from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
 from training.run import open_data
 from training.settings import resolve_settings
+from training.window import Window
 
 
 def losses(folder: Path, *flags: str, **deepspeed: Any) -> list[float]:
@@ -83,6 +84,16 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
         losses(tmp_path / precision, "--precision", precision, zero_optimization={"stage": stage})
         norms.append([row["grad_norm"] for row in read_metrics(tmp_path / precision, "train")])
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
+@pytest.mark.parametrize("print_steps", ["1", "3"])
+def test_gradients_are_watched_for_the_first_steps_only(
+    print_steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = []
+    monkeypatch.setattr(Window, "_say_dead_parameters", lambda self: finished.append(self.run.state.step))
+    losses(tmp_path, "--print_steps", print_steps)
+    assert finished[0] == 2
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
