@@ -14,7 +14,7 @@ from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
 from training.checkpoint import SaveFailed, read_state, tag_of, write_skips
-from training.display import live_text, say_validation
+from training.display import first_live_text, live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
 from training.guard import BadSteps, Spikes, describe_spike, guard_engine, next_unskipped
@@ -236,7 +236,7 @@ def should_stop(run: Run, window: Window) -> bool:
 def is_time_over(run: Run, window: Window) -> bool:
     """Rank 0's clock and verdict, on every rank: each has its own, and they must not part."""
     used = run.budget.used()
-    is_over = run.budget.is_over(used, window.figures.get("seconds_per_step", 0.0))
+    is_over = run.budget.is_over(used, window.seconds_per_step())
     told = torch.tensor([used, float(is_over)], dtype=torch.float64, device=run.device)
     seconds, verdict = distributed.sum_over_ranks(told if run.place.is_main else torch.zeros_like(told)).tolist()
     run.state = replace(run.state, seconds=seconds)
@@ -263,11 +263,15 @@ def should_validate(run: Run, is_finished: bool) -> bool:
 def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> None:
     if progress.disable:
         return
+    epoch = run.plan.passes(run.state.samples)
     if window.figures:
-        pace, epoch = window.figures["seconds_per_step"], run.plan.passes(run.state.samples)
-        left = seconds_left(run, pace)
-        text = live_text(epoch, window.figures, left, min(left, saver.steps_to_next() * pace))
-        progress.set_postfix_str(text, refresh=False)
+        left = seconds_left(run, window.seconds_per_micro_step)
+        to_save = min(left, saver.seconds_to_next(window.figures["seconds_per_step"]))
+        progress.set_postfix_str(live_text(epoch, window.figures, left, to_save), refresh=False)
+    elif (loss := window.loss_so_far()) is not None:
+        every = run.settings.flags.print_steps
+        first = run.state.step + every - run.state.step % every
+        progress.set_postfix_str(first_live_text(epoch, loss, window.rate, first), refresh=False)
     progress.update(run.state.step - progress.n)
 
 

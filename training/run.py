@@ -18,6 +18,7 @@ from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
+from training.display import format_seconds
 from training.engine import build_engine, seed_of
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
@@ -25,7 +26,7 @@ from training.horizon import Horizon
 from training.kernel import layer_factory, use_kernel
 from training.match import Origin, check_match, check_model, find_changes
 from training.optimizer import build_optimizer
-from training.outlook import count_people, find_notes, look_ahead, mean_tokens
+from training.outlook import Outlook, count_people, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
@@ -70,8 +71,14 @@ class Datasets(NamedTuple):
 
 
 def build_run(
-    settings: Settings, datasets: Datasets, place: Place, device: torch.device, stop: StopRequests | None = None
+    settings: Settings,
+    datasets: Datasets,
+    place: Place,
+    device: torch.device,
+    stop: StopRequests | None = None,
+    began: float | None = None,
 ) -> Run:
+    """`began`: when the process did, by time.monotonic()."""
     training, validation = datasets
     checkpoints = CheckpointFolder(settings.saved_models)
     fresh = first_state(settings, place, datasets)
@@ -97,11 +104,7 @@ def build_run(
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state, engine.monitor),
-        budget=Budget(
-            settings.time_budget,
-            used_before=state.seconds,
-            num_last_pauses=2 if settings.flags.export_dir is None else 3,
-        ),
+        budget=build_budget(settings, state, began),
         state=state,
         stop=stop or StopRequests(),
     )
@@ -178,7 +181,7 @@ def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) ->
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
-    config = settings.deepspeed.for_engine(settings.precision)
+    config = settings.deepspeed.for_engine(settings.precision, has_monitors=not settings.flags.dry_run)
     optimizer, groups = build_optimizer(
         model,
         config.get("optimizer"),
@@ -300,11 +303,22 @@ def build_horizon(settings: Settings, schedule: Schedule, state: TrainingState, 
     )
 
 
+def build_budget(settings: Settings, state: TrainingState, began: float | None) -> Budget:
+    return Budget(
+        settings.time_budget,
+        used_before=state.seconds,
+        began=began,
+        longest_pause=state.longest_pause,
+        num_last_pauses=2 if settings.flags.export_dir is None else 3,
+    )
+
+
 def is_run_finished(settings: Settings, place: Place, datasets: Datasets, state: TrainingState) -> bool:
     """Whether a run that was saved with `state` has come to its end."""
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     horizon = build_horizon(settings, schedule, state, build_plan(settings, place, datasets.training))
-    return horizon.is_finished(state.step, state.samples) or Budget(settings.time_budget).is_over(state.seconds, 0.0)
+    budget = build_budget(settings, state, None)
+    return horizon.is_finished(state.step, state.samples) or budget.is_over(state.seconds, 0.0)
 
 
 def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
@@ -320,8 +334,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         f"micro-steps × {run.place.world_size} ranks"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
         "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
-        "length": f"to step {horizon.last_step():,}: {outlook.epochs_left:.2f} epochs, about "
-        f"{count_people(outlook.tokens_left)} tokens to go",
+        "length": describe_length(run, outlook),
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{torch.get_num_threads()} threads a rank",
         "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}"
@@ -341,6 +354,17 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         console.say(f"note: {note}")
     for name, text in settings.sources.items():
         run.sinks.text(name, f"```json\n{text}\n```")
+
+
+def describe_length(run: Run, outlook: Outlook) -> str:
+    """How far the run goes. With a time budget the steps are a bound, and the clock decides."""
+    to_go = f"{outlook.epochs_left:.2f} epochs, about {count_people(outlook.tokens_left)} tokens to go"
+    if run.budget.total is None:
+        return f"to step {run.horizon.last_step():,}: {to_go}"
+    return (
+        f"{format_seconds(run.budget.total)} in all, {format_seconds(run.budget.left())} of training to go; at most to "
+        f"step {run.horizon.last_step():,}: {to_go}"
+    )
 
 
 def describe_data(run: Run) -> str:

@@ -6,8 +6,9 @@ import pytest
 
 from data.shards import open_dataset
 from tests.support import make_rows, write_nvidia_shard
+from training.budget import Budget
 from training.horizon import Horizon
-from training.outlook import count_people, find_notes, look_ahead, mean_tokens
+from training.outlook import count_people, find_early_end, find_notes, look_ahead, mean_tokens
 from training.schedule import Schedule
 from training.step_plan import Phase, plan_steps
 
@@ -58,6 +59,21 @@ def test_what_the_user_may_not_expect() -> None:
     assert any("before its warm-up" in note for note in notes(horizon(total_steps=150), total=150, warmup=0.5))
     assert any("no validation data" in note for note in notes(horizon(), total=15, has_validation=False))
     assert any("GiB free" in note for note in notes(horizon(), total=15, num_parameters=10**18))
+
+
+def test_with_a_time_budget_steps_say_nothing_of_the_warm_up() -> None:
+    assert notes(horizon(total_steps=2**62), total=150, warmup=0.5) == []
+
+
+def test_data_that_ends_before_the_time_budget_does() -> None:
+    schedule = Schedule("linear", peak=1.0, total_steps=150, warmup_proportion=0.1)
+    budget = Budget(100.0, clock=lambda: 0.0)
+    text = find_early_end(horizon(), schedule, budget, seconds_to_last_step=48.5)
+    assert "in about 0:48" in str(text)
+    assert "56% of the peak" in str(text)
+    assert find_early_end(horizon(), schedule, budget, seconds_to_last_step=98.0) is None
+    assert find_early_end(horizon(), schedule, Budget(None), seconds_to_last_step=1.0) is None
+    assert find_early_end(horizon(max_steps=9), schedule, budget, seconds_to_last_step=1.0) is None
 
 
 def test_numbers_for_people() -> None:
