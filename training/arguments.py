@@ -93,7 +93,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "training")
-    flags.add("--seed", type=seed_number, default=42, metavar="N", help="seed of all that is random (default: 42)")
+    flags.add(
+        "--seed",
+        type=seed_number,
+        default=42,
+        metavar="N",
+        help="seed of all that is random; a run keeps the one it began with (default: 42)",
+    )
     flags.add("--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate (default: LE)")
     flags.add(
         "--lr_offset", type=float, default=0.0, metavar="X", help="added to the rate at every step (default: 0.0)"
@@ -128,7 +134,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     flags.count("--print_steps", default=100, help="steps between two reports (default: 100)")
     flags.count("--validate_every_steps", help="steps between two validations (default: only at the end)")
     flags.switch(
-        "--log_histograms", help="at every validation, histograms of all weights to TensorBoard (not with ZeRO stage 3)"
+        "--log_histograms",
+        help="at every validation (at every checkpoint where there is no validation data), histograms of all weights "
+        "to TensorBoard (not with ZeRO stage 3)",
     )
     flags.switch(
         "--dry_run",

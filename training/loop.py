@@ -35,7 +35,8 @@ def train(run: Run) -> bool:
     """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
-        validate_if_missing(run)
+        if not make_up_for_the_end(run):
+            return False
         export_last_checkpoint(run)
         return True
     loop = Loop(run)
@@ -43,18 +44,33 @@ def train(run: Run) -> bool:
     with Watchdog(run.settings.runs / "ranks", place.rank, place.world_size, run.stop, 60 * minutes) as watchdog:
         loop.window.phases.on_begin = lambda phase: watchdog.note(phase, run.state.step)
         is_finished = loop.go()
-    run.sinks.close(hyperparameters(run) if is_finished else None)
-    if is_finished:
-        export_last_checkpoint(run)
-    return is_finished
+    if not is_finished:
+        run.sinks.close()
+        return False
+    run.sinks.finish(hyperparameters(run), run.state)
+    export_last_checkpoint(run)
+    return True
 
 
-def validate_if_missing(run: Run) -> None:
-    """A stop during the last validation leaves it out; the next start makes up for it."""
-    if run.validation is None:
-        return
-    if not distributed.ask_main_rank(lambda: run.sinks.has("validation", run.state.step)):
-        report_validation(run, is_save=True, phases=Phases(run.device))
+def make_up_for_the_end(run: Run) -> bool:
+    """What a stop in the last validation left out: it, the mark of the best, the guesses, the table of runs.
+
+    False: stopped on request again.
+    """
+    step = run.state.step
+    has_ended, has_validation = distributed.ask_main_rank(
+        lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
+    )
+    if run.validation is not None and not has_validation:
+        best = report_validation(run, is_save=True, phases=Phases(run.device))
+        if best is not None:
+            Saver(run).save(best)  # the checkpoint is there, and is only marked
+    if run.stop.is_agreed():
+        return False
+    if not has_ended:
+        show_model(run, Samples(run.settings.tokenizer, run.settings.flags.max_seq_length))
+        run.sinks.finish(hyperparameters(run), run.state)
+    return True
 
 
 class Loop:
@@ -98,17 +114,17 @@ class Loop:
         set_learning_rate(run.engine.optimizer, window.rate)
         drop_layers(run)
         window.norm.note_scale()
-        sums = window.tally.sums
+        sums, skipped = window.tally.sums, run.engine.skipped_steps
         is_taken = take_step(
             run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.is_agreed
         )
         if not is_taken:
             window.tally.sums = sums
             return False
-        is_bad = self.bad_steps.check(batches)
+        self.bad_steps.check(batches)
         advance(run, batches)
-        if is_bad:
-            window.tally.sums = sums  # not a number, it would be that for the whole window
+        if run.engine.skipped_steps > skipped:
+            window.tally.sums = sums  # not a number, perhaps; it would be that for the whole window
         else:
             window.count(batches)
         return True
@@ -132,6 +148,7 @@ class Loop:
         if is_validation:
             with window.phases.measure("validation"):
                 best = report_validation(run, is_save, window.phases)
+        if (is_validation or (is_save and run.validation is None)) and not run.stop.agreed:
             with window.phases.measure("logging"):
                 show_model(run, self.samples)
         if is_save or best is not None:

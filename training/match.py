@@ -17,6 +17,7 @@ class Origin:
     tag: str
     is_own: bool
     is_only_weights: bool = False  # --finetune: neither the optimizer's state nor the step
+    best_loss: float | None = None  # of best.json, which may be marked after its checkpoint was saved
 
     @property
     def path(self) -> Path:
@@ -102,6 +103,11 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
         problems.add(
             f"{where}: {mismatch}, or begin another --job_name from its weights with --load_training_checkpoint "
             f"{origin.folder} --finetune"
+        )
+    if origin.is_own and saved.seed != now.seed:
+        problems.add(
+            f"{where}: was begun with --seed {saved.seed}, but this run has --seed {now.seed}, which gives the rows "
+            f"another order; pass --seed {saved.seed}, or another --job_name"
         )
     if origin.is_own and saved.data_digest != now.data_digest:
         problems.add(

@@ -27,6 +27,7 @@ from training.kernel import layer_factory, use_kernel
 from training.match import Origin, check_match, check_model, find_changes
 from training.optimizer import build_optimizer
 from training.outlook import Outlook, count_people, find_notes, look_ahead, mean_tokens
+from training.retention import step_of
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
@@ -203,7 +204,9 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
             f"{checkpoints.folder}: holds checkpoints, but none that is sound; restore one, or pass another --job_name"
         )
     if own is not None:
-        origin = Origin(checkpoints.folder, own, is_own=True)
+        best = checkpoints.best()
+        is_before = best is not None and step_of(best.tag) <= step_of(own)
+        origin = Origin(checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None)
     elif settings.flags.load_training_checkpoint is not None:
         other = CheckpointFolder(settings.flags.load_training_checkpoint)
         tag = other.choose(settings.flags.load_checkpoint_id)
@@ -251,7 +254,14 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
         skips = read_skips(origin.folder) or saved.skips
-        return replace(saved, world_size=place.world_size, recipe=fresh.recipe, skips=skips)
+        losses = [loss for loss in (saved.best_validation_loss, origin.best_loss) if loss is not None]
+        return replace(
+            saved,
+            world_size=place.world_size,
+            recipe=fresh.recipe,
+            skips=skips,
+            best_validation_loss=min(losses, default=None),
+        )
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 

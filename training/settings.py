@@ -84,7 +84,11 @@ class Settings:
             "lr_offset": self.flags.lr_offset,
             "batch": self.deepspeed.batch.total,
             "batch_schedule": self.flags.batch_schedule,
+            "length_schedule": self.flags.length_schedule,
             "masking_rate": self.flags.masking_rate if self.flags.dynamic_masking else None,
+            "masking_unit": self.flags.masking_unit if self.flags.dynamic_masking else None,
+            "rewarmup": self.flags.rewarmup,
+            "time_budget": self.flags.time_budget,
             "optimizer": self.deepspeed.content.get("optimizer"),
             "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
         }
