@@ -9,7 +9,7 @@ from common.console import console
 from common.errors import run_command
 from common.processes import STOPPED_EXIT_CODE
 from training import distributed
-from training.arguments import parse_arguments
+from training.arguments import read_arguments
 from training.budget import process_start
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
@@ -25,12 +25,12 @@ from training.stopping import StopRequests
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     """`began`: when the process did, by time.monotonic(), from where --time_budget counts; None: now."""
     began = time.monotonic() if began is None else began
-    flags = parse_arguments(argv)
+    flags, problems = read_arguments(argv)
     place = find_place()
     console.enabled = place.is_main
     avoid_broken_amx()
     share_cores(place)
-    settings = resolve_settings(flags, place)
+    settings = resolve_settings(flags, place, problems)
     datasets = open_data(settings, place)
     device = pick_device(place)
     with ExitStack() as stack:

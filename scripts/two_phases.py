@@ -23,7 +23,7 @@ from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from common.processes import STOPPED_EXIT_CODE
 from scripts.supervise import run_once
-from training.arguments import parse_arguments
+from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
 from training.match import EngineKind, find_mismatches
@@ -107,10 +107,12 @@ def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Se
     checked, problems = {}, Problems()
     for phase in phases:
         try:
-            settings[phase] = resolve_settings(parse_arguments(phase_words(flags, phase, passed_on)), place)
+            words, wrong = read_arguments(phase_words(flags, phase, passed_on))
+            settings[phase] = resolve_settings(words, place, wrong)
             checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase], place), place)
         except UserError as error:
-            problems.add(f"phase {phase + 1}: {error}")
+            for part in error.parts:
+                problems.add(f"phase {phase + 1}: {part}")
     if {0, 1} <= settings.keys():
         before, now = (EngineKind.of_settings(settings[phase]) for phase in (0, 1))
         for mismatch in find_mismatches(before, now):

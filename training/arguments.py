@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.errors import Problems
 from common.flags import FlagGroup
 from common.help import Parser, seed_number, whole_number
 from data.masking import UNITS
@@ -20,7 +21,7 @@ def positive_float(text: str) -> float:
     return value
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="deepspeed_train.py",
         description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
@@ -38,6 +39,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return build_parser().parse_args(argv)
+
+
+def read_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
+    """The flags, and what is wrong with them, to be told with what is wrong with the files that they name."""
+    return build_parser().collect(argv)
 
 
 def _add_required(parser: argparse.ArgumentParser) -> None:

@@ -95,10 +95,7 @@ def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, wh
 def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
     """All reasons at once why a run with the state `now` cannot go on from `origin`, which holds `saved`."""
     where, problems = origin.path, Problems()
-    try:
-        check_model(saved, now.model_config, now.is_preln, where)
-    except UserError as error:
-        problems.add(str(error))
+    problems.attempt(lambda: check_model(saved, now.model_config, now.is_preln, where))
     for mismatch in find_mismatches(EngineKind.of_state(saved), EngineKind.of_state(now)):
         problems.add(
             f"{where}: {mismatch}, or begin another --job_name from its weights with --load_training_checkpoint "

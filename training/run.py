@@ -2,12 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from common.console import console
-from common.errors import UserError
+from common.errors import Problems, UserError
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset, check_apart, open_dataset
 from nvidia.checkpointing import Checkpointing, default_chunk
@@ -114,30 +116,53 @@ def build_run(
 
 
 def open_data(settings: Settings, place: Place) -> Datasets:
-    """Every rank opens all the data; with --verify_data each reads its share of the files whole."""
+    """Every rank opens all the data; with --verify_data each reads its share of the files whole.
+
+    What is wrong with any of it is told at once.
+    """
     options: dict[str, Any] = {
         "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
         "vocab_size": settings.model_config.num_tokens,
         "verify": settings.flags.verify_data,
         "share": (place.rank, place.world_size),
     }
-    training = tuple(
-        open_dataset(each.folders, split="training", max_seq_length=each.length, weights=each.weights, **options)
-        for each in settings.lengths
-    )
-    digest = settings.tokenizer.digest if settings.tokenizer else None
-    for data, length in zip(training, settings.lengths, strict=True):
-        if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
-            raise UserError(
-                f"{length.folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
-                f"name the tokenizer that the data was prepared with, or prepare the data again"
+    problems = Problems()
+    opened = [
+        problems.attempt(
+            partial(
+                open_dataset,
+                each.folders,
+                split="training",
+                max_seq_length=each.length,
+                weights=each.weights,
+                **options,
             )
-    if settings.validation_folder is None:
-        return Datasets(training, None)
-    longest = settings.flags.max_seq_length
-    validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **options)
-    check_apart(training, validation)
+        )
+        for each in settings.lengths
+    ]
+    for data, length in zip(opened, settings.lengths, strict=True):
+        if data is not None:
+            _check_tokenizer(data, length.folders[0], settings, problems)
+    training = tuple(data for data in opened if data is not None)
+    validation = None
+    if settings.validation_folder is not None:
+        folders, longest = [settings.validation_folder], settings.flags.max_seq_length
+        validation = problems.attempt(
+            lambda: open_dataset(folders, split="validation", max_seq_length=longest, **options)
+        )
+    if validation is not None:
+        problems.attempt(lambda: check_apart(training, validation))
+    problems.raise_if_any()
     return Datasets(training, validation)
+
+
+def _check_tokenizer(data: PretrainingDataset, folder: Path, settings: Settings, problems: Problems) -> None:
+    digest = settings.tokenizer.digest if settings.tokenizer else None
+    if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
+        problems.add(
+            f"{folder}: was made with another tokenizer than the model JSON's bert_token_file; "
+            f"name the tokenizer that the data was prepared with, or prepare the data again"
+        )
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
