@@ -5,14 +5,23 @@ import errno
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from common.console import console
 from common.processes import USER_ERROR_EXIT_CODE
 
+T = TypeVar("T")
+
 
 class UserError(ValueError):
-    """Something the user can mend. The message says what, what was found, what was expected and the remedy."""
+    """Something the user can mend. The message says what, what was found, what was expected and the remedy.
+
+    `parts`: the single messages, where it tells several.
+    """
+
+    def __init__(self, message: str, parts: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.parts = tuple(parts) or (message,)
 
 
 class ToldElsewhere(Exception):
@@ -26,14 +35,24 @@ class Problems:
         self.messages: list[str] = []
 
     def add(self, message: str) -> None:
-        self.messages.append(message)
+        if message not in self.messages:
+            self.messages.append(message)
+
+    def attempt(self, action: Callable[[], T]) -> T | None:
+        """`action`'s result; None where it failed, with what it told noted."""
+        try:
+            return action()
+        except UserError as error:
+            for part in error.parts:
+                self.add(part)
+            return None
 
     def raise_if_any(self) -> None:
         if len(self.messages) == 1:
             raise UserError(self.messages[0])
         if self.messages:
             listed = "\n".join(f"  - {message}" for message in self.messages)
-            raise UserError(f"{len(self.messages)} problems were found:\n{listed}")
+            raise UserError(f"{len(self.messages)} problems were found:\n{listed}", self.messages)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -33,6 +33,19 @@ def write_plainly(path: Path, content: str) -> bool:
     return True
 
 
+def append_whole(path: Path, content: str) -> None:
+    """Append all of `content` or nothing: what a full disk takes only a part of is taken back."""
+    payload = content.encode()
+    with path.open("ab", buffering=0) as stream:
+        size = stream.tell()
+        try:
+            if stream.write(payload) < len(payload):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            stream.truncate(size)
+            raise
+
+
 def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
     """Note why `folder`, which `flag` named, could be neither made nor written to. Changes nothing."""
     try:

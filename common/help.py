@@ -1,39 +1,114 @@
 """How commands read their flags, show them, and refuse wrong ones."""
 
 import argparse
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
-from common.errors import Problems, UserError, nearest
+from common.errors import Problems, nearest
+
+# argparse's own pattern knows no exponent, and takes -1e-3 for a flag.
+NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with a user's mistake raised as UserError so that it can be tested and is shown once.
+    """argparse, with all of a user's mistakes raised as one UserError, so that they can be tested and are shown once.
 
     No flag can be abbreviated: what `--max` means today would be another flag tomorrow.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        self._negative_number_matcher = NEGATIVE_NUMBER
+        self._begin()
+
+    def _begin(self) -> None:
+        self._problems = Problems()
+        self._given: set[argparse.Action] = set()
+        self._without_value: set[argparse.Action] = set()
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
+        """A mistake that argparse cannot go on after; told with those before it."""
+        self._problems.add(f"{message}; see --help")
+        self._problems.raise_if_any()
+        raise AssertionError("there is a problem")
 
     def parse_args(  # type: ignore[override]  # argparse declares three overloads for one behaviour
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse, and report all unknown flags at once, each with the nearest known one."""
-        arguments, unknown = self.parse_known_args(args, namespace)
-        known = [option for action in self._actions for option in action.option_strings]
-        problems = Problems()
-        for word in unknown:
-            if word.startswith("-"):
-                hint = nearest(word.split("=")[0], known, otherwise="; remove it, or see --help")
-                problems.add(f"unknown flag {word!r}{hint}")
-            else:
-                problems.add(f"unexpected word {word!r} on the command line; remove it, or see --help")
+        arguments, problems = self.collect(args)
         problems.raise_if_any()
         return arguments
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse what is known; the words left over are for someone else."""
+        arguments, rest = self._read(args)
+        self._problems.raise_if_any()
+        return arguments, rest
+
+    def collect(self, args: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
+        """What the words say and all that is wrong with them, the nearest name for each unknown flag included.
+
+        A flag that is missing, or whose value is wrong, has its default.
+        """
+        arguments, unknown = self._read(args)
+        known = [option for action in self._actions for option in action.option_strings]
+        for before, word in pairwise(["", *unknown]):
+            if word.startswith("-"):
+                hint = nearest(word.split("=")[0], known, otherwise="; remove it, or see --help")
+                self._problems.add(f"unknown flag {word!r}{hint}")
+            elif not before.startswith("-") or "=" in before:  # after an unknown flag it may be that flag's value
+                self._problems.add(f"unexpected word {word!r} on the command line; remove it, or see --help")
+        return arguments, self._problems
+
+    def _read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+        self._begin()
+        actions = [action for action in self._actions if action.required]
+        groups = [group for group in self._mutually_exclusive_groups if group.required]
+        self._set_required(actions, groups, False)  # argparse would end with the first that is missing
+        try:
+            arguments, rest = super().parse_known_args(args)
+        finally:
+            self._set_required(actions, groups, True)
+        missing = [_name_of(action) for action in actions if action not in self._given]
+        if missing:
+            self._problems.add(f"the following arguments are required: {', '.join(missing)}; see --help")
+        for group in groups:
+            if self._given.isdisjoint(group._group_actions):
+                names = " ".join(_name_of(action) for action in group._group_actions)
+                self._problems.add(f"one of the arguments {names} is required; see --help")
+        return arguments, rest
+
+    def _set_required(self, actions: list[argparse.Action], groups: list[Any], is_required: bool) -> None:
+        for action in actions:
+            action.required = is_required
+        for group in groups:
+            group.required = is_required
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        self._given.add(action)
+        if action in self._without_value:
+            return action.default
+        try:
+            return super()._get_values(action, arg_strings)
+        except argparse.ArgumentError as error:
+            self._problems.add(f"{error}; see --help")
+            return action.default
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            self._problems.add(f"{error}; see --help")
+            self._without_value.add(action)
+            return 0
+
+
+def _name_of(action: argparse.Action) -> str:
+    return "/".join(action.option_strings) or action.dest
 
 
 def positive_int(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Examine this machine before a run: accelerator, instruction sets, versions, launcher, cores, memory, disk."""
+"""Examine this machine before a run: accelerator, instruction sets, versions, launcher, cores, limits, memory, disk."""
 
 import argparse
 import os
@@ -13,21 +13,26 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-import torch
-
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
-from training.precision import (
-    HALF_MATMUL,
-    ISA_LIMIT,
-    ISA_WITHOUT_AMX,
-    dies_of_illegal_instruction,
-    find_abilities,
-    read_cpu_flags,
-)
+
+try:
+    import torch
+
+    from training.precision import (
+        HALF_MATMUL,
+        ISA_LIMIT,
+        ISA_WITHOUT_AMX,
+        dies_of_illegal_instruction,
+        find_abilities,
+        read_cpu_flags,
+    )
+except (ImportError, OSError):  # missing, or broken: a finding among the others
+    torch = None
 
 GIB = 2**30
+INSTALL = "pip install -r requirements.txt, then activate .venv"
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when something needs a remedy, for scripts that ask."""
     flags = build_parser().parse_args(argv)
-    findings = examine(flags.ranks or max(1, torch.cuda.device_count()), flags.output_dir)
+    findings = examine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:
         console.say(f"{'!' if finding.remedy else ' '} {finding.topic:<{width}}  {finding.text}")
@@ -66,10 +71,10 @@ def examine(ranks: int, output_dir: Path) -> list[Finding]:
     return [
         examine_python(),
         *examine_versions((PROJECT / "requirements.txt").read_text()),
-        examine_accelerator(),
-        examine_instructions(read_cpu_flags()),
+        *([examine_accelerator(), examine_instructions(read_cpu_flags())] if torch else [examine_without_torch()]),
         examine_launcher(),
         examine_cores(ranks, len(os.sched_getaffinity(0)), dict(os.environ)),
+        examine_limits(*read_limits(), len(os.sched_getaffinity(0))),
         examine_memory(Path("/proc/meminfo")),
         examine_disk(output_dir),
     ]
@@ -95,6 +100,10 @@ def examine_versions(requirements: str) -> list[Finding]:
         text = found if found == wanted else f"{found}, but {wanted} is what this project is tested with"
         findings.append(Finding(name, text, remedy))
     return findings
+
+
+def examine_without_torch() -> Finding:
+    return Finding("accelerator", "torch cannot be imported, so neither it nor the instructions are known", INSTALL)
 
 
 def examine_accelerator() -> Finding:
@@ -126,7 +135,7 @@ def examine_instructions(cpu_flags: set[str]) -> Finding:
 def examine_launcher() -> Finding:
     found = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
-        return Finding("launcher", "no `deepspeed` command", "pip install -r requirements.txt, then activate .venv")
+        return Finding("launcher", "no `deepspeed` command", INSTALL)
     return Finding("launcher", found)
 
 
@@ -145,9 +154,49 @@ def examine_cores(ranks: int, cores: int, environment: dict[str, str]) -> Findin
     text = f"{cores}; OMP_NUM_THREADS={threads} makes {total} threads in {ranks} ranks"
     if total > cores:
         return Finding("cores", text, "unset OMP_NUM_THREADS: ranks share the cores by themselves")
-    if total < cores and not torch.cuda.is_available():
+    if total < cores and not (torch and torch.cuda.is_available()):
         return Finding("cores", text, f"{cores - total} cores stay idle: unset OMP_NUM_THREADS or raise it")
     return Finding("cores", text)
+
+
+def read_limits(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> tuple[float | None, float | None]:
+    """Cores and GiB that this process's control group may use, as containers and schedulers set them; None: no limit.
+
+    In the second version's layout the strictest of the groups that it is in, or in the first version's files.
+    """
+    lines = own.read_text().splitlines() if own.is_file() else []
+    inner = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    groups = [root.joinpath(*inner.split("/")[:depth]) for depth in range(len(inner.split("/")) + 1)]
+    quotas = [_words(group / "cpu.max") for group in groups]
+    quotas.append([*_words(root / "cpu" / "cpu.cfs_quota_us"), *_words(root / "cpu" / "cpu.cfs_period_us")])
+    sizes = [_words(group / "memory.max") for group in groups] + [_words(root / "memory" / "memory.limit_in_bytes")]
+    cores = [int(quota) / int(period) for quota, period in (q for q in quotas if len(q) == 2) if quota.isdecimal()]
+    memory = [int(size) / GIB for (size,) in (s for s in sizes if len(s) == 1) if size.isdecimal()]
+    return min(cores, default=None), min((size for size in memory if size < 2**30), default=None)  # 2^60 is "none"
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def examine_limits(cores: float | None, memory: float | None, visible: int) -> Finding:
+    """What a container or a scheduler allows, which is less than what the machine shows."""
+    told = [f"{cores:g} cores"] if cores is not None else []
+    told += [f"{memory:.1f} GiB of memory"] if memory is not None else []
+    remedies = []
+    if cores is not None and cores < visible:
+        remedies.append(
+            f"{visible} cores are seen: export OMP_NUM_THREADS={max(1, int(cores))} divided by the ranks here, or "
+            f"allow more"
+        )
+    if memory is not None and memory < 4:
+        remedies.append("allow more memory: BERT-base with AdamW takes about 4 GiB on a CPU")
+    return Finding("limits", ", ".join(told) or "none by a control group", "; ".join(remedies) or None)
 
 
 def examine_memory(meminfo: Path) -> Finding:

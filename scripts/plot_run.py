@@ -31,7 +31,11 @@ PANELS = {
     "grad_norm": "gradient norm",
     "tokens_per_second": "real tokens a second",
 }
-TABLE = ("step", "samples", "tokens", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "tokens_per_second")
+# What the table shows of each kind's last line.
+TABLE = {
+    "train": ("step", "samples", "tokens", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "tokens_per_second"),
+    "validation": ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy"),
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -103,25 +107,22 @@ def page(runs: dict[str, Rows], over: str) -> str:
     figure.savefig(picture, format="svg")
     svg = picture.getvalue()
     title = html.escape(", ".join(runs))
-    head = "".join(f"<th>{key}</th>" for key in TABLE)
+    kinds = "".join(f"<th colspan='{len(keys)}'>last {kind} line</th>" for kind, keys in TABLE.items())
+    head = "".join(f"<th>{key}</th>" for keys in TABLE.values() for key in keys)
     body = "".join(f"<tr><td>{html.escape(name)}</td>{last_figures(rows)}</tr>" for name, rows in runs.items())
     return (
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
         f"<style>body{{font-family:sans-serif;margin:2em}}td,th{{padding:.3em .8em;text-align:right}}"
         f"td:first-child{{text-align:left}}svg{{max-width:100%;height:auto}}</style></head>\n"
-        f"<body><h1>{title}</h1>\n<table><tr><th>run</th>{head}</tr>{body}</table>\n"
+        f"<body><h1>{title}</h1>\n<table><tr><th></th>{kinds}</tr><tr><th>run</th>{head}</tr>{body}</table>\n"
         f"{svg[svg.index('<svg') :]}</body></html>\n"
     )
 
 
 def last_figures(rows: Rows) -> str:
-    """Table cells: the last training line, with validation's figures where there are any."""
-    merged: dict[str, Any] = {}
-    for kind in ("train", "validation"):
-        for row in rows:
-            if row["kind"] == kind:
-                merged.update({key: row[key] for key in TABLE if key in row})
-    return "".join(f"<td>{_number(merged.get(key))}</td>" for key in TABLE)
+    """Table cells: those of the last training line, then those of the last validation; empty where there is none."""
+    last = {row["kind"]: row for row in rows}
+    return "".join(f"<td>{_number(last.get(kind, {}).get(key))}</td>" for kind, keys in TABLE.items() for key in keys)
 
 
 def _number(value: Any) -> str:

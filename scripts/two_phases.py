@@ -8,9 +8,9 @@ import argparse
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -21,11 +21,14 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
-from training.arguments import parse_arguments
-from training.checkpoint import CheckpointFolder
+from common.processes import STOPPED_EXIT_CODE
+from scripts.supervise import run_once
+from training.arguments import read_arguments
+from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
-from training.run import open_data
-from training.settings import resolve_settings
+from training.match import EngineKind, find_mismatches
+from training.run import Datasets, is_run_finished, open_data
+from training.settings import Settings, resolve_settings
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,10 +57,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     flags, passed_on = build_parser().parse_known_args(argv)
     phases = remaining_phases(flags)
-    check_phases(flags, phases, passed_on)
+    checked = check_phases(flags, phases, passed_on)
     for phase in phases:
         console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
-        code = subprocess.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)], check=False).returncode
+        code, is_asked = run_once([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
+        if code == 0 and not is_finished(flags, phase, checked[phase]):
+            code = 1  # the `deepspeed` command ends with 0 when the launcher below it was killed
+        if code == 0 and is_asked and phase != phases[-1]:
+            code = STOPPED_EXIT_CODE
         if code != 0:
             console.warn(f"phase {phase + 1} ended with code {code}; the same command goes on from its last checkpoint")
             return code
@@ -83,17 +90,45 @@ def remaining_phases(flags: argparse.Namespace) -> tuple[int, ...]:
     return (1,) if checkpoints_of(flags, 1).newest_valid() else (0, 1)
 
 
-def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class CheckedPhase:
+    """A phase whose flags, files and data have been found good."""
+
+    settings: Settings
+    datasets: Datasets
+    place: Place
+
+
+def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Sequence[str]) -> dict[int, CheckedPhase]:
     """The mistakes of all phases at once: the second's would else be found when the first has been trained."""
     ranks = flags.ranks or max(1, torch.cuda.device_count())
-    problems = Problems()
+    place = Place(0, 0, ranks, ranks)
+    settings: dict[int, Settings] = {}
+    checked, problems = {}, Problems()
     for phase in phases:
         try:
-            place = Place(0, 0, ranks, ranks)
-            open_data(resolve_settings(parse_arguments(phase_words(flags, phase, passed_on)), place), place)
+            words, wrong = read_arguments(phase_words(flags, phase, passed_on))
+            settings[phase] = resolve_settings(words, place, wrong)
+            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase], place), place)
         except UserError as error:
-            problems.add(f"phase {phase + 1}: {error}")
+            for part in error.parts:
+                problems.add(f"phase {phase + 1}: {part}")
+    if {0, 1} <= settings.keys():
+        before, now = (EngineKind.of_settings(settings[phase]) for phase in (0, 1))
+        for mismatch in find_mismatches(before, now):
+            problems.add(f"phase 2 cannot go on from phase 1's checkpoint, which {mismatch}")
     problems.raise_if_any()
+    return checked
+
+
+def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) -> bool:
+    """Whether the phase's newest checkpoint is its last."""
+    checkpoints = checkpoints_of(flags, phase)
+    newest = checkpoints.newest_valid()
+    if newest is None:
+        return False
+    state = read_state(checkpoints.folder / newest)
+    return is_run_finished(checked.settings, checked.place, checked.datasets, state)
 
 
 def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str]) -> list[str]:

@@ -102,6 +102,21 @@ def _not_a_number(fault: Fault) -> None:
     loop.take_step = take_step  # type: ignore[assignment]
 
 
+def _loss_is_not_a_number(fault: Fault) -> None:
+    """What a forward pass that overflows in fp16 leaves in the sums of the step of these samples."""
+    from training import loop
+
+    original = loop.take_step
+
+    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> bool:
+        is_taken = original(target, step, tally, *rest)
+        if step.next_sample in fault["next_samples"]:
+            tally.sums = tally.sums * float("nan")
+        return is_taken
+
+    loop.take_step = take_step
+
+
 def _spoil_weights(fault: Fault) -> None:
     """Before the step of these samples make the model forget, so that the loss jumps; healed by going back."""
     from training import loop
@@ -135,6 +150,13 @@ def _slow_steps(fault: Fault) -> None:
     from training import loop
 
     _before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
+
+
+def _slow_forward(fault: Fault) -> None:
+    """A rank whose device is slower than the others'."""
+    from nvidia.modelingpreln import BertForPreTrainingPreLN
+
+    _before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
 
 
 def _slow_micro_steps(fault: Fault) -> None:
@@ -179,6 +201,18 @@ def _stop_in_validation(_: Fault) -> None:
     _before(validation, "evaluation_batches", lambda *_, **__: _ask_to_stop())
 
 
+def _worse_validation(_: Fault) -> None:
+    from training import loop
+
+    original = loop.validate
+
+    def validate(*args: Any) -> dict[str, float] | None:
+        figures = original(*args)
+        return None if figures is None else {**figures, "mlm_loss": figures["mlm_loss"] + 9.0}
+
+    loop.validate = validate
+
+
 def _reader_dies(fault: Fault) -> None:
     """The thread that reads ahead fails at these samples, as it would on a disk error."""
     from data.loader import TrainingStream
@@ -205,6 +239,14 @@ def _allow_fp16(_: Fault) -> None:
     type(get_accelerator()).is_fp16_supported = lambda _self: True
 
 
+def _claim_fp16(_: Fault) -> None:
+    """The launcher believes so too, where it would go back to fp32."""
+    from training import settings
+    from training.precision import Abilities
+
+    settings.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
+
+
 def _forget_optimizer_state(_: Fault) -> None:
     """Resharding that loses what the optimizer knew."""
     from training import zero_files
@@ -223,17 +265,21 @@ def _forget_optimizer_state(_: Fault) -> None:
 
 KINDS: dict[str, Callable[[Fault], None]] = {
     "allow_fp16": _allow_fp16,
+    "claim_fp16": _claim_fp16,
     "believe_in_space": _believe_in_space,
     "forget_optimizer_state": _forget_optimizer_state,
     "hang": _hang,
     "kill": _kill,
+    "loss_is_not_a_number": _loss_is_not_a_number,
     "not_a_number": _not_a_number,
     "patience": _patience,
     "reader_dies": _reader_dies,
     "slow_commit": _slow_commit,
+    "slow_forward": _slow_forward,
     "slow_micro_steps": _slow_micro_steps,
     "slow_steps": _slow_steps,
     "spoil_weights": _spoil_weights,
     "stop_in_commit": _stop_in_commit,
     "stop_in_validation": _stop_in_validation,
+    "worse_validation": _worse_validation,
 }

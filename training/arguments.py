@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.errors import Problems
 from common.flags import FlagGroup
 from common.help import Parser, seed_number, whole_number
 from data.masking import UNITS
@@ -20,7 +21,7 @@ def positive_float(text: str) -> float:
     return value
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="deepspeed_train.py",
         description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
@@ -38,6 +39,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return build_parser().parse_args(argv)
+
+
+def read_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
+    """The flags, and what is wrong with them, to be told with what is wrong with the files that they name."""
+    return build_parser().collect(argv)
 
 
 def _add_required(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +99,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "training")
-    flags.add("--seed", type=seed_number, default=42, metavar="N", help="seed of all that is random (default: 42)")
+    flags.add(
+        "--seed",
+        type=seed_number,
+        default=42,
+        metavar="N",
+        help="seed of all that is random; a run keeps the one it began with (default: 42)",
+    )
     flags.add("--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate (default: LE)")
     flags.add(
         "--lr_offset", type=float, default=0.0, metavar="X", help="added to the rate at every step (default: 0.0)"
@@ -128,7 +140,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     flags.count("--print_steps", default=100, help="steps between two reports (default: 100)")
     flags.count("--validate_every_steps", help="steps between two validations (default: only at the end)")
     flags.switch(
-        "--log_histograms", help="at every validation, histograms of all weights to TensorBoard (not with ZeRO stage 3)"
+        "--log_histograms",
+        help="at every validation (at every checkpoint where there is no validation data), histograms of all weights "
+        "to TensorBoard (not with ZeRO stage 3)",
     )
     flags.switch(
         "--dry_run",

@@ -3,7 +3,9 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import psutil
 
 from common.errors import UserError
 
@@ -28,6 +30,11 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def process_start(clock: Callable[[], float] = time.monotonic) -> float:
+    """When this process began, by `clock`. Its imports took seconds, which the user's time budget has to pay for."""
+    return clock() - (time.time() - psutil.Process().create_time())
+
+
 @dataclass
 class Budget:
     """Seconds of a run: `used_before` by earlier processes of it, the rest by this one. Time between is not counted."""
@@ -35,17 +42,19 @@ class Budget:
     total: float | None
     used_before: float = 0.0
     clock: Callable[[], float] = time.monotonic
-    started: float = field(init=False)
+    began: float | None = None  # when this process did, by `clock`; None: now
     longest_pause: float = 0.0
     num_last_pauses: int = 2  # validation, checkpoint, and an export where one is asked for
     is_ended: bool = False
 
     def __post_init__(self) -> None:
-        self.started = self.clock()
+        if self.began is None:
+            self.began = self.clock()
 
     def used(self) -> float:
         """Seconds used. A budget that has ended counts as used up, so that a restart does not begin again."""
-        used = self.used_before + self.clock() - self.started
+        assert self.began is not None
+        used = self.used_before + self.clock() - self.began
         return max(used, self.total or 0.0) if self.is_ended else used
 
     @property
@@ -53,6 +62,15 @@ class Budget:
         """What the schedule leaves at the end. Fixed from the start, so that the rate does not jump."""
         assert self.total is not None
         return min(MOST_RESERVED, RESERVED_SHARE * self.total)
+
+    def left(self) -> float:
+        """Seconds to train in from now on: without what the end needs."""
+        assert self.total is not None
+        return max(0.0, self.total - self.needed() - self.used())
+
+    def needed(self) -> float:
+        """What the end needs: what is kept back, or what validation and checkpoints have been seen to take."""
+        return max(self.reserved, SAFETY * self.num_last_pauses * self.longest_pause)
 
     def progress(self, used: float) -> float:
         """The share of the training time that is over, from 0 to 1."""
@@ -67,6 +85,5 @@ class Budget:
         """Whether one more step would eat into what the end needs."""
         if self.total is None:
             return False
-        needed = max(self.reserved, SAFETY * self.num_last_pauses * self.longest_pause)
-        self.is_ended = self.is_ended or used + seconds_per_step + needed >= self.total
+        self.is_ended = self.is_ended or used + seconds_per_step + self.needed() >= self.total
         return self.is_ended

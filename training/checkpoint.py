@@ -53,6 +53,7 @@ class TrainingState:
     is_preln: bool
     is_kernel: bool = False  # whether DeepSpeed's fused layers hold the blocks' weights, under names of their own
     seconds: float = 0.0  # that this run has taken, over all its restarts
+    longest_pause: float = 0.0  # seconds of a validation or checkpoint: what --time_budget keeps back for the last ones
     skips: tuple[tuple[int, int], ...] = ()  # samples from … to … that a rollback leaves out
     recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to tell what has changed on resume
 

@@ -1,8 +1,9 @@
 """The blocks of the DeepSpeed JSON that are checked key by key, against DeepSpeed's own descriptions of them."""
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
+from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -27,6 +28,10 @@ BLOCKS: dict[str, type[BaseModel]] = {
     "bf16": DeepSpeedBF16Config,
     "bfloat16": DeepSpeedBF16Config,
     "progressive_layer_drop": LayerDropBlock,
+    "tensorboard": TensorBoardConfig,
+    "csv_monitor": CSVConfig,
+    "wandb": WandbConfig,
+    "comet": CometConfig,
 }
 
 
@@ -62,9 +67,30 @@ def key_names(kind: type[BaseModel]) -> list[str]:
     return [str(field.alias or name) for name, field in kind.model_fields.items()]
 
 
+def nested_blocks(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The keys of a block that are blocks themselves, with what describes them."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        kinds = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
+        blocks = [part for part in kinds if issubclass(part, BaseModel)]
+        if blocks:
+            found[str(field.alias or name)] = blocks[0]
+    return found
+
+
 def _describe(name: str, kind: type[BaseModel], detail: Any) -> str:
     path = ".".join([name, *(str(part) for part in detail["loc"])])
     if detail["type"] == "extra_forbidden":
-        known = key_names(kind) if len(detail["loc"]) == 1 else []
+        known = _known_keys(kind, [str(part) for part in detail["loc"][:-1]])
         return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known, otherwise='; remove it')}"
     return f"{path}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _known_keys(kind: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys of the block that `path` leads to from `kind`."""
+    for key in path:
+        blocks = nested_blocks(kind)
+        if key not in blocks:
+            return []
+        kind = blocks[key]
+    return key_names(kind)

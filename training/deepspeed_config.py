@@ -34,6 +34,7 @@ REFUSED_KEYS = {
 MOST_ROWS = 2**31 - 1  # a step
 # Blocks that belong to our model; DeepSpeed no longer has them.
 MODEL_KEYS = ("progressive_layer_drop", "sparse_attention")
+MONITOR_KEYS = ("tensorboard", "csv_monitor", "wandb", "comet")
 OBJECTS = (
     *("activation_checkpointing", "aio", "autotuning", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger"),
     *("compile", "compression_training", "csv_monitor", "data_types", "elasticity", "flops_profiler", "fp16"),
@@ -62,10 +63,10 @@ class DeepSpeedFile:
     zero_stage: int
     layer_drop: LayerDropBlock
 
-    def for_engine(self, precision: str) -> dict[str, Any]:
-        """The dictionary that deepspeed.initialize() gets."""
+    def for_engine(self, precision: str, has_monitors: bool = True) -> dict[str, Any]:
+        """The dictionary that deepspeed.initialize() gets. Monitors write or send from the moment they are built."""
         config = copy.deepcopy(self.content)
-        for key in MODEL_KEYS:
+        for key in MODEL_KEYS if has_monitors else (*MODEL_KEYS, *MONITOR_KEYS):
             config.pop(key, None)
         config.update(
             train_batch_size=self.batch.total,

@@ -15,6 +15,11 @@ def train_line(step: int, last_step: int | None, figures: dict[str, float], seco
     )
 
 
+def first_live_text(epoch: float, loss: float, rate: float, first_report: int) -> str:
+    """What stands behind the live bar before the first report: this rank's loss so far."""
+    return f"epoch {epoch:.2f}  loss {loss:.3f} so far  rate {rate:.1e}  first report at step {first_report}"
+
+
 def live_text(epoch: float, figures: dict[str, float], seconds_to_end: float, seconds_to_save: float) -> str:
     """What stands behind the live bar between two reports."""
     return (
@@ -30,6 +35,12 @@ def say_validation(step: int, figures: dict[str, float]) -> None:
         f"{figures['mlm_accuracy']:.1%} right)  nsp loss {figures['nsp_loss']:.3f} "
         f"({figures['nsp_accuracy']:.1%} right)"
     )
+
+
+def format_hours(seconds: float) -> str:
+    """Always with hours: 0:05:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def format_seconds(seconds: float) -> str:

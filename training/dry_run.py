@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from common.console import console
-from training.display import format_seconds
+from training.display import format_hours
 from training.engine import set_batch, take_step
-from training.outlook import count_people
+from training.outlook import count_people, find_early_end, look_ahead
 from training.run import Run
-from training.window import Window, peak_memory_gib
+from training.window import Window, peak_memory_gib, seconds_to_last_step
 
 TIMED_STEPS = 2
 
@@ -25,7 +25,7 @@ def dry_run(run: Run) -> None:
     with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
         batches = next(steps)
     seconds = []
-    for _ in range(1 + TIMED_STEPS):  # the first pays for allocations
+    for _ in range(1 + TIMED_STEPS):
         began = time.perf_counter()
         window.norm.note_scale()
         take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
@@ -33,11 +33,15 @@ def dry_run(run: Run) -> None:
         if run.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    report(run, window, min(seconds[1:]))
+    report(run, window, seconds_of_a_step(seconds))
+
+
+def seconds_of_a_step(measured: list[float]) -> float:
+    """Without the first, which pays for allocations, and without disturbances."""
+    return min(measured[1:])
 
 
 def report(run: Run, window: Window, seconds: float) -> None:
-    steps_left = max(0, run.horizon.last_step() - run.state.step)
     sums = window.tally.take({"flops": window.flops})
     tokens, flops = sums["num_tokens"] / window.num_steps, sums["flops"] / window.num_steps
     parts = memory_by_part(run.engine)
@@ -50,10 +54,24 @@ def report(run: Run, window: Window, seconds: float) -> None:
         f"  speed     {seconds:.2f} s a step, {tokens / seconds:,.0f} tokens/s, "
         f"{flops / seconds / window.matmul_speed:.0%} of the machine's matmul speed"
     )
+    say_what_is_to_go(run, seconds / run.plan.at(run.state.samples).accumulation)
+
+
+def say_what_is_to_go(run: Run, seconds_per_micro_step: float) -> None:
+    """Steps, time and tokens to the end; with a time budget those that fit into what is left of it."""
+    outlook = look_ahead(run.horizon, run.state.step, run.state.samples)
+    seconds = seconds_to_last_step(run, seconds_per_micro_step)
+    share = 1.0
+    if run.budget.total is not None and seconds > 0:
+        share = min(1.0, run.budget.left() / seconds)
+    steps, tokens = share * outlook.steps_left, count_people(share * outlook.tokens_left)
     console.say(
-        f"  to go     {steps_left:,} steps, {format_seconds(steps_left * seconds)} h:m:s, "
-        f"{count_people(steps_left * tokens)} tokens"
+        f"  to go     {'about ' if share < 1 else ''}{steps:,.0f} steps, {format_hours(share * seconds)} "
+        f"(hours:minutes:seconds), about {tokens} tokens"
     )
+    early = find_early_end(run.horizon, run.schedule, run.budget, seconds)
+    if early is not None:
+        console.say(f"note: {early}")
 
 
 def memory_by_part(engine: Any) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What a glance at the figures would tell an experienced eye, said in words and once each."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,9 +11,14 @@ DATA_WAIT_SHARE = 0.10
 RANK_SPEED_RATIO = 1.25
 LOW_LOSS_SCALE = 4.0
 PLATEAU_STEPS = 300  # after warm-up, before the unigram level is called a plateau
-PLATEAU_MARGIN = 0.3  # nats: closer than this to the unigram level has learned no context
+PLATEAU_MARGIN = 0.3  # nats: closer than this to the unigram level has learned how frequent words are, and no context
 MIN_LABELS = 20_000  # counted before their entropy is trusted
-MIN_SECONDS = 5.0  # of a window, before shares of its time are judged: a start is always uneven
+MIN_SECONDS = 10.0  # of training, before shares of its time are judged: a start is always uneven
+# What keeps a model at the unigram level, where the figures show it.
+REPEATED_SHARE = 0.2  # of the rows seen
+SMALL_BATCH = 32  # rows a step
+LOW_RATE = 2e-5
+MOST_ROWS = 20_000  # whose repeats are counted
 
 
 @dataclass
@@ -37,23 +43,66 @@ class UnigramLevel:
 
 
 @dataclass
+class RowRepeats:
+    """How many of the first rows seen on this rank had come before, within one epoch and without regard to masks."""
+
+    epoch: int | None = None
+    num_rows: int = 0
+    seen: set[int] = field(default_factory=set)
+
+    def add(self, epoch: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
+        """`input_ids` and `labels` [B, S] as the model gets them; labels are -1 where nothing is predicted."""
+        self.epoch = epoch if self.epoch is None else self.epoch
+        if epoch != self.epoch or self.num_rows >= MOST_ROWS:
+            return
+        originals = np.where(labels >= 0, labels, input_ids)
+        self.seen.update(hash(row.tobytes()) for row in originals)
+        self.num_rows += len(originals)
+
+    def share(self) -> float:
+        return 1.0 - len(self.seen) / self.num_rows if self.num_rows else 0.0
+
+
+@dataclass
+class Stretch:
+    """Reports put together until they are long enough to be judged, however few steps each one has."""
+
+    seconds: float = 0.0
+    data_wait: float = 0.0
+    forward: tuple[float, ...] = ()  # seconds of each rank; empty where ranks cannot be told apart
+
+    def add(self, figures: dict[str, float], forward: Sequence[float]) -> None:
+        seconds = figures["window_steps"] * figures["seconds_per_step"]
+        self.seconds += seconds
+        self.data_wait += figures["data_wait_share"] * seconds
+        before = self.forward or (0.0,) * len(forward)
+        self.forward = tuple(one + other for one, other in zip(before, forward, strict=True))
+
+
+@dataclass
 class Health:
     """Checks every report's figures. `check` gives the sentences that have not been said yet."""
 
     plateau_from_step: int
     batch_rows: int
+    first_step: int = 0  # of the schedule: the step after it may have a rate of zero, where a warm-up begins
     unigram: UnigramLevel = field(default_factory=UnigramLevel)
+    repeats: RowRepeats = field(default_factory=RowRepeats)
+    stretch: Stretch = field(default_factory=Stretch)
     said: set[str] = field(default_factory=set)
 
-    def check(self, step: int, figures: dict[str, float]) -> list[str]:
+    def check(self, step: int, figures: dict[str, float], forward: Sequence[float] = ()) -> list[str]:
+        """`forward`: each rank's seconds in the forward pass, where they tell ranks apart."""
         found = {
-            "rate": self._rate(figures),
+            "rate": self._rate(step, figures),
             "plateau": self._plateau(step, figures),
             "scale": _loss_scale(figures),
-            "data": _data_wait(figures),
-            "ranks": _ranks(figures),
             "finite": _finite(figures),
         }
+        self.stretch.add(figures, forward)
+        if self.stretch.seconds >= MIN_SECONDS:
+            found |= {"data": _data_wait(self.stretch), "ranks": _ranks(self.stretch)}
+            self.stretch = Stretch()
         fresh = {key: text for key, text in found.items() if text and key not in self.said}
         self.said.update(fresh)
         return list(fresh.values())
@@ -69,8 +118,8 @@ class Health:
             f"without gradient means that its loss is missing (no labels in the data?)"
         )
 
-    def _rate(self, figures: dict[str, float]) -> str | None:
-        if figures["learning_rate"] > 0 or figures["window_steps"] < 2:
+    def _rate(self, step: int, figures: dict[str, float]) -> str | None:
+        if figures["learning_rate"] > 0 or step <= self.first_step + 1:
             return None
         return (
             "the learning rate is zero: nothing is learned. The schedule is past its end (total_training_steps), or "
@@ -79,13 +128,32 @@ class Health:
 
     def _plateau(self, step: int, figures: dict[str, float]) -> str | None:
         level = self.unigram.nats()
-        if step < self.plateau_from_step or level is None or figures["mlm_loss"] < level - PLATEAU_MARGIN:
+        if step < self.plateau_from_step or level is None or abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
             return None
         return (
             f"the masked-LM loss {figures['mlm_loss']:.2f} is still at the unigram level ({level:.2f} nats): the model "
-            f"knows how frequent words are, but uses no context yet. Likely causes, in this order: too few steps so "
-            f"far; a learning rate too low or too high (now {figures['learning_rate']:.1e}); a batch too small "
-            f"({self.batch_rows} rows); the same lines repeated in the data"
+            f"knows how frequent words are, but uses no context yet. {self._plateau_cause(figures['learning_rate'])}"
+        )
+
+    def _plateau_cause(self, rate: float) -> str:
+        """What the figures show of the known causes; where they show none, that."""
+        share = self.repeats.share()
+        causes = []
+        if share > REPEATED_SHARE:
+            causes.append(f"the data repeats itself ({share:.0%} of the rows seen had come before): remove duplicates")
+        if self.batch_rows < SMALL_BATCH:
+            causes.append(
+                f"the batch is small ({self.batch_rows} rows a step): raise train_batch_size or "
+                f"gradient_accumulation_steps"
+            )
+        if 0 < rate < LOW_RATE:
+            causes.append(f"the learning rate is low (now {rate:.1e}): raise learning_rate")
+        if causes:
+            return f"Likely here: {'; '.join(causes)}"
+        return (
+            f"Neither repeated rows ({share:.0%} of those seen), nor the batch ({self.batch_rows} rows a step), nor a "
+            f"low rate (now {rate:.1e}) explains it: it may take more steps, or a longer warm-up or a lower peak where "
+            f"the loss has been lower"
         )
 
 
@@ -99,9 +167,9 @@ def _loss_scale(figures: dict[str, float]) -> str | None:
     )
 
 
-def _data_wait(figures: dict[str, float]) -> str | None:
-    share = figures["data_wait_share"]
-    if share <= DATA_WAIT_SHARE or _seconds(figures) < MIN_SECONDS:
+def _data_wait(stretch: Stretch) -> str | None:
+    share = stretch.data_wait / stretch.seconds
+    if share <= DATA_WAIT_SHARE:
         return None
     return (
         f"{share:.0%} of the time is spent waiting for data. Put the shards on a faster disk, prepare them with this "
@@ -109,18 +177,15 @@ def _data_wait(figures: dict[str, float]) -> str | None:
     )
 
 
-def _ranks(figures: dict[str, float]) -> str | None:
-    ratio = figures["slowest_over_fastest_rank"]
-    if ratio <= RANK_SPEED_RATIO or _seconds(figures) < MIN_SECONDS:
+def _ranks(stretch: Stretch) -> str | None:
+    if not stretch.forward or max(stretch.forward) <= RANK_SPEED_RATIO * min(stretch.forward):
         return None
+    ratio = max(stretch.forward) / max(min(stretch.forward), 1e-9)
     return (
-        f"rank {figures['slowest_rank']:.0f} takes {ratio:.2f} times as long to compute as the fastest one, and all "
-        f"wait for it: look for another job on its machine, a hot or slower device, or cores shared between ranks"
+        f"rank {stretch.forward.index(max(stretch.forward))} takes {ratio:.2f} times as long to compute as the fastest "
+        f"one, and all wait for it: look for another job on its machine, a hot or slower device, or cores shared "
+        f"between ranks"
     )
-
-
-def _seconds(figures: dict[str, float]) -> float:
-    return figures["window_steps"] * figures["seconds_per_step"]
 
 
 def _finite(figures: dict[str, float]) -> str | None:

@@ -48,9 +48,18 @@ class Horizon:
 
     def next_sample(self, samples: int) -> int:
         """Where reading goes on after `samples` rows: there, or at the next epoch when this one has had its steps."""
-        if self.max_steps_per_epoch is None:
+        if self.max_steps_per_epoch is None or self._steps_in_epoch(samples) < self.max_steps_per_epoch:
             return samples
-        step = self.plan.at(samples)
-        end = step.phase.epoch_end(samples)
-        steps_in_epoch = (samples - (end - step.phase.num_rows)) // step.rows
-        return end if steps_in_epoch >= self.max_steps_per_epoch else samples
+        return self.plan.at(samples).phase.epoch_end(samples)
+
+    def steps_to_epoch_end(self, samples: int) -> int:
+        """Steps from `samples` rows on until another epoch begins."""
+        segment = self.plan.at(samples)
+        steps = -(-(segment.phase.epoch_end(samples) - samples) // segment.rows)
+        if self.max_steps_per_epoch is None:
+            return steps
+        return min(steps, self.max_steps_per_epoch - self._steps_in_epoch(samples))
+
+    def _steps_in_epoch(self, samples: int) -> int:
+        segment = self.plan.at(samples)
+        return (samples - (segment.phase.epoch_end(samples) - segment.phase.num_rows)) // segment.rows

@@ -14,13 +14,14 @@ from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
 from training.checkpoint import SaveFailed, read_state, tag_of, write_skips
-from training.display import live_text, say_validation
+from training.display import first_live_text, live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
 from training.guard import BadSteps, Spikes, describe_spike, guard_engine, next_unskipped
+from training.match import Origin
 from training.optimizer import set_learning_rate
 from training.retention import Best
-from training.run import Origin, Run, load_engine
+from training.run import Run, load_engine
 from training.samples import Samples
 from training.saving import Saver
 from training.streams import build_stream
@@ -34,7 +35,8 @@ def train(run: Run) -> bool:
     """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
-        validate_if_missing(run)
+        if not make_up_for_the_end(run):
+            return False
         export_last_checkpoint(run)
         return True
     loop = Loop(run)
@@ -42,18 +44,33 @@ def train(run: Run) -> bool:
     with Watchdog(run.settings.runs / "ranks", place.rank, place.world_size, run.stop, 60 * minutes) as watchdog:
         loop.window.phases.on_begin = lambda phase: watchdog.note(phase, run.state.step)
         is_finished = loop.go()
-    run.sinks.close(hyperparameters(run) if is_finished else None)
-    if is_finished:
-        export_last_checkpoint(run)
-    return is_finished
+    if not is_finished:
+        run.sinks.close()
+        return False
+    run.sinks.finish(hyperparameters(run), run.state)
+    export_last_checkpoint(run)
+    return True
 
 
-def validate_if_missing(run: Run) -> None:
-    """A stop during the last validation leaves it out; the next start makes up for it."""
-    if run.validation is None:
-        return
-    if not distributed.ask_main_rank(lambda: run.sinks.has("validation", run.state.step)):
-        report_validation(run, is_save=True, phases=Phases(run.device))
+def make_up_for_the_end(run: Run) -> bool:
+    """What a stop in the last validation left out: it, the mark of the best, the guesses, the table of runs.
+
+    False: stopped on request again.
+    """
+    step = run.state.step
+    has_ended, has_validation = distributed.ask_main_rank(
+        lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
+    )
+    if run.validation is not None and not has_validation:
+        best = report_validation(run, is_save=True, phases=Phases(run.device))
+        if best is not None:
+            Saver(run).save(best)  # the checkpoint is there, and is only marked
+    if run.stop.is_agreed():
+        return False
+    if not has_ended:
+        show_model(run, Samples(run.settings.tokenizer, run.settings.flags.max_seq_length))
+        run.sinks.finish(hyperparameters(run), run.state)
+    return True
 
 
 class Loop:
@@ -97,17 +114,17 @@ class Loop:
         set_learning_rate(run.engine.optimizer, window.rate)
         drop_layers(run)
         window.norm.note_scale()
-        sums = window.tally.sums
+        sums, skipped = window.tally.sums, run.engine.skipped_steps
         is_taken = take_step(
             run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.is_agreed
         )
         if not is_taken:
             window.tally.sums = sums
             return False
-        is_bad = self.bad_steps.check(batches)
+        self.bad_steps.check(batches)
         advance(run, batches)
-        if is_bad:
-            window.tally.sums = sums  # not a number, it would be that for the whole window
+        if run.engine.skipped_steps > skipped:
+            window.tally.sums = sums  # not a number, perhaps; it would be that for the whole window
         else:
             window.count(batches)
         return True
@@ -131,6 +148,7 @@ class Loop:
         if is_validation:
             with window.phases.measure("validation"):
                 best = report_validation(run, is_save, window.phases)
+        if (is_validation or (is_save and run.validation is None)) and not run.stop.agreed:
             with window.phases.measure("logging"):
                 show_model(run, self.samples)
         if is_save or best is not None:
@@ -235,7 +253,7 @@ def should_stop(run: Run, window: Window) -> bool:
 def is_time_over(run: Run, window: Window) -> bool:
     """Rank 0's clock and verdict, on every rank: each has its own, and they must not part."""
     used = run.budget.used()
-    is_over = run.budget.is_over(used, window.figures.get("seconds_per_step", 0.0))
+    is_over = run.budget.is_over(used, window.seconds_per_step())
     told = torch.tensor([used, float(is_over)], dtype=torch.float64, device=run.device)
     seconds, verdict = distributed.sum_over_ranks(told if run.place.is_main else torch.zeros_like(told)).tolist()
     run.state = replace(run.state, seconds=seconds)
@@ -262,11 +280,15 @@ def should_validate(run: Run, is_finished: bool) -> bool:
 def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> None:
     if progress.disable:
         return
+    epoch = run.plan.passes(run.state.samples)
     if window.figures:
-        pace, epoch = window.figures["seconds_per_step"], run.plan.passes(run.state.samples)
-        left = seconds_left(run, pace)
-        text = live_text(epoch, window.figures, left, min(left, saver.steps_to_next() * pace))
-        progress.set_postfix_str(text, refresh=False)
+        left = seconds_left(run, window.seconds_per_micro_step)
+        to_save = min(left, saver.seconds_to_next(window.figures["seconds_per_step"]))
+        progress.set_postfix_str(live_text(epoch, window.figures, left, to_save), refresh=False)
+    elif (loss := window.loss_so_far()) is not None:
+        every = run.settings.flags.print_steps
+        first = run.state.step + every - run.state.step % every
+        progress.set_postfix_str(first_live_text(epoch, loss, window.rate, first), refresh=False)
     progress.update(run.state.step - progress.n)
 
 

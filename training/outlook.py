@@ -9,6 +9,8 @@ import torch
 from data.shards import PretrainingDataset
 from nvidia.attention_backends import Circumstances, choose_backend
 from nvidia.config import BertConfig
+from training.budget import Budget
+from training.display import format_seconds
 from training.horizon import Horizon
 from training.schedule import Schedule
 
@@ -45,6 +47,19 @@ def look_ahead(horizon: Horizon, step: int, samples: int) -> Outlook:
     )
 
 
+def find_early_end(horizon: Horizon, schedule: Schedule, budget: Budget, seconds_to_last_step: float) -> str | None:
+    """That num_epochs ends a run before its time budget does, and at which rate; --max_steps is a user's wish."""
+    if budget.total is None or horizon.max_steps is not None or seconds_to_last_step >= budget.left():
+        return None
+    done = budget.progress(budget.used() + seconds_to_last_step) * schedule.total_steps
+    share = schedule.rate(schedule.origin + done) / schedule.peak
+    return (
+        f"num_epochs ends the run in about {format_seconds(seconds_to_last_step)}, but its time budget lasts for "
+        f"{format_seconds(budget.left())} of training: its rate will then be {share:.0%} of the peak; raise "
+        f"num_epochs, or lower --time_budget"
+    )
+
+
 def find_notes(
     horizon: Horizon, schedule: Schedule, *, num_parameters: int, output_dir: Path, has_validation: bool
 ) -> list[str]:
@@ -59,7 +74,8 @@ def find_notes(
             f"the run ends at step {last:,}, before the schedule does at {end:,} (total_training_steps): its rate will "
             f"then be {share:.0%} of the peak"
         )
-    if schedule.warmup_steps > last - schedule.origin:
+    is_timed = horizon.total_steps != schedule.total_steps  # then warm-up and decay are shares of the time
+    if schedule.warmup_steps > last - schedule.origin and not is_timed:
         notes.append(f"the run ends before its warm-up of {schedule.warmup_steps:,.0f} steps does")
     if not has_validation:
         notes.append("there is no validation data; name its folder in the model JSON as validation.path")

@@ -2,13 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from common.console import console
-from common.errors import UserError
+from common.errors import Problems, UserError
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset, check_apart, open_dataset
 from nvidia.attention_backends import cuda_capability
@@ -21,13 +22,16 @@ from training import distributed
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
 from training.data_fit import check_fit
+from training.display import format_seconds
 from training.engine import build_engine, seed_of
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
 from training.kernel import layer_factory, use_kernel
+from training.match import Origin, check_match, check_model, find_changes
 from training.optimizer import build_optimizer
-from training.outlook import count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
+from training.outlook import Outlook, count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
+from training.retention import step_of
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
@@ -72,17 +76,24 @@ class Datasets(NamedTuple):
 
 
 def build_run(
-    settings: Settings, datasets: Datasets, place: Place, device: torch.device, stop: StopRequests | None = None
+    settings: Settings,
+    datasets: Datasets,
+    place: Place,
+    device: torch.device,
+    stop: StopRequests | None = None,
+    began: float | None = None,
 ) -> Run:
+    """`began`: when the process did, by time.monotonic()."""
     training, validation = datasets
+    checkpoints = CheckpointFolder(settings.saved_models)
+    fresh = first_state(settings, place, datasets)
+    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints, fresh))
     torch.manual_seed(settings.flags.seed)
     model = build_model(settings)
-    checkpoints = CheckpointFolder(settings.saved_models)
-    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
     load_first_weights(model, settings, origin)
     replace_blocks(model, settings, place)
     engine = put_in_engine(model, settings)
-    state = resume(engine, settings, place, datasets, origin)
+    state = resume(engine, place, fresh, origin)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     plan = build_plan(settings, place, training)
     run = Run(
@@ -98,11 +109,7 @@ def build_run(
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state, engine.monitor),
-        budget=Budget(
-            settings.time_budget,
-            used_before=state.seconds,
-            num_last_pauses=2 if settings.flags.export_dir is None else 3,
-        ),
+        budget=build_budget(settings, state, began),
         state=state,
         stop=stop or StopRequests(),
     )
@@ -111,32 +118,55 @@ def build_run(
 
 
 def open_data(settings: Settings, place: Place) -> Datasets:
-    """Every rank opens all the data; with --verify_data each reads its share of the files whole."""
+    """Every rank opens all the data; with --verify_data each reads its share of the files whole.
+
+    What is wrong with any of it is told at once.
+    """
     options: dict[str, Any] = {
         "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
         "vocab_size": settings.model_config.num_tokens,
         "verify": settings.flags.verify_data,
         "share": (place.rank, place.world_size),
     }
-    training = tuple(
-        open_dataset(each.folders, split="training", max_seq_length=each.length, weights=each.weights, **options)
-        for each in settings.lengths
-    )
-    digest = settings.tokenizer.digest if settings.tokenizer else None
-    for data, length in zip(training, settings.lengths, strict=True):
-        check_fit(data, settings.model_config)
-        if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
-            raise UserError(
-                f"{length.folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
-                f"name the tokenizer that the data was prepared with, or prepare the data again"
+    problems = Problems()
+    opened = [
+        problems.attempt(
+            partial(
+                open_dataset,
+                each.folders,
+                split="training",
+                max_seq_length=each.length,
+                weights=each.weights,
+                **options,
             )
-    if settings.validation_folder is None:
-        return Datasets(training, None)
-    longest = settings.flags.max_seq_length
-    validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **options)
-    check_apart(training, validation)
-    check_fit(validation, settings.model_config)
+        )
+        for each in settings.lengths
+    ]
+    for data, length in zip(opened, settings.lengths, strict=True):
+        if data is not None:
+            problems.attempt(partial(check_fit, data, settings.model_config))
+            _check_tokenizer(data, length.folders[0], settings, problems)
+    training = tuple(data for data in opened if data is not None)
+    validation = None
+    if settings.validation_folder is not None:
+        folders, longest = [settings.validation_folder], settings.flags.max_seq_length
+        validation = problems.attempt(
+            lambda: open_dataset(folders, split="validation", max_seq_length=longest, **options)
+        )
+    if validation is not None:
+        problems.attempt(lambda: check_apart(training, validation))
+        problems.attempt(lambda: check_fit(validation, settings.model_config))
+    problems.raise_if_any()
     return Datasets(training, validation)
+
+
+def _check_tokenizer(data: PretrainingDataset, folder: Path, settings: Settings, problems: Problems) -> None:
+    digest = settings.tokenizer.digest if settings.tokenizer else None
+    if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
+        problems.add(
+            f"{folder}: was made with another tokenizer than the model JSON's bert_token_file; "
+            f"name the tokenizer that the data was prepared with, or prepare the data again"
+        )
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
@@ -155,13 +185,12 @@ def build_model(settings: Settings) -> PreTrainingModel:
     return model
 
 
-def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Origin | None") -> None:
+def load_first_weights(model: PreTrainingModel, settings: Settings, origin: Origin | None) -> None:
     """--use_pretrain: begin from a Hugging Face folder's weights; --finetune: from those of another run."""
     if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights)
     if origin is not None and origin.is_only_weights:
         with in_use(origin.path):
-            check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
             model.load_state_dict(read_weights(origin.path))
 
 
@@ -182,7 +211,7 @@ def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) ->
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
-    config = settings.deepspeed.for_engine(settings.precision)
+    config = settings.deepspeed.for_engine(settings.precision, has_monitors=not settings.flags.dry_run)
     optimizer, groups = build_optimizer(
         model,
         config.get("optimizer"),
@@ -193,39 +222,38 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
     return build_engine(model, config, optimizer, groups)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The checkpoint that a run goes on from; `is_own` when it is this run's, not another's."""
+def find_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState) -> Origin | None:
+    """This run's newest sound checkpoint; else the one the user named; else None, a new run.
 
-    folder: Path
-    tag: str
-    is_own: bool
-    is_only_weights: bool = False  # --finetune: neither the optimizer's state nor the step
-
-    @property
-    def path(self) -> Path:
-        return self.folder / self.tag
-
-
-def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
-    """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
+    What does not fit this run is refused here, before anything is built.
+    """
     own = checkpoints.newest_valid()
     if own is None and checkpoints.tags():
         raise UserError(
             f"{checkpoints.folder}: holds checkpoints, but none that is sound; restore one, or pass another --job_name"
         )
     if own is not None:
-        return Origin(checkpoints.folder, own, is_own=True)
-    if settings.flags.load_training_checkpoint is not None:
+        best = checkpoints.best()
+        is_before = best is not None and step_of(best.tag) <= step_of(own)
+        origin = Origin(checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None)
+    elif settings.flags.load_training_checkpoint is not None:
         other = CheckpointFolder(settings.flags.load_training_checkpoint)
         tag = other.choose(settings.flags.load_checkpoint_id)
-        return Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
-    return None
+        origin = Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
+    else:
+        return None
+    with in_use(origin.path):
+        saved = read_state(origin.path)
+    if origin.is_only_weights:
+        check_model(saved, fresh.model_config, fresh.is_preln, origin.path)
+    else:
+        check_match(saved, fresh, origin)
+    return origin
 
 
-def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, origin: Origin | None) -> TrainingState:
-    """Load `origin` into the engine, and the state to go on with."""
-    fresh = TrainingState(
+def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:
+    """The state of a run that has not begun."""
+    return TrainingState(
         step=0,
         start_step=0,
         samples=0,
@@ -242,17 +270,27 @@ def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, or
         recipe=settings.recipe(),
         is_kernel=settings.flags.deepspeed_transformer_kernel,
     )
+
+
+def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | None) -> TrainingState:
+    """Load `origin` into the engine, and the state to go on with."""
     if origin is None or origin.is_only_weights:
         return fresh
     with in_use(origin.path):
         saved = read_state(origin.path)
-        check_match(saved, fresh, origin)
         load_engine(engine, origin, saved, place)
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
         skips = read_skips(origin.folder) or saved.skips
-        return replace(saved, world_size=place.world_size, recipe=fresh.recipe, skips=skips)
+        losses = [loss for loss in (saved.best_validation_loss, origin.best_loss) if loss is not None]
+        return replace(
+            saved,
+            world_size=place.world_size,
+            recipe=fresh.recipe,
+            skips=skips,
+            best_validation_loss=min(losses, default=None),
+        )
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 
@@ -282,52 +320,6 @@ def set_optimizer_options(engine: Any, options: list[dict[str, Any]]) -> None:
         engine.optimizer.clip_grad = engine.gradient_clipping()
 
 
-def find_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a resumed run does otherwise than it did, in words. The model, data and tokenizer cannot differ."""
-    return [
-        f"{key} was {before[key]!r}, is {now.get(key)!r}" for key in before if key in now and before[key] != now[key]
-    ]
-
-
-def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:
-    if saved.model_config == config and saved.is_preln == is_preln:
-        return
-    differing = [
-        f"{key}: {saved.model_config.get(key)!r} there, {config.get(key)!r} now"
-        for key in sorted({*saved.model_config, *config})
-        if saved.model_config.get(key) != config.get(key)
-    ] or [f"preln: {saved.is_preln} there, {is_preln} now"]
-    raise UserError(f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name")
-
-
-def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
-    where = origin.path
-    check_model(saved, now.model_config, now.is_preln, where)
-    if saved.is_kernel != now.is_kernel:
-        words = {True: "with", False: "without"}
-        raise UserError(
-            f"{where}: was saved {words[saved.is_kernel]} --deepspeed_transformer_kernel, whose weights have names of "
-            f"their own, but this run is {words[now.is_kernel]} it; do as before, or begin another --job_name from its "
-            f"weights with --load_training_checkpoint {origin.folder} --finetune"
-        )
-    if (saved.zero_stage, saved.precision) != (now.zero_stage, now.precision):
-        raise UserError(
-            f"{where}: was saved with ZeRO stage {saved.zero_stage} in {saved.precision}, but this run uses stage "
-            f"{now.zero_stage} in {now.precision}; use the same DeepSpeed JSON and --precision, or begin another "
-            f"--job_name from its weights with --load_training_checkpoint {origin.folder} --finetune"
-        )
-    if origin.is_own and saved.data_digest != now.data_digest:
-        raise UserError(
-            f"{where}: was trained on other data than is there now; restore that data, or pass another --job_name with "
-            f"--load_training_checkpoint {origin.folder}"
-        )
-    if origin.is_own and saved.tokenizer_digest != now.tokenizer_digest:
-        raise UserError(
-            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file; restore that file, or "
-            f"pass another --job_name"
-        )
-
-
 def build_plan(settings: Settings, place: Place, training: tuple[PretrainingDataset, ...]) -> StepPlan:
     phases = [
         (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
@@ -350,6 +342,24 @@ def build_horizon(settings: Settings, schedule: Schedule, state: TrainingState, 
     )
 
 
+def build_budget(settings: Settings, state: TrainingState, began: float | None) -> Budget:
+    return Budget(
+        settings.time_budget,
+        used_before=state.seconds,
+        began=began,
+        longest_pause=state.longest_pause,
+        num_last_pauses=2 if settings.flags.export_dir is None else 3,
+    )
+
+
+def is_run_finished(settings: Settings, place: Place, datasets: Datasets, state: TrainingState) -> bool:
+    """Whether a run that was saved with `state` has come to its end."""
+    schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
+    horizon = build_horizon(settings, schedule, state, build_plan(settings, place, datasets.training))
+    budget = build_budget(settings, state, None)
+    return horizon.is_finished(state.step, state.samples) or budget.is_over(state.seconds, 0.0)
+
+
 def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
     """Say what is about to be trained, on the console and in TensorBoard."""
     settings, batch, horizon = run.settings, run.settings.deepspeed.batch, run.horizon
@@ -363,8 +373,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         f"micro-steps × {run.place.world_size} ranks"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
         "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
-        "length": f"to step {horizon.last_step():,}: {outlook.epochs_left:.2f} epochs, about "
-        f"{count_people(outlook.tokens_left)} tokens to go",
+        "length": describe_length(run, outlook),
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{torch.get_num_threads()} threads a rank",
         "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}"
@@ -387,6 +396,17 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
             console.say(f"note: {note}")
     for name, text in settings.sources.items():
         run.sinks.text(name, f"```json\n{text}\n```")
+
+
+def describe_length(run: Run, outlook: Outlook) -> str:
+    """How far the run goes. With a time budget the steps are a bound, and the clock decides."""
+    to_go = f"{outlook.epochs_left:.2f} epochs, about {count_people(outlook.tokens_left)} tokens to go"
+    if run.budget.total is None:
+        return f"to step {run.horizon.last_step():,}: {to_go}"
+    return (
+        f"{format_seconds(run.budget.total)} in all, {format_seconds(run.budget.left())} of training to go; at most to "
+        f"step {run.horizon.last_step():,}: {to_go}"
+    )
 
 
 def describe_data(run: Run) -> str:

@@ -25,6 +25,7 @@ class Saver:
         self.saved_step = run.state.step  # of the newest checkpoint: the one resumed from, or the beginning
         flags = run.settings.flags
         self.retention = Retention(flags.keep_last, flags.keep_every)
+        self.is_commit_timed = run.budget.total is None  # without a time budget there is no need to
 
     def is_overdue(self) -> bool:
         """By this rank's clock, --save_every_minutes. Rank 0's counts."""
@@ -42,17 +43,22 @@ class Saver:
         return ended_epoch and (flags.ckpt_to_save is None or epoch in flags.ckpt_to_save)
 
     def steps_to_next(self) -> int:
-        """Steps from here to the next checkpoint, when nothing is skipped."""
+        """Steps from here to the next checkpoint by steps or epochs, when nothing is skipped."""
         run, flags, step = self.run, self.run.settings.flags, self.run.state.step
         candidates = [run.horizon.last_step() - step]
         if flags.save_every_steps is not None:
             candidates.append(flags.save_every_steps - step % flags.save_every_steps)
-        epoch = run.horizon.epoch_of(run.state.samples)
-        if flags.ckpt_to_save is None or epoch in flags.ckpt_to_save:
-            segment = run.plan.at(run.state.samples)
-            rows_left = segment.phase.epoch_end(run.state.samples) - run.state.samples
-            candidates.append(-(-rows_left // segment.rows))
+        if flags.ckpt_to_save is None or run.horizon.epoch_of(run.state.samples) in flags.ckpt_to_save:
+            candidates.append(run.horizon.steps_to_epoch_end(run.state.samples))
         return min(candidates)
+
+    def seconds_to_next(self, seconds_per_step: float) -> float:
+        """Time from here to the next checkpoint at this pace, --save_every_minutes included."""
+        by_steps = self.steps_to_next() * seconds_per_step
+        minutes = self.run.settings.flags.save_every_minutes
+        if minutes is None:
+            return by_steps
+        return min(by_steps, max(0.0, 60 * minutes - (time.monotonic() - self.saved_at)))
 
     def save(self, best: Best | None) -> None:
         """A checkpoint on the way. One that cannot be written is told, and training goes on."""
@@ -96,7 +102,11 @@ class Saver:
         except SaveFailed as failure:
             console.warn(str(failure))
         # Rank 0's clock is the one that is saved; in run.state it would part the ranks.
-        state = replace(run.state, seconds=run.budget.used())
+        state = replace(run.state, seconds=run.budget.used(), longest_pause=run.budget.longest_pause)
         run.checkpoints.save(run.engine, state, run.settings.sources, self.retention, best)
+        if not self.is_commit_timed:
+            # The last checkpoint is waited for until it is committed; one on the way must show how long that takes.
+            run.checkpoints.finish()
+            self.is_commit_timed = True
         self.saved_step = run.state.step
         run.budget.note_pause(time.perf_counter() - began)

@@ -4,17 +4,18 @@ import json
 import math
 import os
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from common.console import console
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
+from data.shards import find_shards
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.compiling import check_compiler
 from nvidia.config import BertConfig
@@ -39,8 +40,13 @@ HUB_VOCAB_SIZES = {
     "bert-base-multilingual-cased": 119547,
     "bert-base-multilingual-uncased": 105879,
 }
+# As DeepSpeed's data_types spells them.
+PRECISION_NAMES = {
+    "fp32": ("fp32", "float32", "torch.float32", "float"),
+    "fp16": ("fp16", "float16", "torch.float16", "half"),
+    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+}
 LONGEST_JOB_NAME = 200  # bytes; file systems take 255, and some tools add to it
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,11 @@ class Settings:
             "lr_offset": self.flags.lr_offset,
             "batch": self.deepspeed.batch.total,
             "batch_schedule": self.flags.batch_schedule,
+            "length_schedule": self.flags.length_schedule,
             "masking_rate": self.flags.masking_rate if self.flags.dynamic_masking else None,
+            "masking_unit": self.flags.masking_unit if self.flags.dynamic_masking else None,
+            "rewarmup": self.flags.rewarmup,
+            "time_budget": self.flags.time_budget,
             "optimizer": self.deepspeed.content.get("optimizer"),
             "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
         }
@@ -105,55 +115,47 @@ class Settings:
         )
 
 
-def resolve_settings(flags: Namespace, place: Place) -> Settings:
-    problems = Problems()
+def resolve_settings(flags: Namespace, place: Place, problems: Problems | None = None) -> Settings:
+    """`problems`: those of the command line. They are told with those of the files, and with all others found here."""
+    problems = problems or Problems()
+    if problems.messages:
+        _check_files_alone(flags, place, problems)
+        problems.raise_if_any()
     _check_flags(flags, problems)
     config_path = flags.deepspeed_config or Path("ds_config.json")
-    deepspeed = _attempt(lambda: load_deepspeed_file(config_path, place.world_size), problems)
-    model_file = _attempt(lambda: load_model_file(flags.config_file), problems)
-    if model_file is None or deepspeed is None:
-        problems.raise_if_any()
-        raise AssertionError("a file failed to load without a message")
-
-    training = _attempt(
-        lambda: section_for_length(
-            model_file.mixed_seq_training, flags.max_seq_length, "mixed_seq_training", flags.config_file
-        ),
-        problems,
-    )
-    lengths = _attempt(lambda: find_lengths(model_file, flags, deepspeed.batch.micro), problems)
-    tokenizer = _attempt(lambda: find_tokenizer(model_file, flags), problems)
-    model_config = _attempt(lambda: resolve_model_config(model_file, tokenizer, flags, deepspeed), problems)
-    precision = _attempt(
-        lambda: choose_precision(flags.precision, deepspeed.wanted_precision, find_abilities(), deepspeed.path),
-        problems,
-    )
-    _check_model_blocks(flags, deepspeed, problems)
+    deepspeed = problems.attempt(lambda: load_deepspeed_file(config_path, place.world_size))
+    model_file = problems.attempt(lambda: load_model_file(flags.config_file))
+    has_prefixes = _check_prefixes(flags, problems)
+    precision = None if deepspeed is None else _check_engine(flags, deepspeed, place, problems)
+    parts = None if model_file is None else _find_parts(model_file, flags, deepspeed, has_prefixes, problems)
     if flags.deepspeed_transformer_kernel:
-        check_kernel(flags, model_config, precision, problems)
-    if flags.compile:
-        _check_compile(flags, deepspeed, problems)
-    _check_monitors(deepspeed, problems)
-    _check_schedules(flags, deepspeed.batch.micro * place.world_size, problems)
-    job_name = flags.job_name or model_file.name
-    _check_places(flags.output_dir, job_name, problems)
-    first_weights = _attempt(lambda: find_first_weights(model_file, flags), problems)
+        check_kernel(flags, None if parts is None else parts.model_config, precision, problems)
+    job_name = flags.job_name or (None if model_file is None else model_file.name)
+    if job_name is not None:
+        _check_places(flags.output_dir, job_name, problems)
+    if problems.messages and parts is not None and parts.lengths is not None and has_prefixes:
+        for folder in {folder for length in parts.lengths for folder in length.folders}:
+            problems.attempt(partial(find_shards, folder, "training"))  # else open_data() tells it, when this is mended
     problems.raise_if_any()
-    assert training is not None
-    assert lengths is not None
-    assert model_config is not None
+    assert deepspeed is not None
+    assert model_file is not None
+    assert job_name is not None
     assert precision is not None
+    assert parts is not None
+    assert parts.training is not None
+    assert parts.lengths is not None
+    assert parts.model_config is not None
     return Settings(
         flags=flags,
         job_name=job_name,
-        model_config=model_config,
-        training=training,
-        tokenizer=tokenizer,
+        model_config=parts.model_config,
+        training=parts.training,
+        tokenizer=parts.tokenizer,
         deepspeed=deepspeed,
         precision=precision,
-        lengths=lengths,
+        lengths=parts.lengths,
         validation_folder=find_validation_folder(model_file, flags),
-        first_weights=first_weights,
+        first_weights=parts.first_weights,
         sources={
             "model.json": flags.config_file.read_text(),
             "deepspeed.json": deepspeed.path.read_text(),
@@ -162,6 +164,74 @@ def resolve_settings(flags: Namespace, place: Place) -> Settings:
             ),
         },
     )
+
+
+def _check_files_alone(flags: Namespace, place: Place, problems: Problems) -> None:
+    """Of a command line with mistakes only the files that it names can be judged, each by itself."""
+    if flags.config_file is not None:
+        problems.attempt(lambda: load_model_file(flags.config_file))
+    if flags.deepspeed_config is not None:
+        problems.attempt(lambda: load_deepspeed_file(flags.deepspeed_config, place.world_size))
+
+
+def _check_prefixes(flags: Namespace, problems: Problems) -> bool:
+    """Whether the folders that the model JSON's own are below are there."""
+    names = ("data_path_prefix", "validation_data_path_prefix")
+    missing = [name for name in names if getattr(flags, name) is not None and not getattr(flags, name).is_dir()]
+    for name in missing:
+        problems.add(
+            f"--{name} {getattr(flags, name)}: there is no such folder; give the one that the folders in the model "
+            f"JSON are below"
+        )
+    return not missing
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the model JSON gives; None where a problem was found."""
+
+    training: TrainingSection | None
+    lengths: tuple[Length, ...] | None
+    tokenizer: BertTokenizer | None
+    model_config: BertConfig | None
+    first_weights: Path | None
+
+
+def _find_parts(
+    model_file: ModelFile, flags: Namespace, deepspeed: DeepSpeedFile | None, has_prefixes: bool, problems: Problems
+) -> _Parts:
+    training = problems.attempt(
+        lambda: section_for_length(
+            model_file.mixed_seq_training, flags.max_seq_length, "mixed_seq_training", flags.config_file
+        )
+    )
+    lengths = None
+    if deepspeed is not None or flags.length_schedule is None:  # lengths that change must divide a micro-step
+        micro = 1 if deepspeed is None else deepspeed.batch.micro
+        lengths = problems.attempt(lambda: find_lengths(model_file, flags, micro))
+    # Below a folder that is not there no tokenizer is either: that is one mistake.
+    tokenizer = problems.attempt(lambda: find_tokenizer(model_file, flags)) if has_prefixes else None
+    return _Parts(
+        training=training,
+        lengths=lengths,
+        tokenizer=tokenizer,
+        model_config=problems.attempt(lambda: resolve_model_config(model_file, tokenizer, flags, deepspeed)),
+        first_weights=problems.attempt(lambda: find_first_weights(model_file, flags)),
+    )
+
+
+def _check_engine(flags: Namespace, deepspeed: DeepSpeedFile, place: Place, problems: Problems) -> str | None:
+    """What the DeepSpeed JSON and the flags ask of the engine together; the precision that comes of it."""
+    precision = problems.attempt(
+        lambda: choose_precision(flags.precision, deepspeed.wanted_precision, find_abilities(), deepspeed.path)
+    )
+    _check_model_blocks(flags, deepspeed, problems)
+    _check_accumulation(deepspeed, precision, problems)
+    if flags.compile:
+        _check_compile(flags, deepspeed, problems)
+    _check_monitors(deepspeed, problems)
+    _check_schedules(flags, deepspeed.batch.micro * place.world_size, problems)
+    return precision
 
 
 def find_lengths(model_file: ModelFile, flags: Namespace, micro: int) -> tuple[Length, ...]:
@@ -193,7 +263,7 @@ def find_tokenizer(model_file: ModelFile, flags: Namespace) -> BertTokenizer | N
 
 
 def resolve_model_config(
-    model_file: ModelFile, tokenizer: BertTokenizer | None, flags: Namespace, deepspeed: DeepSpeedFile
+    model_file: ModelFile, tokenizer: BertTokenizer | None, flags: Namespace, deepspeed: DeepSpeedFile | None
 ) -> BertConfig:
     """The JSON's model with the tokenizer's vocabulary, padded, and with what flags switch on."""
     config = model_file.bert_config()
@@ -207,7 +277,7 @@ def resolve_model_config(
             f"is {flags.max_seq_length}; raise the one or lower the other"
         )
     _check_memory(config, flags.config_file)
-    if flags.deepspeed_sparse_attention and "sparse_attention" in deepspeed.content:
+    if deepspeed is not None and flags.deepspeed_sparse_attention and "sparse_attention" in deepspeed.content:
         try:
             sparse = SparseAttention.from_dict(deepspeed.content["sparse_attention"])
         except UserError as error:
@@ -288,7 +358,7 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
         problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
     _check_masking(flags, problems)
     if flags.time_budget is not None:
-        _attempt(lambda: parse_duration(flags.time_budget), problems)
+        problems.attempt(lambda: parse_duration(flags.time_budget))
     if flags.log_histograms and flags.dry_run:
         problems.add("--log_histograms and --dry_run: a dry run writes nothing; drop one")
     if not 0 <= flags.lr_offset < math.inf:
@@ -298,7 +368,7 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
 
 
 def _check_masking(flags: Namespace, problems: Problems) -> None:
-    rates = _attempt(lambda: TokenSchedule.parse(flags.masking_rate, "--masking_rate"), problems)
+    rates = problems.attempt(lambda: TokenSchedule.parse(flags.masking_rate, "--masking_rate"))
     if rates is not None and not all(0.0 < rate < 1.0 for _, rate in rates.points):
         problems.add(f"--masking_rate {flags.masking_rate}: rates must lie between 0 and 1; BERT uses 0.15")
     if not flags.dynamic_masking and (flags.masking_rate != "0.15" or flags.masking_unit != "token"):
@@ -307,8 +377,8 @@ def _check_masking(flags: Namespace, problems: Problems) -> None:
 
 def _check_schedules(flags: Namespace, micro_rows: int, problems: Problems) -> None:
     if flags.batch_schedule is not None:
-        _attempt(
-            lambda: check_batches(TokenSchedule.parse(flags.batch_schedule, "--batch_schedule"), micro_rows), problems
+        problems.attempt(
+            lambda: check_batches(TokenSchedule.parse(flags.batch_schedule, "--batch_schedule"), micro_rows)
         )
     for name in ("batch_schedule", "length_schedule"):
         if getattr(flags, name) is not None and flags.max_steps_per_epoch is not None:
@@ -330,6 +400,17 @@ def _check_model_blocks(flags: Namespace, deepspeed: DeepSpeedFile, problems: Pr
         console.warn(f"{path}: the block 'progressive_layer_drop' does nothing without --progressive_layer_drop")
 
 
+def _check_accumulation(deepspeed: DeepSpeedFile, precision: str | None, problems: Problems) -> None:
+    """The type in which gradients of micro-steps are summed up, where DeepSpeed has only one."""
+    wanted = deepspeed.content.get("data_types", {}).get("grad_accum_dtype")
+    if precision is None or deepspeed.zero_stage > 0 or wanted is None or wanted in PRECISION_NAMES[precision]:
+        return
+    problems.add(
+        f"{deepspeed.path}: data_types.grad_accum_dtype is {wanted!r}, but in {precision} at ZeRO stage 0 DeepSpeed "
+        f"sums gradients up in {precision} only; set zero_optimization.stage to 1, or remove the key"
+    )
+
+
 def _check_compile(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> None:
     if deepspeed.zero_stage == 3:
         problems.add(
@@ -342,7 +423,7 @@ def _check_compile(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problem
                 f"--compile and --{name}: what a compiled part recomputes is the compiler's choice; drop one, or use "
                 f"--gradient_checkpointing"
             )
-    _attempt(lambda: check_compiler("cuda" if torch.cuda.is_available() else "cpu"), problems)
+    problems.attempt(lambda: check_compiler("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _check_monitors(deepspeed: DeepSpeedFile, problems: Problems) -> None:
@@ -365,14 +446,6 @@ def _check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
             check_folder_to_write(output_dir / part / job_name, "--output_dir", problems)
             if problems.messages:
                 break  # both lie below the same folder: one message is enough
-
-
-def _attempt(action: Callable[[], T], problems: Problems) -> T | None:
-    try:
-        return action()
-    except UserError as error:
-        problems.add(str(error))
-        return None
 
 
 def describe(settings: Settings, facts: dict[str, Any]) -> str:

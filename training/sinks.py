@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from common.console import console
+from common.files import append_whole, write_atomically
 
 FINAL = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity", "tokens", "tokens_per_second")
-BY_SAMPLES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate")
+KINDS = ("train", "validation")  # lines with figures; "end" marks that a run has come to its end
 
 
 class Position(Protocol):
@@ -51,17 +52,22 @@ class Sinks:
         """Forget what was written after `position`: it is going to happen again, perhaps otherwise."""
         if self.folder is None:
             return
+        files = getattr(self.monitor, "csv_monitor", None)
+        if files is not None and self.lines.exists():  # this run has been here before
+            self._attempt("the CSV monitor", lambda: forget_later_csv(files, position.step))
         self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, position.step))
-        self._attempt("TensorBoard", lambda: self._open_writers(position.step, position.samples))
+        self._attempt("TensorBoard", lambda: self._open_writers(position.step + 1, position.samples + 1))
 
-    def _open_writers(self, step: int, samples: int) -> None:
-        """Figures by samples have a folder of their own: what TensorBoard purges, it purges for all of a folder."""
+    def _open_writers(self, step: int | None, samples: int | None) -> None:
+        """Have TensorBoard forget what earlier files hold from `step` and `samples` on; None: nothing.
+
+        Figures by samples have a folder of their own: what TensorBoard purges, it purges for all of a folder.
+        """
         for writer in (self.writer, self.sample_writer):
             if writer is not None:
                 writer.close()
-        self.writer = SummaryWriter(str(self.folder), purge_step=step + 1 if step else None)
-        by_samples = f"{self.folder}/by_samples"
-        self.sample_writer = SummaryWriter(by_samples, purge_step=samples + 1 if samples else None)
+        self.writer = SummaryWriter(str(self.folder), purge_step=step)
+        self.sample_writer = SummaryWriter(f"{self.folder}/by_samples", purge_step=samples)
 
     def _attempt(self, name: str, action: Callable[[], None], kind: type[Exception] = OSError) -> None:
         """A disk that is full must not end a run for its logs, nor a service that does not answer (`kind`)."""
@@ -93,22 +99,20 @@ class Sinks:
         return any(row.get("kind") == kind and row.get("step") == step for row in read_lines(self.lines))
 
     def _append(self, row: dict[str, Any]) -> None:
-        with self.lines.open("a") as stream:
-            stream.write(json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
+        append_whole(self.lines, json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
 
     def _scalars(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
         writer = self._writer()
         assert self.sample_writer is not None
         for name, value in figures.items():
             writer.add_scalar(f"{kind}/{name}", value, step)
-            if name in BY_SAMPLES:
-                self.sample_writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
+            self.sample_writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
         writer.flush()
         self.sample_writer.flush()
 
     def _writer(self) -> SummaryWriter:
         if self.writer is None:
-            self._open_writers(0, 0)
+            self._open_writers(None, None)
         assert self.writer is not None
         return self.writer
 
@@ -126,16 +130,24 @@ class Sinks:
     def _histogram(self, name: str, values: Tensor, step: int) -> None:
         self._writer().add_histogram(name, values, step)
 
-    def close(self, hyperparameters: dict[str, Any] | None = None) -> None:
-        """With `hyperparameters`, enter them and the last figures into TensorBoard's table of runs."""
+    def finish(self, hyperparameters: dict[str, Any], position: Position) -> None:
+        """The run has come to its end: enter it into TensorBoard's table of runs, with its last figures."""
         if self.folder is None:
             return
-        results = {f"final/{name}": value for name, value in self.last.items() if name.rsplit("/")[-1] in FINAL}
-        if hyperparameters is not None and results:
+        known = last_figures(read_lines(self.lines)) | self.last  # a restart at the end has recorded nothing itself
+        results = {f"final/{name}": value for name, value in known.items() if name.rsplit("/")[-1] in FINAL}
+        if results:
             plain = {
                 key: value for key, value in hyperparameters.items() if isinstance(value, bool | int | float | str)
             }
             self._attempt("TensorBoard", lambda: self._writer().add_hparams(plain, results, run_name="."))
+        row = {"kind": "end", "step": position.step, "samples": position.samples, "time": time.time()}
+        self._attempt("metrics.jsonl", lambda: self._append(row))
+        self.close()
+
+    def close(self) -> None:
+        if self.folder is None:
+            return
         for writer in (self.writer, self.sample_writer):
             if writer is not None:
                 self._attempt("TensorBoard", writer.close)
@@ -148,6 +160,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             rows.append(json.loads(line))
     return rows
+
+
+def last_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The newest figures of each kind, as `kind/name`."""
+    found = {}
+    for row in rows:
+        if row.get("kind") in KINDS:
+            figures = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            found.update({f"{row['kind']}/{name}": value for name, value in figures.items()})
+    return found
+
+
+def forget_later_csv(monitor: Any, step: int) -> None:
+    """The same for the files of DeepSpeed's CSV monitor, which would begin each anew with a second header."""
+    for path in sorted(Path(monitor.log_dir).glob("*.csv")):
+        if path.stem.split("_")[0] in KINDS:
+            header, *rows = path.read_text().splitlines() or [""]
+            kept = [row for row in rows if row.partition(",")[0].isdecimal() and int(row.partition(",")[0]) <= step]
+            write_atomically(path, "".join(f"{row}\r\n" for row in (header, *kept)))
+            monitor.filenames.append(path.stem)
 
 
 def forget_later_lines(path: Path, step: int) -> None:

@@ -5,7 +5,7 @@ the data alone, so a resumed run and a run on another number of ranks take the s
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TypeVar
@@ -86,12 +86,22 @@ class StepPlan:
             for segment, end in zip(self.segments, ends, strict=True)
         )
 
+    def next_steps(self, samples: int, steps: int) -> Iterator[tuple[Segment, int]]:
+        """The segments that the `steps` steps after `samples` rows fall into, and how many fall into each."""
+        for segment in self.segments[1:]:
+            here = self.at(samples)
+            count = min(steps, max(0, -(-(segment.first_sample - samples) // here.rows)))
+            yield here, count
+            samples, steps = samples + count * here.rows, steps - count
+        yield self.at(samples), steps
+
     def sample_after(self, samples: int, steps: int) -> int:
         """Where the cursor is `steps` steps after `samples`."""
-        for segment in self.segments[1:]:
-            count = min(steps, max(0, -(-(segment.first_sample - samples) // self.rows_at(samples))))
-            samples, steps = samples + count * self.rows_at(samples), steps - count
-        return samples + steps * self.rows_at(samples)
+        return samples + sum(count * segment.rows for segment, count in self.next_steps(samples, steps))
+
+    def micro_steps_in(self, samples: int, steps: int) -> int:
+        """How many micro-steps the `steps` steps after `samples` rows are: what their time is proportional to."""
+        return sum(count * segment.accumulation for segment, count in self.next_steps(samples, steps))
 
     def passes(self, samples: int) -> float:
         """Passes over the data that `samples` rows are: those of every phase, added up."""

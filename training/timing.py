@@ -45,6 +45,10 @@ class Phases:
             yield
             self.seconds[phase] += self.clock() - began
 
+    def training_so_far(self) -> float:
+        """Seconds of training since the last lap, by the clock of this process."""
+        return self.clock() - self.began - sum(self.seconds[pause] for pause in PAUSES)
+
     def lap(self) -> dict[str, float]:
         """Seconds by phase since the last lap, with "total" (the wall clock) and "other"; begins anew."""
         if self.events:

@@ -1,6 +1,7 @@
 """The steps since the last report: what is counted in them, and the figures that come of it."""
 
 import math
+import time
 from dataclasses import replace
 
 import torch
@@ -16,10 +17,12 @@ from training.gradients import GradientNorm, GradientWatch
 from training.guard import StepLoss, guard_engine
 from training.health import PLATEAU_STEPS, Health
 from training.metrics import Tally, summarize
+from training.outlook import find_early_end
 from training.run import Run
 from training.timing import PHASES, Phases, training_seconds
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+READ_SECONDS = 1.0  # between two looks at a loss that is still being summed up
 WATCHED_STEPS = 2  # a head whose labels are all missing in one batch is not yet a dead head
 
 
@@ -35,17 +38,33 @@ class Window:
         self.health = Health(
             plateau_from_step=run.schedule.origin + math.ceil(run.schedule.warmup_steps) + PLATEAU_STEPS,
             batch_rows=run.settings.deepspeed.batch.total,
+            first_step=run.schedule.origin,
         )
+        self.num_watched = 0  # steps, since this process began
+        self.forward: list[float] = []  # each rank's seconds in the last report's forward passes
         self.matmul_speed = self._measure_machine()
         self.figures: dict[str, float] = {}
         self.rate = 0.0  # the last step's
         self.num_steps = 0
+        self.num_micro_steps = 0
+        self.seconds_per_micro_step = 0.0  # of the last report
+        self.is_end_noted = False
         self.num_rows = 0  # over all ranks
         self.num_positions = 0  # tokens and padding, over all ranks
         self.flops = 0.0
         self.marks: list[tuple[int, int, int, torch.Tensor]] = []  # (step, first and next sample, sums so far)
         self.step_losses: list[StepLoss] = []  # of the last report
         self.phases = Phases(run.device)
+        self.read_at = 0.0
+
+    @property
+    def tells_ranks_apart(self) -> bool:
+        """Whether a rank's forward pass is its own work alone.
+
+        The backward pass never is: gradients are reduced in it, and a fast rank waits there for a slow one. At ZeRO
+        stage 3 the forward pass gathers parameters from all ranks, so nothing tells them apart.
+        """
+        return self.run.settings.deepspeed.zero_stage < 3
 
     def _measure_machine(self) -> float:
         """FLOP/s of all ranks together, each measured while the others are."""
@@ -59,16 +78,21 @@ class Window:
     def count(self, batches: StepBatches) -> None:
         """Note a step's work, from the batches as they lie in host memory: nothing waits for the device."""
         self.num_steps += 1
+        self.num_micro_steps += len(batches.micro_batches)
         rows = len(batches.rows) * self.run.place.world_size
         self.num_rows += rows
         assert self.tally.sums is not None
         self.marks.append((self.run.state.step, batches.next_sample - rows, batches.next_sample, self.tally.sums))
+        epoch = self.run.horizon.epoch_of(batches.next_sample - rows)
         for batch in batches.micro_batches:
             self.num_positions += batch.input_ids.numel() * self.run.place.world_size
             self.flops += step_flops(self.run, batch)
             if self.run.place.is_main:
-                self.health.unigram.add(batch.masked_lm_labels.numpy().ravel())
-        if self.watch is not None and self.num_steps >= WATCHED_STEPS:
+                labels = batch.masked_lm_labels.numpy()
+                self.health.unigram.add(labels.ravel())
+                self.health.repeats.add(epoch, batch.input_ids.numpy(), labels)
+        self.num_watched += 1
+        if self.watch is not None and self.num_watched >= WATCHED_STEPS:
             self._say_dead_parameters()
 
     def _say_dead_parameters(self) -> None:
@@ -84,18 +108,42 @@ class Window:
         self.step_losses = self._losses_by_step()
         self.figures = self._take()
         with self.phases.measure("logging"):
-            left = seconds_left(run, self.figures["seconds_per_step"])
+            left = seconds_left(run, self.seconds_per_micro_step)
             last = None if run.budget.total is not None else run.horizon.last_step()
             console.say(train_line(run.state.step, last, self.figures, left))
-            for sentence in self.health.check(run.state.step, self.figures):
+            self._note_early_end()
+            for sentence in self.health.check(run.state.step, self.figures, self.forward):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
         self.begin_anew()
 
+    def _note_early_end(self) -> None:
+        """Once: a time budget that the data does not last for."""
+        run = self.run
+        text = find_early_end(
+            run.horizon, run.schedule, run.budget, seconds_to_last_step(run, self.seconds_per_micro_step)
+        )
+        if text and not self.is_end_noted:
+            self.is_end_noted = True
+            console.warn(text)
+
+    def seconds_per_step(self) -> float:
+        """Of the last report; before the first, of the steps so far."""
+        return self.figures.get("seconds_per_step", self.phases.training_so_far() / max(1, self.num_steps))
+
+    def loss_so_far(self) -> float | None:
+        """This rank's mean loss since the last report. Waits for the device, so it is read once a second at most."""
+        now = time.monotonic()
+        if self.tally.sums is None or now - self.read_at < READ_SECONDS:
+            return None
+        self.read_at = now
+        return summarize(dict(zip(self.tally.names, self.tally.sums.tolist(), strict=True)))["loss"]
+
     def begin_anew(self) -> None:
         """Forget what was counted since the last report."""
         self.tally.sums = None
-        self.num_steps, self.num_rows, self.num_positions, self.flops, self.marks = 0, 0, 0, 0.0, []
+        self.num_steps, self.num_micro_steps, self.num_rows, self.num_positions = 0, 0, 0, 0
+        self.flops, self.marks = 0.0, []
 
     def _losses_by_step(self) -> list[StepLoss]:
         """Each step's loss over all ranks, from the sums as they stood after it: one reduction for the window."""
@@ -113,9 +161,10 @@ class Window:
         seconds = self.phases.lap()
         sums = self.tally.take(self._host_sums(seconds))
         elapsed = sums["training_seconds"] / ranks
+        self.seconds_per_micro_step = elapsed / self.num_micro_steps
         run.state = replace(run.state, tokens=run.state.tokens + int(sums["num_tokens"]))
         norm = self.norm.value()
-        computing = [sums[f"computing_{rank}"] for rank in range(ranks)]
+        self.forward = [sums[f"forward_{rank}"] for rank in range(ranks)] if self.tells_ranks_apart else []
         figures = {
             **summarize(sums),
             "learning_rate": self.rate,
@@ -134,9 +183,10 @@ class Window:
             **{f"seconds_{phase}": sums[f"seconds_{phase}"] / ranks for phase in (*PHASES, "other")},
             "memory_gib": max(sums[f"memory_{rank}"] for rank in range(ranks)),
             "skipped_steps": float(run.engine.skipped_steps),
-            "slowest_over_fastest_rank": max(computing) / max(min(computing), 1e-9),
-            "slowest_rank": float(computing.index(max(computing))),
         }
+        if self.forward:
+            figures["slowest_over_fastest_rank"] = max(self.forward) / max(min(self.forward), 1e-9)
+            figures["slowest_rank"] = float(self.forward.index(max(self.forward)))
         if run.settings.precision == "fp16":
             figures["loss_scale"] = float(run.engine.optimizer.loss_scale)
         return figures
@@ -148,20 +198,25 @@ class Window:
         """
         place = self.run.place
         mine = {rank: float(rank == place.rank) for rank in range(place.world_size)}
-        computing = seconds["forward"] + seconds["backward"]
         memory = peak_memory_gib(self.run.device)
         return {
             "flops": self.flops,
             "training_seconds": training_seconds(seconds),
             **{f"seconds_{phase}": seconds[phase] for phase in (*PHASES, "other")},
-            **{f"computing_{rank}": flag * computing for rank, flag in mine.items()},
+            **{f"forward_{rank}": flag * seconds["forward"] for rank, flag in mine.items()},
             **{f"memory_{rank}": flag * memory for rank, flag in mine.items()},
         }
 
 
-def seconds_left(run: Run, seconds_per_step: float) -> float:
+def seconds_to_last_step(run: Run, seconds_per_micro_step: float) -> float:
+    """To where steps and epochs end the run, by the micro-steps to come: steps may grow on the way."""
+    steps = max(0, run.horizon.last_step() - run.state.step)
+    return run.plan.micro_steps_in(run.state.samples, steps) * seconds_per_micro_step
+
+
+def seconds_left(run: Run, seconds_per_micro_step: float) -> float:
     """To the end of the run at this pace, or of its time budget."""
-    left = (run.horizon.last_step() - run.state.step) * seconds_per_step
+    left = seconds_to_last_step(run, seconds_per_micro_step)
     return left if run.budget.total is None else min(left, max(0.0, run.budget.total - run.budget.used()))
 
 

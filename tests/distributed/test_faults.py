@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.processes import STOPPED_EXIT_CODE, STUCK_EXIT_CODE
-from tests.distributed.test_ranks import losses, without_dropout
+from tests.distributed.test_ranks import losses, name_vocabulary, without_dropout
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoint import CheckpointFolder
@@ -88,6 +89,20 @@ def test_no_rank_applies_a_step_that_is_not_finite_on_one(
         assert [len(row["rows"]) for row in rows] == [BATCH // 2] * 2
 
 
+def test_a_step_that_only_lowers_the_loss_scale_spoils_no_figure(rank_server: RankServer, tmp_path: Path) -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
+    words = [*write_project(tmp_path, fp16=fp16), "--precision", "fp16", "--print_steps", "4", "--max_steps", "4"]
+    kinds = ("not_a_number", "loss_is_not_a_number")
+    faults = [{"kind": "allow_fp16"}, {"kind": "claim_fp16"}]
+    faults += [{"kind": kind, "next_samples": [3 * BATCH]} for kind in kinds]
+    outcome = rank_server.run(words, 1, tmp_path, faults=faults)
+    assert outcome.codes == [0], outcome.text
+    (row,) = read_metrics(tmp_path, "train")
+    assert row["skipped_steps"] == 1.0
+    assert row["window_steps"] == 4.0
+    assert 0 < row["loss"] < 10
+
+
 def test_bad_steps_in_a_row_end_the_run(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "20", "--max_bad_steps", "3", "--save_every_steps", "2"]
     bad = {"kind": "not_a_number", "next_samples": [BATCH * index for index in range(4, 20)]}
@@ -115,6 +130,20 @@ def test_a_spike_is_told_and_rolled_back(rank_server: RankServer, tmp_path: Path
     assert skipped == [37 * BATCH, 39 * BATCH], "the batch of the spike is left out"
     state = json.loads((tmp_path / "out/saved_models/back/step_00000045/bert_pretraining.json").read_text())
     assert state["skips"] == [[37 * BATCH, 38 * BATCH]]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_slow_rank_is_told_by_its_forward_pass(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
+    """The fast rank waits in the backward pass, so there both seem to take as long."""
+    words = [*write_project(tmp_path, zero_optimization={"stage": stage}), "--print_steps", "4", "--max_steps", "8"]
+    slow = [{"kind": "slow_forward", "rank": 1, "seconds": 0.05}]
+    assert rank_server.run(words, 2, tmp_path, faults=slow).codes == [0, 0]
+    last = read_metrics(tmp_path, "train")[-1]
+    if stage == 3:  # ranks wait for each other in the forward pass too
+        assert "slowest_rank" not in last
+    else:
+        assert last["slowest_rank"] == 1.0
+        assert last["slowest_over_fastest_rank"] > 1.5
 
 
 @pytest.mark.parametrize("how", ["asleep", "stopped"])
@@ -243,14 +272,35 @@ def test_a_changed_decay_is_told_and_taken(rank_server: RankServer, tmp_path: Pa
     assert new < 0.5 * old
 
 
+def test_a_changed_recipe_is_told(rank_server: RankServer, tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    assert rank_server.run([*words, "--max_steps", "2"], 1, tmp_path).codes == [0]
+    outcome = rank_server.run([*words, "--max_steps", "3", "--rewarmup", "--time_budget", "1h"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert "changed since step_00000002: rewarmup was False, is True" in outcome.text
+    assert "changed since step_00000002: time_budget was None, is '1h'" in outcome.text
+
+
 def test_a_stop_in_the_last_validation_is_made_up_for(rank_server: RankServer, tmp_path: Path) -> None:
-    words = [*write_project(tmp_path), "--max_steps", "3"]
+    words = [*write_project(tmp_path), "--keep_best", "--max_steps", "3"]
+    name_vocabulary(tmp_path)
     stopped = rank_server.run(words, 2, tmp_path, faults=[{"kind": "stop_in_validation", "rank": 1}])
     assert stopped.codes == [STOPPED_EXIT_CODE] * 2, stopped.text
     assert checkpoints(tmp_path).newest_valid() == "step_00000003"
-    again = rank_server.run(words, 2, tmp_path)
-    assert again.codes == [0, 0], again.text
-    assert [row["step"] for row in read_metrics(tmp_path, "validation")] == [3]
+    assert checkpoints(tmp_path).best() is None
+    for _ in range(2):  # the second start finds that nothing is missing
+        again = rank_server.run(words, 2, tmp_path)
+        assert again.codes == [0, 0], again.text
+    (row,) = read_metrics(tmp_path, "validation")
+    best = checkpoints(tmp_path).best()
+    assert best is not None
+    assert (best.tag, best.mlm_loss) == ("step_00000003", row["mlm_loss"])
+    events = EventAccumulator(str(tmp_path / "out" / "runs" / "tiny"), size_guidance={"tensors": 0}).Reload()
+    assert [event.step for event in events.Tensors("guesses/text_summary")] == [3]
+    for figure in ("final/validation/mlm_loss", "final/train/tokens"):
+        assert len(events.Scalars(figure)) == 1
+    assert rank_server.run([*words[:-1], "4"], 2, tmp_path, faults=[{"kind": "worse_validation"}]).codes == [0, 0]
+    assert checkpoints(tmp_path).best() == best
 
 
 def test_two_runs_in_one_folder(rank_server: RankServer, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from data import corpus, inspect, prepare
 from scripts import compare_unigram, doctor, export_hf, plot_run, predict, two_phases
 from tests.integration.bad_input import good, place_cases, tool_cases, training_cases
 from tests.integration.bad_input.case import Case, Setup, names
-from tests.support import free_port, write_project
+from tests.support import free_port, write_project, write_two_lengths
 from tests.support import run_command as run_process
 from tests.unit.training.in_process import own_environment
 from training.precision import avoid_broken_amx
@@ -146,6 +146,83 @@ def test_both_files_mistakes_are_told_together(tmp_path: Path) -> None:
         deepspeed_train.main([*words, "--lr_offset", "0"])
     assert "did you mean 'gradient_clipping'?" in str(caught.value)
     assert "did you mean 'hidden_size'?" in str(caught.value)
+
+
+def told(words: list[str]) -> str:
+    with pytest.raises(UserError) as caught, own_environment():
+        deepspeed_train.main(words)
+    return str(caught.value)
+
+
+def test_all_mistakes_of_the_command_line_are_told_together_and_with_those_of_the_files(tmp_path: Path) -> None:
+    words = write_project(tmp_path, gradient_cliping=1.0)
+    message = told([*words[:4], "--max_step", "3", "--lr_schedule", "LF", "--max_pred", "x", "--seed"])
+    assert message.startswith("6 problems were found")
+    for part in (
+        "unknown flag '--max_step'; did you mean '--max_steps'?",
+        "argument --lr_schedule: invalid choice: 'LF'",
+        "argument --max_predictions_per_seq/--max_pred: found 'x'",
+        "argument --seed: expected one argument",
+        "arguments are required: --output_dir",
+        "did you mean 'gradient_clipping'?",
+    ):
+        assert part in message
+
+
+def test_one_file_that_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    (tmp_path / "deepspeed.json").write_text("{")
+    content = json.loads((tmp_path / "model.json").read_text())
+    content["bert_token_file"] = "lost.txt"
+    content["data"]["mixed_seq_datasets"]["24"] = {"wiki": "gone"}
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    message = told([*words, "--max_seq_length", "24"])
+    assert message.startswith("3 problems were found")
+    assert "deepspeed.json: is no valid JSON" in message
+    assert "lost.txt: no such tokenizer" in message
+    assert str(tmp_path / "gone") in message
+
+    write_project(tmp_path)
+    (tmp_path / "model.json").write_text("{")
+    message = told(
+        [*words, "--batch_schedule", "fast", "--output_dir", str(tmp_path / "model.json"), "--job_name", "a"]
+    )
+    assert message.startswith("3 problems were found")
+    assert "--batch_schedule" in message
+    assert "--output_dir" in message
+
+
+def test_a_wrong_prefix_is_one_mistake(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps({**content, "bert_token_file": "tokenizer"}))
+    message = told([*words, "--data_path_prefix", str(tmp_path / "lost")])
+    assert message.startswith(f"--data_path_prefix {tmp_path / 'lost'}: there is no such folder")
+    assert "tokenizer" not in message
+
+
+def test_mistakes_in_all_data_are_told_together(tmp_path: Path) -> None:
+    words = write_two_lengths(tmp_path)
+    for name in ("data/wiki_training_0.hdf5", "short/wiki_training_0.hdf5", "data/wiki_test_0.hdf5"):
+        (tmp_path / name).write_text("no data")
+    message = told(words)
+    assert message.startswith("3 problems were found")
+    assert message.count("is no HDF5 file") == 3
+
+
+def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "1"]
+    with own_environment():
+        assert deepspeed_train.main(words) == 0
+    write_project(tmp_path, zero_optimization={"stage": 1})
+    monkeypatch.setattr("training.run.build_model", None)
+    message = told([*words, "--seed", "7", "--no-preln"])
+    assert message.startswith("3 problems were found")
+    assert "stage 1" in message
+    assert "--seed 42" in message
+    assert "preln" in message
 
 
 def test_the_good_setup_is_good(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,10 @@ CHECKPOINTS = {
     "another ZeRO stage": (
         both(RESUMED, edited("deepspeed.json", "zero_optimization.stage", 2)), "step_00000002", "stage 2", "the same DeepSpeed JSON"
     ),
+    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was begun with --seed 42", "pass --seed 42"),
+    "another optimizer": (
+        both(RESUMED, edited("deepspeed.json", "optimizer.type", "Muon")), "step_00000002", "the optimizer adamw", "the same optimizer.type"
+    ),
     "other data": (both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "other data", "restore that data"),
 }  # fmt: skip
 

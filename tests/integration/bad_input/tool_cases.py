@@ -1,6 +1,7 @@
 """Bad input for the commands around training."""
 
 from tests.integration.bad_input.case import (
+    Setup,
     both,
     cut_short,
     edited,
@@ -13,9 +14,19 @@ from tests.integration.bad_input.case import (
     unwritable,
     words,
 )
+from tests.support import make_rows, write_nvidia_shard
 
 METRICS = "out/runs/tiny/metrics.jsonl"
 FRESH = ("--output_dir", "{root}/fresh")
+
+
+def second_phase(setup: Setup) -> None:
+    """Rows of 16, which the good setup has not."""
+    write_nvidia_shard(setup.root / "short" / "wiki_training_0.hdf5", make_rows(20, 16, 4, seed=3))
+    edited("model.json", "data.mixed_seq_datasets.16", {"wiki": "short"})(setup)
+    section = {"num_epochs": 1, "warmup_proportion": 0.1, "learning_rate": 0.003, "total_training_steps": 6}
+    edited("model.json", "mixed_seq_training.16", section)(setup)
+
 
 PREPARE = {
     "no flags": (only(), "--input", "required", "see --help"),
@@ -140,6 +151,11 @@ PHASES = {
     "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", 'add "16"'),
     "no such file for the second phase": (
         words("--deepspeed_configs", "{root}/deepspeed.json", "{root}/lost.json"), "lost.json", "no such file", "DeepSpeed JSON"
+    ),
+    "phases that cannot follow each other": (
+        both(second_phase, replaced("other.json", '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'),
+             words("--deepspeed_configs", "{root}/deepspeed.json", "{root}/other.json")),
+        "phase 2 cannot go on", "stage 0 in fp32, but this run uses stage 2", "the same DeepSpeed JSON",
     ),
     "a flag that the launcher has not": (words("--max_step", "3"), "--max_step", "unknown flag", "did you mean '--max_steps'?"),
 }  # fmt: skip

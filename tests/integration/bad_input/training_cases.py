@@ -28,6 +28,13 @@ FLAGS = {
     "a seed beyond 64 bits": (words("--seed", str(2**70)), "--seed", str(2**70), "from 0"),
     "a choice that is none": (words("--lr_schedule", "LF"), "--lr_schedule", "'LF'", "choose from"),
     "a negative rate offset": (words("--lr_offset", "-0.1"), "--lr_offset", "-0.1", "not negative"),
+    "a negative rate offset with an exponent": (words("--lr_offset", "-1e-3"), "--lr_offset", "-0.001", "not negative"),
+    "a prefix that is no folder": (
+        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "that the folders in the model JSON are below"
+    ),
+    "a validation prefix that is no folder": (
+        words("--validation_data_path_prefix", "{root}/lost"), "--validation_data_path_prefix {root}/lost", "no such folder", "are below"
+    ),
     "a rate offset that is no number": (words("--lr_offset", "nan"), "--lr_offset", "nan", "finite"),
     "a time that is none": (words("--time_budget", "soon"), "--time_budget", "soon", "45m"),
     "no time": (words("--time_budget", "0s"), "--time_budget", "0s", "90s"),
@@ -209,6 +216,21 @@ DEEPSPEED_JSON = {
     ),
     "a layer drop beyond one": (
         edited("deepspeed.json", "progressive_layer_drop.theta", 2.0), "deepspeed.json", "found 2.0", "less than or equal to 1"
+    ),
+    "a typo in a monitor": (
+        edited("deepspeed.json", "csv_monitor.output_pth", "csv"), "deepspeed.json", "'csv_monitor.output_pth'", "did you mean 'output_path'?"
+    ),
+    "a typo in wandb": (edited("deepspeed.json", "wandb.projct", "x"), "deepspeed.json", "'wandb.projct'", "did you mean 'project'?"),
+    "a typo in comet": (edited("deepspeed.json", "comet.workspac", "x"), "deepspeed.json", "'comet.workspac'", "did you mean 'workspace'?"),
+    "a typo in tensorboard": (
+        edited("deepspeed.json", "tensorboard.job_nam", "x"), "deepspeed.json", "'tensorboard.job_nam'", "did you mean 'job_name'?"
+    ),
+    "a typo in an offload block": (
+        edited("deepspeed.json", "zero_optimization.offload_optimizer.devce", "cpu"), "deepspeed.json", "offload_optimizer.devce'", "did you mean 'device'?"
+    ),
+    "sums of gradients that stage 0 cannot have": (
+        both(edited("deepspeed.json", "bf16.enabled", True), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp32")),
+        "deepspeed.json", "grad_accum_dtype is 'fp32'", "stage to 1",
     ),
     "wandb without its package": (
         edited("deepspeed.json", "wandb.enabled", True), "deepspeed.json", "package is missing", "pip install wandb"

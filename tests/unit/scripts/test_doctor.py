@@ -1,10 +1,12 @@
 """The doctor's findings, on machines made up for it and on this one."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts import doctor
+from tests.support import run_command
 
 
 def test_versions_against_the_pins() -> None:
@@ -46,6 +48,44 @@ def test_memory_and_disk(tmp_path: Path) -> None:
     assert finding.remedy
     assert doctor.examine_disk(meminfo / "below").text == f"{meminfo} is a file, not a folder"
     assert "GiB free" in doctor.examine_disk(tmp_path / "not" / "there" / "yet").text
+
+
+def write_group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content + "\n")
+
+
+def test_limits_of_control_groups(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/jobs/mine\n")
+    root = tmp_path / "cgroup"
+    assert doctor.read_limits(root, own) == (None, None)
+    write_group(root / "jobs", cpu__max="400000 100000", memory__max=str(8 * 2**30))
+    write_group(root / "jobs" / "mine", cpu__max="150000 100000", memory__max="max")
+    assert doctor.read_limits(root, own) == (1.5, 8.0)
+    old = tmp_path / "old"
+    write_group(old / "cpu", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
+    write_group(old / "memory", memory__limit_in_bytes=str(2**63 - 4096))
+    assert doctor.read_limits(old, tmp_path / "none") == (2.0, None)
+
+
+def test_findings_on_limits() -> None:
+    assert doctor.examine_limits(None, None, 8).remedy is None
+    assert doctor.examine_limits(8.0, 16.0, 8).remedy is None
+    assert "OMP_NUM_THREADS=2" in str(doctor.examine_limits(2.0, None, 8).remedy)
+    assert "allow more memory" in str(doctor.examine_limits(None, 2.0, 8).remedy)
+
+
+def test_a_missing_torch_is_a_finding() -> None:
+    """An import of torch fails in this process as it would where torch is not installed."""
+    code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['doctor.py']"
+    code += "; runpy.run_path('scripts/doctor.py', run_name='__main__')"
+    outcome = run_command([sys.executable, "-c", code])
+    assert "Traceback" not in outcome.stderr
+    assert outcome.returncode == 1
+    assert "torch cannot be imported" in outcome.stdout
+    assert "pip install -r requirements.txt" in outcome.stdout
 
 
 def test_the_whole_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

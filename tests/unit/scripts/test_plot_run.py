@@ -1,6 +1,7 @@
 """Runs drawn to PNG and HTML."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_png_and_html_of_several_runs(tmp_path: Path) -> None:
     assert "1.234" in page
     assert "b&lt;c" in page
     assert "<script" not in page
+
+
+def test_the_table_keeps_training_and_validation_apart(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 4.0)
+    main([str(run), "--output", str(tmp_path / "loss.html")])
+    table = (tmp_path / "loss.html").read_text().split("</table>")[0]
+    cells = re.findall(r"<td>([^<]*)</td>", table)
+    assert cells == ["run", "5", "40", "495", "0.8", "", "", "", "5", "1.234", "", "0.5", ""]
+    assert "last train line" in table
+    assert "last validation line" in table
 
 
 def test_mistakes(tmp_path: Path) -> None:

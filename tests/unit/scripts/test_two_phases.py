@@ -1,13 +1,21 @@
 """Two phases as one recipe: what phase 2 starts from, and where an interrupted recipe goes on."""
 
 import json
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.errors import UserError
-from scripts.two_phases import build_parser, phase_words, remaining_phases
-from tests.support import make_rows, read_metrics, write_nvidia_shard, write_project
+from common.processes import STOPPED_EXIT_CODE
+from scripts import two_phases
+from scripts.two_phases import build_parser, check_phases, main, phase_words, remaining_phases
+from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.schedule import Schedule
 
@@ -15,7 +23,7 @@ SHORT, LONG = 16, 24
 PASSED_ON = ["--print_steps", "1"]
 
 
-def write_phases(folder: Path) -> list[str]:
+def write_phases(folder: Path, first_steps: int = 6) -> list[str]:
     """A project with rows of both lengths; the recipe's words."""
     write_project(folder, width=LONG)
     for index in range(2):
@@ -26,7 +34,7 @@ def write_phases(folder: Path) -> list[str]:
     content["data"]["mixed_seq_datasets"][str(SHORT)] = {"wiki": "short"}
     content["mixed_seq_training"][str(SHORT)] = {
         **content["mixed_seq_training"][str(LONG)],
-        "total_training_steps": 6,
+        "total_training_steps": first_steps,
     }
     content["mixed_seq_training"][str(LONG)]["total_training_steps"] = 20
     del content["validation"]
@@ -40,15 +48,15 @@ def write_phases(folder: Path) -> list[str]:
 
 def test_interrupted_in_phase_two_it_goes_on_there_without_warming_up_again(tmp_path: Path) -> None:
     flags = build_parser().parse_args(write_phases(tmp_path))
-    passed_on = [*PASSED_ON, "--data_path_prefix", str(tmp_path)]
+    rest = [*PASSED_ON, "--data_path_prefix", str(tmp_path)]
     assert remaining_phases(flags) == (0, 1)
-    run_here(phase_words(flags, 0, passed_on))
+    run_here(phase_words(flags, 0, rest))
     assert [row["step"] for row in read_metrics(tmp_path, "train", f"two_{SHORT}")] == list(range(1, 7))
     assert remaining_phases(flags) == (0, 1)  # phase 1 will say that it is finished
 
-    run_here([*phase_words(flags, 1, passed_on), "--max_steps", "5"])  # stands for an interruption
+    run_here([*phase_words(flags, 1, rest), "--max_steps", "5"])  # stands for an interruption
     assert remaining_phases(flags) == (1,)
-    run_here(phase_words(flags, 1, passed_on))
+    run_here(phase_words(flags, 1, rest))
     rows = read_metrics(tmp_path, "train", f"two_{LONG}")
     assert [row["step"] for row in rows] == list(range(7, 27))
     schedule = Schedule("LE", peak=0.003, total_steps=20, warmup_proportion=0.1, origin=6)
@@ -59,3 +67,71 @@ def test_equal_lengths_are_refused(tmp_path: Path) -> None:
     words = [*write_phases(tmp_path), "--lengths", "16", "16"]
     with pytest.raises(UserError, match="must differ"):
         remaining_phases(build_parser().parse_args(words))
+
+
+def passed_on(folder: Path) -> list[str]:
+    return [*PASSED_ON, "--data_path_prefix", str(folder), "--ranks", "1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"zero_optimization": {"stage": 1}}, "ZeRO stage 0 in fp32, but this run uses stage 1 in fp32"),
+        ({"bf16": {"enabled": True}}, "stage 0 in fp32, but this run uses stage 0 in bf16"),
+        ({"optimizer": {"type": "Muon"}}, "the optimizer adamw, but this run uses muon"),
+    ],
+)
+def test_phases_that_cannot_follow_each_other_are_refused_before_the_first(
+    change: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    words = write_phases(tmp_path)
+    engine = json.loads((tmp_path / "deepspeed.json").read_text())
+    other = write_json(tmp_path / "other.json", {**engine, **change})
+    words += ["--deepspeed_configs", str(tmp_path / "deepspeed.json"), str(other)]
+    flags, rest = build_parser().parse_known_args([*words, *passed_on(tmp_path)])
+    with pytest.raises(UserError, match="phase 2 cannot go on from phase 1") as caught:
+        check_phases(flags, (0, 1), rest)
+    assert told in str(caught.value)
+    check_phases(flags, (1,), rest)  # phase 2 goes on from its own checkpoint
+
+
+def test_a_launcher_that_ends_with_0_before_the_phase_does_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*write_phases(tmp_path), *passed_on(tmp_path)]
+    started = []
+
+    def end_at_once(command: list[str]) -> tuple[int, bool]:
+        started.append(command)
+        return 0, False
+
+    monkeypatch.setattr(two_phases, "run_once", end_at_once)
+    assert main(words) == 1
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("starter", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])
+def test_interrupted_in_phase_one_it_goes_through_to_the_end(
+    starter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real command's main(). The `deepspeed` launcher costs ten seconds a start more than plain python does."""
+    if starter == "python":
+        monkeypatch.setattr(two_phases, "launcher", lambda _ranks: [sys.executable, "deepspeed_train.py"])
+    words = [*write_phases(tmp_path, first_steps=150), *passed_on(tmp_path), "--save_every_steps", "10"]
+    checkpoints = tmp_path / "out" / "saved_models" / f"two_{SHORT}"
+
+    def interrupt() -> None:
+        while not list(checkpoints.glob("step_*")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert main(words) == STOPPED_EXIT_CODE
+    assert psutil.Process().children(recursive=True) == []
+    stopped = len(read_metrics(tmp_path, "train", f"two_{SHORT}"))
+    assert stopped < 150
+    assert not (tmp_path / "out" / "saved_models" / f"two_{LONG}").exists()
+
+    assert main(words) == 0
+    assert [row["step"] for row in read_metrics(tmp_path, "train", f"two_{SHORT}")] == list(range(1, 151))
+    assert [row["step"] for row in read_metrics(tmp_path, "train", f"two_{LONG}")] == list(range(151, 171))

@@ -1,9 +1,12 @@
 """Time budgets, on a clock that the test turns."""
 
+import time
+
+import psutil
 import pytest
 
 from common.errors import UserError
-from training.budget import Budget, parse_duration
+from training.budget import Budget, parse_duration, process_start
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,11 @@ def test_an_export_has_its_time_too() -> None:
         budget = Budget(100.0, num_last_pauses=num_pauses)
         budget.note_pause(5.0)
         assert budget.is_over(80.0, seconds_per_step=1.0) is is_over
+
+
+def test_the_clock_counts_from_the_processes_start() -> None:
+    age = time.time() - psutil.Process().create_time()
+    assert time.monotonic() - process_start() == pytest.approx(age, abs=0.5)
+    budget = Budget(100.0, used_before=10.0, clock=lambda: 50.0, began=20.0)
+    assert budget.used() == 40.0
+    assert budget.left() == 100.0 - 3.0 - 40.0

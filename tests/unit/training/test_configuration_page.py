@@ -14,16 +14,18 @@ from nvidia.config import BertConfig
 from tests.support import PROJECT
 from training.arguments import build_parser
 from training.config import DataSection, ModelFile, TrainingSection, ValidationSection
-from training.deepspeed_blocks import BLOCKS, key_names
+from training.deepspeed_blocks import BLOCKS, key_names, nested_blocks
 from training.deepspeed_config import KNOWN_KEYS, REFUSED_KEYS
 from training.optimizer import KNOWN_PARAMS
 
+OFFLOAD = {name: nested_blocks(BLOCKS["zero_optimization"])[name] for name in ("offload_optimizer", "offload_param")}
 Row = tuple[list[str], str]  # names in the first column, the default
 
 
-def read_page() -> tuple[dict[str, list[Row]], list[list[str]]]:
-    """Rows by heading, and all rows' cells."""
+def read_page() -> tuple[dict[str, list[Row]], list[list[str]], dict[str, list[Row]]]:
+    """Rows by heading, all rows' cells, and names with examples by heading."""
     tables: dict[str, list[Row]] = {}
+    examples: dict[str, list[Row]] = {}
     cells_of_rows = []
     heading = ""
     for line in (PROJECT / "docs" / "configuration.md").read_text().splitlines():
@@ -32,11 +34,12 @@ def read_page() -> tuple[dict[str, list[Row]], list[list[str]]]:
         if line.startswith("| `"):
             cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
             tables.setdefault(heading, []).append((re.findall(r"`([^`]+)`", cells[0]), cells[1]))
+            examples.setdefault(heading, []).append((tables[heading][-1][0], cells[-1]))
             cells_of_rows.append(cells)
-    return tables, cells_of_rows
+    return tables, cells_of_rows, examples
 
 
-TABLES, ROWS = read_page()
+TABLES, ROWS, EXAMPLES = read_page()
 # "Top level" stands twice, for the two files in turn.
 TOP_LEVEL = TABLES["Top level"]
 MODEL_TOP, DEEPSPEED_TOP = TOP_LEVEL[: len(ModelFile.model_fields)], TOP_LEVEL[len(ModelFile.model_fields) :]
@@ -87,6 +90,12 @@ def test_defaults_of_flags() -> None:
         (TABLES["`fp16`"], BLOCKS["fp16"]),
         (TABLES["`bf16`"], BLOCKS["bf16"]),
         (TABLES["`progressive_layer_drop`"], BLOCKS["progressive_layer_drop"]),
+        (TABLES["`zero_optimization.offload_optimizer`"], OFFLOAD["offload_optimizer"]),
+        (TABLES["`zero_optimization.offload_param`"], OFFLOAD["offload_param"]),
+        (TABLES["`tensorboard`"], BLOCKS["tensorboard"]),
+        (TABLES["`csv_monitor`"], BLOCKS["csv_monitor"]),
+        (TABLES["`wandb`"], BLOCKS["wandb"]),
+        (TABLES["`comet`"], BLOCKS["comet"]),
     ],
 )
 def test_keys_and_defaults_of_sections(rows: list[Row], kind: type[BaseModel]) -> None:
@@ -125,7 +134,21 @@ def test_keys_of_the_deepspeed_json() -> None:
     assert set(names(TABLES["`optimizer.params`"])) == set().union(*KNOWN_PARAMS.values())
 
 
-def test_every_row_has_an_effect() -> None:
+def test_every_row_has_an_effect_and_an_example() -> None:
     for cells in ROWS:
-        assert len(cells) >= 3, cells
-        assert cells[2], cells
+        assert len(cells) == 4, cells
+        effect, example = cells[2:]
+        assert len(re.sub(r"[*:]|DeepSpeed", "", effect).split()) >= 2, cells
+        assert re.search(r"`[^`]+`", example), cells
+        if cells[0].startswith("`--"):
+            names_shown = re.findall(r"`(--[\w-]+)`", cells[0])
+            assert any(name in example for name in names_shown), cells
+
+
+@pytest.mark.parametrize("block", [*BLOCKS.keys() - {"bfloat16"}, *(f"zero_optimization.{name}" for name in OFFLOAD)])
+def test_examples_of_deepspeeds_blocks_are_values_that_it_takes(block: str) -> None:
+    kind = OFFLOAD[block.split(".")[1]] if "." in block else BLOCKS[block]
+    for row_names, example in EXAMPLES[f"`{block}`"]:
+        value = json.loads(example.strip("`"))
+        stage = {"stage": 1} if block == "zero_optimization" and row_names != ["stage"] else {}
+        kind(**{**stage, row_names[0]: value})

@@ -64,6 +64,20 @@ def test_a_local_rank_beyond_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device(Place(rank=2, local_rank=2, world_size=4, local_size=4))
 
 
+@pytest.mark.parametrize(("ranks", "cores", "share"), [(1, 8, 8), (2, 8, 4), (2, 2, 1), (3, 8, 2), (4, 2, 1)])
+def test_ranks_share_the_cores_where_nobody_says_otherwise(
+    ranks: int, cores: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)))
+    with own_environment():
+        for rank in range(ranks):
+            torch.set_num_threads(7)
+            assert share_cores(Place(rank, rank, ranks, ranks), {}) == share
+        torch.set_num_threads(7)
+        share_cores(Place(0, 0, ranks, ranks), {"OMP_NUM_THREADS": "7"})
+        assert torch.get_num_threads() == 7  # told by the user
+
+
 @pytest.mark.parametrize("threads", ["2", "4,2"])
 def test_openmps_thread_counts_are_taken(threads: str) -> None:
     with own_environment():

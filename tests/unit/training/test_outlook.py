@@ -9,8 +9,16 @@ from data.shards import open_dataset
 from nvidia.config import BertConfig
 from nvidia.sparsity import SparseAttention
 from tests.support import make_rows, write_nvidia_shard
+from training.budget import Budget
 from training.horizon import Horizon
-from training.outlook import count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
+from training.outlook import (
+    count_people,
+    find_attention_notes,
+    find_early_end,
+    find_notes,
+    look_ahead,
+    mean_tokens,
+)
 from training.schedule import Schedule
 from training.step_plan import Phase, plan_steps
 
@@ -88,6 +96,21 @@ def test_what_attention_dropout_costs_a_gpu_is_said(
     assert words is None or words in found[0]
     assert words is None or "attention_probs_dropout_prob is 0.1; 0 in the model JSON makes it faster" in found[0]
     assert words is None or ("'jagged'" in found[0]) != config.is_sparse
+
+
+def test_with_a_time_budget_steps_say_nothing_of_the_warm_up() -> None:
+    assert notes(horizon(total_steps=2**62), total=150, warmup=0.5) == []
+
+
+def test_data_that_ends_before_the_time_budget_does() -> None:
+    schedule = Schedule("linear", peak=1.0, total_steps=150, warmup_proportion=0.1)
+    budget = Budget(100.0, clock=lambda: 0.0)
+    text = find_early_end(horizon(), schedule, budget, seconds_to_last_step=48.5)
+    assert "in about 0:48" in str(text)
+    assert "56% of the peak" in str(text)
+    assert find_early_end(horizon(), schedule, budget, seconds_to_last_step=98.0) is None
+    assert find_early_end(horizon(), schedule, Budget(None), seconds_to_last_step=1.0) is None
+    assert find_early_end(horizon(max_steps=9), schedule, budget, seconds_to_last_step=1.0) is None
 
 
 def test_numbers_for_people() -> None:

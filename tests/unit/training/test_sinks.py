@@ -1,12 +1,17 @@
 """What lands in TensorBoard, read back."""
 
+import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from common.files import append_whole
 from data.tokenizer import load_tokenizer
+from tests.rank_server import RankServer
 from tests.support import VOCAB, write_project
 from tests.unit.training.in_process import run_here
 from training.samples import SENTENCES, encode
@@ -32,14 +37,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def events(finished: Path) -> Any:
-    accumulator = EventAccumulator(str(finished / "out" / "runs" / "tiny"), size_guidance={"tensors": 0})
-    return accumulator.Reload()
+    return read_events(finished)
+
+
+def read_events(folder: Path) -> Any:
+    sizes = {"tensors": 0, "scalars": 0, "histograms": 0}
+    return EventAccumulator(str(folder / "out" / "runs" / "tiny"), size_guidance=sizes).Reload()
 
 
 def test_scalars_on_steps_and_on_samples(events: Any) -> None:
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]
     by_samples = EventAccumulator(f"{events.path}/by_samples").Reload()
     assert [event.step for event in by_samples.Scalars("train_by_samples/loss")] == [8, 16, 24, 32]
+    on_steps = {tag for tag in events.Tags()["scalars"] if tag.startswith(("train/", "validation/"))}
+    assert {tag.replace("_by_samples/", "/") for tag in by_samples.Tags()["scalars"]} == on_steps
     assert [event.step for event in events.Scalars("validation/perplexity")] == [2, 4]
 
 
@@ -54,6 +65,46 @@ def test_guesses_configs_and_final_figures(events: Any) -> None:
 
 def test_histograms_of_all_weights(events: Any) -> None:
     assert "bert/pooler/dense_act/weight" in events.Tags()["histograms"]
+
+
+def test_without_validation_data_guesses_and_histograms_come_with_the_checkpoints(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    write_vocab(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    del content["validation"]
+    (tmp_path / "model.json").write_text(json.dumps({**content, "bert_token_file": "vocab.txt"}))
+    run_here([*words, "--max_steps", "4", "--save_every_steps", "3", "--log_histograms"])
+    events = read_events(tmp_path)
+    assert [event.step for event in events.Tensors("guesses/text_summary")] == [3, 4]
+    assert [event.step for event in events.Histograms("bert/pooler/dense_act/weight")] == [3, 4]
+
+
+def test_killed_before_the_first_checkpoint_no_figure_stands_twice(rank_server: RankServer, tmp_path: Path) -> None:
+    csv = {"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "csv"), "job_name": "figures"}}
+    words = [*write_project(tmp_path, **csv), "--max_steps", "5", "--save_every_steps", "3"]
+    for step in (3, 5):  # right before the first checkpoint, and after one
+        killed = rank_server.run(words, 1, tmp_path, faults=[{"kind": "kill", "stage": "before", "step": step}])
+        assert killed.codes == [-signal.SIGKILL], killed.text
+    assert rank_server.run(words, 1, tmp_path).codes == [0]
+    assert [event.step for event in read_events(tmp_path).Scalars("train/loss")] == [1, 2, 3, 4, 5]
+    by_samples = EventAccumulator(str(tmp_path / "out" / "runs" / "tiny" / "by_samples")).Reload()
+    assert [event.step for event in by_samples.Scalars("train_by_samples/loss")] == [8, 16, 24, 32, 40]
+    lines = (tmp_path / "csv" / "figures" / "train_loss.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", "1", "2", "3", "4", "5"]
+
+
+def test_a_line_that_the_disk_takes_only_a_part_of_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_whole(path, "first\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            append_whole(path, "a line that is too long\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append_whole(path, "second\n")
+    assert path.read_text() == "first\nsecond\n"
 
 
 def test_sentences_have_one_mask_between_the_specials(tmp_path: Path) -> None:

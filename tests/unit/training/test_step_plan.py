@@ -23,6 +23,14 @@ def test_points_are_rows_seen() -> None:
     assert plan_steps(phases, None, accumulation=3, world_size=1).rows_at(7) == 12
 
 
+def test_micro_steps_to_come_are_counted_across_a_change() -> None:
+    schedule = TokenSchedule.parse("0:8,1k:32", "--batch_schedule")
+    plan = plan_steps([(0, Phase(0, 16, 4, 50, 10.0))], schedule, accumulation=99, world_size=1)
+    assert plan.micro_steps_in(0, 13) == 13 * 2
+    assert plan.micro_steps_in(88, 12) == 2 * 2 + 10 * 8
+    assert plan.sample_after(88, 12) == 104 + 10 * 32
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
     """Any two schedules together: their points may lie in the same step, or at the same tokens."""

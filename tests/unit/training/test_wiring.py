@@ -1,6 +1,7 @@
 """Flags and blocks reach what they are for: seen in the figures of tiny runs."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
 from training.run import open_data
 from training.settings import resolve_settings
+from training.window import Window
 
 
 def losses(folder: Path, *flags: str, **deepspeed: Any) -> list[float]:
@@ -134,6 +136,16 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
 
 
+@pytest.mark.parametrize("print_steps", ["1", "3"])
+def test_gradients_are_watched_for_the_first_steps_only(
+    print_steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = []
+    monkeypatch.setattr(Window, "_say_dead_parameters", lambda self: finished.append(self.run.state.step))
+    losses(tmp_path, "--print_steps", print_steps)
+    assert finished[0] == 2
+
+
 def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     flags = ["--max_steps", "9", "--validate_every_steps", "1", "--keep_best", "--keep_last", "1"]
     run_here([*write_project(tmp_path), *flags])
@@ -147,22 +159,6 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert checkpoints.tags() == sorted({best.tag, "step_00000009"})
 
 
-def test_a_time_budget_ends_the_run_and_sets_the_rate(tmp_path: Path) -> None:
-    words = write_project(tmp_path)
-    run_here([*words, "--time_budget", "3s", "--lr_schedule", "linear"])
-    rows = read_metrics(tmp_path, "train")
-    rates = [row["learning_rate"] for row in rows]
-    peak = rates.index(max(rates))
-    assert rates[:peak] == sorted(rates[:peak])
-    assert rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert rates[-1] < 0.2 * 0.003
-    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
-    state = read_state(checkpoints.folder / checkpoints.choose(None))
-    assert 3.0 <= state.seconds < 4.0
-    run_here([*words, "--time_budget", "3s", "--lr_schedule", "linear"])
-    assert read_metrics(tmp_path, "train") == rows  # the time is over: nothing more is trained
-
-
 def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +170,63 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     assert "60 steps" in said
     assert "GiB a rank" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_with_monitors_writes_nothing_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monitors = {
+        "csv_monitor": {"enabled": True, "output_path": str(tmp_path / "csv")},
+        "tensorboard": {"enabled": True, "output_path": str(tmp_path / "events")},
+    }
+    words = write_project(tmp_path, **monitors)
+    before = set(tmp_path.rglob("*"))
+    run_here([*words, "--dry_run"])
+    assert "nothing was written" in capsys.readouterr().out
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step has 8 rows, 59 have 80: ten times the time and tokens."""
+    monkeypatch.setattr("training.dry_run.seconds_of_a_step", lambda *_: 1.0)
+    words = write_project(tmp_path, train_micro_batch_size_per_gpu=8)
+    run_here([*words, "--dry_run", "--batch_schedule", "0:8,1:80"])
+    said = capsys.readouterr().out
+    assert "60 steps, 0:09:51 (hours:minutes:seconds)" in said
+    tokens = re.search(r"seconds\), about ([\d.]+) k tokens", said)
+    assert tokens
+    assert float(tokens.group(1)) == pytest.approx((8 + 59 * 80) * 18.4 / 1000, rel=0.1)
+
+    run_here([*words, "--dry_run", "--time_budget", "1000s"])
+    said = capsys.readouterr().out
+    assert "800 steps, 0:13:20" in said, "100 epochs, and the time would last for more"
+    assert "num_epochs ends the run in about 13:20, but its time budget lasts for" in said
+    assert "warm-up" not in said
+    run_here([*words, "--dry_run", "--time_budget", "100s"])
+    said = capsys.readouterr().out
+    assert re.search(r"to go +about (89|9\d) steps, 0:01:3\d", said), said
+    assert "1:40 in all, 1:3" in said
+    assert "num_epochs ends" not in said
+
+
+def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    monkeypatch.setattr("tqdm.std.tqdm.set_postfix_str", lambda _self, text, refresh=True: texts.append(text))
+    monkeypatch.setattr("training.window.READ_SECONDS", 0.0)
+    monkeypatch.setattr(Window, "seconds_per_step", lambda _self: 1.0)
+    losses(tmp_path, "--print_steps", "3", "--save_every_minutes", "100", "--max_steps_per_epoch", "4")
+    assert [re.sub(r"[\d.]+ so far  rate .*  first", "… first", text) for text in texts[:2]] == [
+        "epoch 0.12  loss … first report at step 3",
+        "epoch 0.25  loss … first report at step 3",
+    ]
+    assert "saves in" in texts[2]
 
 
 def test_a_terminal_gets_a_live_line(

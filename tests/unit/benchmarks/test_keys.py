@@ -1,0 +1,78 @@
+"""The last line of each benchmark is JSON with the keys that its readers know; nothing is measured here."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deepspeed_train
+from benchmarks import prepare, read, saving, scaling, train_step
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_train_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0, "limit": 200.0}
+    monkeypatch.setattr(train_step, "measure", lambda *_: speeds)
+    monkeypatch.setattr(train_step, "peak_megabytes", lambda *_: 900.0)
+    assert train_step.main(["--lengths", "128", "512"]) == 0
+    result = last_line(capsys)
+    assert result.keys() == {"seq128", "seq512"}
+    for row in result.values():
+        assert row["ratio"] == 1.2
+        assert {"engine", "transformers", "matmul_share", "peak_mb", "transformers_peak_mb"} <= row.keys()
+
+
+def test_scaling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(_folder: Path, _words: list[str], ranks: int, _job: str) -> float:
+        return {1: 1000.0, 2: 950.0}[ranks]
+
+    monkeypatch.setattr(scaling, "measure", measure)
+    assert scaling.main(["--rounds", "1"]) == 0
+    result = last_line(capsys)
+    assert result["two_ranks_over_one"] == 0.95
+    assert result["tokens_per_second"] == {"1": [1000.0], "2": [950.0]}
+
+
+def test_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"rows_per_cpu_s": 1e4, "rows_per_s": 9e3, "first_s": 0.1, "rss_mb": 300.0, "base_mb": 250.0}
+    monkeypatch.setattr(read, "_write", lambda *_: None)
+    monkeypatch.setattr(read, "_run", lambda *_: found)
+    assert read.main([]) == 0
+    keys = {"rows_per_s", "rows_per_s_nvidia", "rss_mb", "rows_per_s_word", "rows_per_s_uncompressed"}
+    assert keys <= last_line(capsys).keys()
+
+
+def test_prepare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(_folder: Path, _tokenizer: Path, megabytes: float, _workers: int) -> dict[str, float]:
+        return {"rate": 1e4, "rss_mb": 100.0 + megabytes}
+
+    monkeypatch.setattr(prepare, "_tokenizer", lambda folder: folder)
+    monkeypatch.setattr(prepare, "_measure", measure)
+    monkeypatch.setattr(prepare, "_peer_rate", lambda *_: 5e3)
+    assert prepare.main(["--sizes_mb", "1", "--rss_mb", "2"]) == 0
+    result = last_line(capsys)
+    assert (result["rss_1x_mb"], result["rss_10x_mb"]) == (102, 120)
+    assert {"instances_per_s_per_core", "peer_instances_per_s_per_core", "rate_by_mb"} <= result.keys()
+
+
+def test_saving(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def save(words: list[str]) -> int:
+        flags = argparse.Namespace(**dict(zip(words[::2], words[1::2], strict=True)))
+        folder = Path(vars(flags)["--output_dir"]) / "saved_models" / "saving"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "file").write_bytes(b"x" * 2_000_000)
+        return 0
+
+    monkeypatch.setattr(deepspeed_train, "main", save)
+    monkeypatch.setattr(saving.Stopwatch, "put_around", lambda *_: None)
+    monkeypatch.setattr(saving.Stopwatch, "best", lambda *_: 0.6)
+    assert saving.main([]) == 0
+    result = last_line(capsys)
+    assert result["share_at_10_minutes"] == pytest.approx(0.001)
+    assert result["megabytes"] == 2.0
+    assert {"seconds_blocked", "seconds_behind", "seconds_to_verify", "seconds_to_load"} <= result.keys()

@@ -1,0 +1,89 @@
+"""Whole runs with a time budget, on a clock that only steps and commits move."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.processes import STOPPED_EXIT_CODE
+from deepspeed_train import main
+from tests.support import read_metrics, write_project
+from tests.unit.training.in_process import own_environment, run_here
+from training import checkpoint, loop, run
+from training.budget import Budget
+from training.checkpoint import CheckpointFolder, read_state
+from training.window import Window
+
+STEP_SECONDS, COMMIT_SECONDS = 1.0, 5.0
+
+
+class Clock:
+    """Seconds of a made-up clock."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.at: dict[float, Callable[[], None]] = {}
+        patch.setattr("time.perf_counter", lambda: self.now)
+        patch.setattr(run, "Budget", self.budget)
+        patch.setattr(Window, "seconds_per_step", lambda _window: STEP_SECONDS)
+        self.slow_down(patch, loop, "take_step", STEP_SECONDS)
+        self.slow_down(patch, checkpoint, "write_manifest", COMMIT_SECONDS)
+
+    def budget(self, total: float | None, **options: Any) -> Budget:
+        return Budget(total, **{**options, "clock": lambda: self.now, "began": self.now})
+
+    def slow_down(self, patch: pytest.MonkeyPatch, owner: Any, name: str, seconds: float) -> None:
+        original = getattr(owner, name)
+
+        def slow(*args: Any, **options: Any) -> Any:
+            self.now += seconds
+            self.at.get(self.now, lambda: None)()
+            return original(*args, **options)
+
+        patch.setattr(owner, name, slow)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def rates(folder: Path) -> list[float]:
+    return [row["learning_rate"] for row in read_metrics(folder, "train")]
+
+
+def test_the_last_checkpoint_is_there_when_the_time_is_over(clock: Clock, tmp_path: Path) -> None:
+    """Its commit takes longer than the 3 seconds kept back at first; the first checkpoint has shown it."""
+    words = [*write_project(tmp_path), "--time_budget", "100s", "--lr_schedule", "linear", "--save_every_steps", "20"]
+    run_here(words)
+    assert 85 < clock.now <= 100
+    found = rates(tmp_path)
+    peak = found.index(max(found))
+    assert found[:peak] == sorted(found[:peak])
+    assert found[peak:] == sorted(found[peak:], reverse=True)
+    assert found[peak] > 0.9 * 0.003
+    assert found[-1] < 0.3 * 0.003
+    run_here(words)
+    assert rates(tmp_path) == found  # the time is over: nothing more is trained
+
+
+def test_stopped_midway_and_resumed_it_ends_in_time_too(clock: Clock, tmp_path: Path) -> None:
+    """The restart saves only at its end, and knows from the state what that takes."""
+    words = [*write_project(tmp_path), "--time_budget", "100s", "--lr_schedule", "linear"]
+    clock.at[30.0] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with own_environment():
+        assert main([*words, "--save_every_steps", "20"]) == STOPPED_EXIT_CODE
+    assert 30 < clock.now < 40
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    state = read_state(checkpoints.folder / checkpoints.choose(None))
+    assert state.longest_pause == COMMIT_SECONDS
+    lost = clock.now - state.seconds  # between the save and the end of the process
+    clock.at.clear()
+    run_here([*words, "--ckpt_to_save", "100000"])
+    assert 80 < clock.now - lost <= 100
+    peak = rates(tmp_path).index(max(rates(tmp_path)))
+    assert rates(tmp_path)[peak:] == sorted(rates(tmp_path)[peak:], reverse=True)
+    assert rates(tmp_path)[-1] < 0.3 * 0.003
