@@ -9,9 +9,9 @@ write    a range of rows   → one shard
 """
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -282,7 +282,19 @@ def _attributes(job: Job, task: ShardTask, tokenizer: BertTokenizer) -> dict[str
     }
 
 
-@lru_cache(maxsize=1)
+class _OfThread(threading.local):
+    """Each thread's own encoder: it learns words as it goes, which two threads must not do in one table."""
+
+    encoder: Encoder | None = None
+    origin: tuple[str, int] | None = None
+
+
+_OF_THREAD = _OfThread()
+
+
 def _encoder(tokenizer: str) -> Encoder:
-    """One encoder a process: its memory of words is what makes it fast."""
-    return Encoder(load_tokenizer(Path(tokenizer)))
+    """One encoder a thread: its memory of words is what makes it fast. A worker may outlive a preparation."""
+    origin = (tokenizer, (Path(tokenizer) / "tokenizer.json").stat().st_mtime_ns)
+    if _OF_THREAD.encoder is None or _OF_THREAD.origin != origin:
+        _OF_THREAD.encoder, _OF_THREAD.origin = Encoder(load_tokenizer(Path(tokenizer))), origin
+    return _OF_THREAD.encoder

@@ -214,7 +214,7 @@ def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
 def test_a_dask_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     run(corpus, tmp_path / "here")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster:
         run(corpus, tmp_path / "there", "--executor", "dask", "--scheduler", cluster.scheduler_address)
     assert digests(tmp_path / "here") == digests(tmp_path / "there")
 

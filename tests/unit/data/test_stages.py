@@ -1,0 +1,32 @@
+"""The tasks of a preparation, one by one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+from data.stages import _encoder
+from data.tokenizer import train_tokenizer
+
+WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnrst"]
+
+
+def test_threads_of_one_worker_never_share_an_encoder(tmp_path: Path) -> None:
+    train_tokenizer(WORDS, 200).save(tmp_path)
+    together = Barrier(2)
+
+    def own(_: int) -> object:
+        together.wait(timeout=10)
+        encoder = _encoder(str(tmp_path))
+        assert encoder is _encoder(str(tmp_path)), "a thread keeps what it has learnt"
+        return encoder
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(own, range(2))
+    assert first is not second
+
+
+def test_a_tokenizer_made_anew_in_the_same_place_is_read_anew(tmp_path: Path) -> None:
+    train_tokenizer(WORDS, 200).save(tmp_path)
+    before = _encoder(str(tmp_path)).vocab_size
+    train_tokenizer(WORDS, 60).save(tmp_path)
+    assert _encoder(str(tmp_path)).vocab_size < before
