@@ -18,7 +18,7 @@ from data.compression import optional_import
 from data.executors import open_executor
 from data.pipeline import Pipeline, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
-from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS
+from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
 from data.settings import Settings
 from data.sources import Source, describe_sources, find_sources, is_url
 from data.stages import Job
@@ -43,9 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         optional_import("datasketch", "--near_duplicates")  # before anything old is removed
     sources = find_sources(arguments.input, settings.layout)
     fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
-    if not arguments.overwrite and _is_done(output, fingerprint, settings):
-        console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
-        return 0
+    if not arguments.overwrite:
+        if _is_done(output, fingerprint, settings):
+            console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
+            return 0
+        if not _is_continued(work, fingerprint):
+            _refuse_to_replace(output, settings)
     job = Job(settings, str(work), output.root, str(work / "tokenizer"))
     started = time.perf_counter()
     with _left_as_found(work):
@@ -104,6 +107,21 @@ def _is_done(output: Storage, fingerprint: str, settings: Settings) -> bool:
     return all(found)
 
 
+def _refuse_to_replace(output: Storage, settings: Settings) -> None:
+    """Shards that no manifest lists may be somebody's only copy."""
+    problems = Problems()
+    for length in settings.max_seq_lengths:
+        if output.exists(f"{length}/{MANIFEST_NAME}"):
+            continue  # of this very preparation, by its fingerprint
+        shards = [name for name in output.sizes(str(length)) if name.endswith(SUFFIXES)]
+        if shards:
+            problems.add(
+                f"{output.root}/{length}: holds {len(shards)} HDF5 files that this preparation did not make, such as "
+                f"{shards[0]}; give another --output_dir, or pass --overwrite to replace them"
+            )
+    problems.raise_if_any()
+
+
 def _fingerprint_in(output: Storage, name: str) -> str:
     try:
         return str(json.loads(output.read_text(name))["fingerprint"])
@@ -148,19 +166,24 @@ def _work_path(given: str | None, output: Storage) -> Path:
     return Path(given) if given is not None else output.path(WORK_NAME)
 
 
+def _is_continued(work: Path, fingerprint: str) -> bool:
+    """Whether an interrupted run of this very preparation left its work folder."""
+    marker = work / MARKER
+    return marker.is_file() and marker.read_text() == fingerprint
+
+
 def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings, overwrite: bool) -> None:
     """The work folder: the one an interrupted run left, if it was the same preparation, or a new one."""
-    marker = work / MARKER
-    is_continued = marker.is_file() and marker.read_text() == fingerprint and not overwrite
+    is_continued = _is_continued(work, fingerprint) and not overwrite
     if is_continued:
         console.say(f"{work}: going on where an earlier run stopped")
     else:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        write_atomically(marker, fingerprint)
+        write_atomically(work / MARKER, fingerprint)
     for length in settings.max_seq_lengths:
-        for name in output.names(str(length)):
-            if name.endswith(".tmp") or (not is_continued and name.endswith((".hdf5", MANIFEST_NAME))):
+        for name in output.sizes(str(length)):
+            if name.endswith(".tmp") or (not is_continued and name.endswith((*SUFFIXES, MANIFEST_NAME))):
                 output.remove(f"{length}/{name}")
 
 

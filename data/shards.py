@@ -14,9 +14,8 @@ from common.errors import Problems, UserError
 from common.files import file_digest
 from data.plan import Extent
 from data.reader import PREPARE_COMMAND, REMEDY, ShardFile
-from data.schema import MANIFEST_NAME, SPLITS, Rows, Split, concatenate_rows
+from data.schema import MANIFEST_NAME, SPLITS, SUFFIXES, Rows, Split, concatenate_rows
 
-SUFFIXES = (".hdf5", ".h5")
 _OPEN_FILES = 32
 _FIRST_ROWS = 64
 

@@ -86,6 +86,17 @@ def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caps
     run(corpus, tmp_path, "--masking_rate", "0.2", "--overwrite")
 
 
+def test_shards_that_another_tool_wrote_are_not_replaced_unless_told(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "32").mkdir()
+    for name in ("wiki_training_0.hdf5", "books_test_0.h5"):
+        (tmp_path / "32" / name).write_bytes(b"weeks of work")
+    with pytest.raises(UserError, match=r"holds 2 HDF5 files .* such as books_test_0.h5; .*--overwrite"):
+        run(corpus, tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["32", "books_test_0.h5", "wiki_training_0.hdf5"]
+    run(corpus, tmp_path, "--overwrite")
+    assert not list(tmp_path.glob("32/*_0.h*"))
+
+
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 8_000)
     assert corpus.stat().st_size > 2 * PIECE_BYTES

@@ -54,6 +54,7 @@ PREPARE = {
     "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "0.8"),
     "other settings in the same place": (words("--output_dir", "{root}/prepared", "--seed", "7"), "prepared/24", "other settings", "--overwrite"),
+    "somebody's shards in the same place": (replaced("fresh/24/wiki_training_0.hdf5", "x"), "fresh/24", "wiki_training_0.hdf5", "--overwrite"),
     "a manifest that is no JSON": (both(replaced("prepared/24/manifest.json", "{"), words("--output_dir", "{root}/prepared")), "manifest.json", "no manifest", "--overwrite"),
     "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "another"),
     "the output is immutable": (both(immutable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "another"),
