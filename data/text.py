@@ -5,17 +5,15 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import IO
 
 import sentencex
 
 from common.errors import UserError
 from data.compression import optional_import
+from data.lines import lines_of_range, records_of_range
 from data.sources import HF_PREFIX, Source, open_source
 from data.wikitext import articles, plain_text
 
-LONGEST_LINE = 2**20  # bytes; a longer line is cut, so that memory stays bounded
-LONGEST_RECORD = 64 * 2**20  # bytes of one JSON line; a longer one is dropped
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
 UNPACKED_FIELD = "wikitext"
 _LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
@@ -114,7 +112,7 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
     document: list[str] = []
     size = 0
     with open_source(source.path) as stream:
-        for line in _lines_of_range(stream, source, counts):
+        for line in lines_of_range(stream, source.start, source.stop, counts):
             text = clean_line(line, counts)
             if text:
                 if language:
@@ -129,38 +127,6 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
                 document, size = [], 0
     if document:
         yield document
-
-
-def _lines_of_range(stream: IO[bytes], source: Source, counts: Counter[str]) -> Iterator[bytes]:
-    """The lines of the documents that begin in the source's range.
-
-    A document begins after a blank line. A range starts after the first blank line at or after its start and ends
-    with the first blank line at or after its stop, so neighbouring ranges share nothing and lose nothing.
-    """
-    position = source.start
-    if source.start > 0:
-        stream.seek(source.start - 1)
-        position -= 1
-        is_blank = False
-        while not is_blank:
-            begins_line = position >= source.start
-            line = stream.readline()
-            is_blank = begins_line and not line.strip()
-            if not line or (is_blank and source.stop is not None and position >= source.stop):
-                return  # no document begins in this range
-            position += len(line)
-    for line in _bounded_lines(stream, counts):
-        yield line
-        if source.stop is not None and position >= source.stop and not line.strip():
-            return
-        position += len(line)
-
-
-def _bounded_lines(stream: IO[bytes], counts: Counter[str]) -> Iterator[bytes]:
-    while line := stream.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            counts["long_lines_cut"] += 1
-        yield line
 
 
 def clean_line(line: bytes, counts: Counter[str]) -> str:
@@ -191,7 +157,7 @@ def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]
     lines: list[str] = []
     size = 0
     with open_source(source.path) as stream:
-        for line in _bounded_lines(stream, counts):
+        for line in lines_of_range(stream, 0, None, counts):
             text = clean_line(line, counts)
             if text:
                 lines.append(text)
@@ -210,14 +176,8 @@ def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]
 
 def _json_lines(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
     with open_source(source.path) as stream:
-        while line := stream.readline(LONGEST_RECORD):
-            if len(line) == LONGEST_RECORD and not line.endswith(b"\n"):
-                counts["records_too_long"] += 1
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(LONGEST_RECORD)
-                continue
-            if line.strip():
-                yield from _text_of(_parsed(line, counts), text_field, counts)
+        for line in records_of_range(stream, source.start, source.stop, counts):
+            yield from _text_of(_parsed(line, counts), text_field, counts)
 
 
 def _parsed(line: bytes, counts: Counter[str]) -> object:

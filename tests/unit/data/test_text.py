@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data import sources as sources_module
+from data.lines import LONGEST_LINE
 from data.sources import Source, detect_layout, find_sources
-from data.text import LONGEST_LINE, read_documents
+from data.text import read_documents
 from data.wikitext import plain_text
 
 DOCUMENTS = [
