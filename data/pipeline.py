@@ -19,6 +19,7 @@ from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_docu
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
 
+_NAMED_FILES = 5  # in a message
 _IN_FLIGHT = 4  # tasks submitted ahead per worker: enough to keep them busy, few enough to stay small
 
 Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
@@ -77,7 +78,7 @@ class Pipeline:
             parts += [Source(p, "wikitext") for p in unpacked[source]["parts"]] if source in unpacked else [source]
         tasks = [(f"{number:06d}", (number, part)) for number, part in enumerate(parts)]
         read = self.run_stage("reading", ingest, tasks, "file part")
-        return [{"pieces": [], "counts": result["counts"]} for result in unpacked.values()] + read
+        return [{**result, "pieces": []} for result in unpacked.values()] + read
 
     def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
         """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""
@@ -204,7 +205,15 @@ def require_documents(results: Sequence[dict[str, Any]], inputs: Sequence[str]) 
     """The names of all pieces; an input without one usable document is the user's mistake."""
     pieces = [name for result in results for name, _ in result["pieces"]]
     if not pieces:
+        broken = [path for result in results for path in result["broken"]]
+        hint = f" ({describe_broken(broken)})" if broken else ""
         raise UserError(
-            f"--input {' '.join(inputs)}: no document of usable text was found; give files with text in UTF-8"
+            f"--input {' '.join(inputs)}: no document of usable text was found{hint}; give files with text in UTF-8"
         )
     return pieces
+
+
+def describe_broken(paths: Sequence[str]) -> str:
+    """Which files are damaged or end too early, the first few by name, and the remedy."""
+    named = ", ".join(paths[:_NAMED_FILES]) + (f" and {len(paths) - _NAMED_FILES} more" if paths[_NAMED_FILES:] else "")
+    return f"damaged or cut short: {named}; copy them again from where they came"

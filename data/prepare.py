@@ -16,7 +16,7 @@ from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from data.compression import optional_import
 from data.executors import open_executor
-from data.pipeline import Pipeline, require_documents
+from data.pipeline import Pipeline, describe_broken, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
 from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
 from data.settings import Settings
@@ -74,7 +74,8 @@ def prepare(
     pipeline.tokenizer(pieces, tokenizer)
     encoded = dict(zip(pieces, pipeline.encode(pieces), strict=True))
     shards = pipeline.write(pipeline.cut(encoded))
-    return {"counts": _counted(read, dropped, list(encoded.values())), "shards": shards}
+    broken = sorted({path for result in read for path in result["broken"]})
+    return {"counts": _counted(read, dropped, list(encoded.values())), "shards": shards, "broken": broken}
 
 
 def _counted(
@@ -218,6 +219,8 @@ def _report(summary: dict[str, Any], output: Storage, tokenizer: BertTokenizer, 
                 )
         if output.is_local:
             _write_report(output.path(str(length)), tokenizer, counts | {"seconds": round(seconds, 1)})
+    if summary["broken"]:
+        console.warn(f"of these files only what could be read was used; {describe_broken(summary['broken'])}")
     console.say(f"done in {seconds:.1f} s")
 
 

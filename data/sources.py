@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple
 import fsspec
 
 from common.errors import Problems, UserError
-from data.compression import COMPRESSIONS, open_binary
+from data.compression import COMPRESSIONS, is_damage, open_binary
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; the cut depends on the file alone, never on the number of workers
 HF_PREFIX = "hf:"
@@ -123,8 +123,10 @@ def detect_layout(path: str) -> str:
     try:
         with open_source(path) as stream:
             sample = stream.read(_SAMPLE_BYTES).decode(errors="ignore")
-    except (OSError, EOFError, ValueError):
-        return "sentences"  # reading it will count what is wrong
+    except Exception as error:
+        if isinstance(error, OSError) or is_damage(error):
+            return "sentences"  # reading it will count or tell what is wrong
+        raise
     lines = [line.strip() for line in sample.split("\n") if line.strip()]
     if not lines:
         return "sentences"

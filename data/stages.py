@@ -28,7 +28,7 @@ from data.settings import Settings
 from data.sources import RANGE_BYTES, Source
 from data.storage import Storage
 from data.store import WorkFolder
-from data.text import read_documents, unpack
+from data.text import BROKEN, read_documents, unpack
 from data.tokenizer import BertTokenizer, load_tokenizer
 from data.writer import shard_bytes, shard_name
 
@@ -80,7 +80,7 @@ def unpack_dump(job: Job, number: int, source: Source) -> dict[str, Any]:
     for lines in _batches(unpack(source, counts), RANGE_BYTES):
         parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}.jsonl"))
         Path(parts[-1]).write_text("".join(lines), encoding="utf-8")
-    return {"parts": parts, "counts": counts}
+    return {"parts": parts, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
 
 
 def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
         folder.text_path(name).write_text("\n".join(texts), encoding="utf-8")
         folder.save_array("hashes", name, np.array([_text_hash(text) for text in texts], dtype=np.uint64))
         pieces.append([name, len(texts)])
-    return {"pieces": pieces, "counts": counts}
+    return {"pieces": pieces, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
 
 
 def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[str]:

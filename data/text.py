@@ -1,21 +1,24 @@
 """Reads documents out of a source as lists of sentences, and survives whatever else is in the file."""
 
+import errno
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import sentencex
 
-from common.errors import UserError
-from data.compression import optional_import
+from common.errors import SYSTEM_REMEDIES, UserError
+from data.compression import is_damage, optional_import
 from data.lines import lines_of_range, records_of_range
 from data.sources import HF_PREFIX, Source, open_source
 from data.wikitext import articles, plain_text
 
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
 UNPACKED_FIELD = "wikitext"
+BROKEN = "files_cut_short"  # the count of files that are damaged or end too early
+_ROWS_AT_ONCE = 256  # of a Parquet file
 _LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
 _MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
@@ -36,19 +39,25 @@ def read_documents(source: Source, counts: Counter[str], *, language: str, text_
         for document in documents:
             yield from _bounded(document, counts)
     except Exception as error:
-        _count_cut_short(error, source, counts)
+        _count_damage(error, source, counts)
 
 
-def _count_cut_short(error: Exception, source: Source, counts: Counter[str]) -> None:
-    """A file that ends too early still has what came before; the report says so. Any other error goes on."""
-    if isinstance(error, FileNotFoundError | PermissionError):
+def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> None:
+    """A broken file still has what came before; the report says so. What the system refuses is an error."""
+    if is_damage(error):
+        counts[BROKEN] += 1
+    elif isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
         raise UserError(
             f"{source.path}: cannot be read ({error.strerror}); give this user the right to, or leave it out of --input"
         ) from error
-    # zstandard is optional, so its error is known by name only
-    if not isinstance(error, EOFError | zlib.error | OSError) and type(error).__name__ != "ZstdError":
+    elif isinstance(error, OSError):
+        remedy = SYSTEM_REMEDIES.get(error.errno or 0, "see that it can be read")
+        raise UserError(
+            f"{source.path}: cannot be read ({error.strerror or error}); {remedy}, and run the same command again: it "
+            f"goes on where it was"
+        ) from error
+    else:
         raise error
-    counts["files_cut_short"] += 1
 
 
 def unpack(source: Source, counts: Counter[str]) -> Iterator[str]:
@@ -58,7 +67,7 @@ def unpack(source: Source, counts: Counter[str]) -> Iterator[str]:
             for text in articles(stream, counts):
                 yield json.dumps({UNPACKED_FIELD: text}) + "\n"
     except Exception as error:
-        _count_cut_short(error, source, counts)
+        _count_damage(error, source, counts)
 
 
 def split_text(text: str, language: str) -> list[str]:
@@ -182,10 +191,18 @@ def _json_lines(source: Source, counts: Counter[str], text_field: str) -> Iterat
 
 def _parsed(line: bytes, counts: Counter[str]) -> object:
     try:
-        return json.loads(line.decode(errors="replace"))
+        return json.loads(_decoded(line, counts))
     except (ValueError, RecursionError):
         counts["bad_json_lines"] += 1
         return None
+
+
+def _decoded(content: bytes, counts: Counter[str]) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        counts["records_with_bad_utf8"] += 1
+        return content.decode(errors="ignore")
 
 
 def _text_of(record: object, text_field: str, counts: Counter[str]) -> Iterator[str]:
@@ -207,22 +224,20 @@ def _wikitext(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
 
 
 def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
+    arrow = optional_import("pyarrow", f"reading {source.path}")
     parquet = optional_import("pyarrow.parquet", f"reading {source.path}")
-    try:
-        with open_source(source.path) as stream:
-            file = parquet.ParquetFile(stream)
-            if text_field not in file.schema_arrow.names:
-                found = ", ".join(file.schema_arrow.names)
-                raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
-                    yield from _text_of({text_field: text}, text_field, counts)
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{source.path}: is no Parquet file ({error}); copy it again from where it came, or leave it out of --input"
-        ) from error
+    with open_source(source.path) as stream:
+        file = parquet.ParquetFile(stream)
+        if text_field not in file.schema_arrow.names:
+            found = ", ".join(file.schema_arrow.names)
+            raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[text_field]):
+            column = batch.column(0)
+            if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+                column = column.cast(arrow.large_binary())  # Parquet does not promise that its strings are UTF-8
+            for value in column.to_pylist():
+                text = _decoded(value, counts) if isinstance(value, bytes) else value
+                yield from _text_of({text_field: text}, text_field, counts)
 
 
 def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
@@ -233,7 +248,7 @@ def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iter
         owner, _, rest = name.partition("/")
         repository, _, config = rest.partition("/")
         name = f"{owner}/{repository}" if repository else owner
-        parts = [datasets.load_dataset(name, config or None, split=split or "train", streaming=True)]
+        parts = [_load_by_name(datasets, source.path, name, config or None, split or "train")]
     else:
         saved = datasets.load_from_disk(source.path)
         parts = list(saved.values()) if isinstance(saved, dict) else [saved]
@@ -243,6 +258,17 @@ def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iter
             raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
         for record in part:
             yield from _text_of(record, text_field, counts)
+
+
+def _load_by_name(datasets: Any, given: str, name: str, config: str | None, split: str) -> Any:
+    try:
+        return datasets.load_dataset(name, config, split=split, streaming=True)
+    except Exception as error:  # the hub, the network and the dataset's own files each raise their own
+        reason = (str(error) or type(error).__name__).split("\n")[0]
+        raise UserError(
+            f"{given}: cannot be loaded ({reason}); check the name and the connection to the Hugging Face hub, or save "
+            f"it with save_to_disk() where there is one, and give that folder"
+        ) from error
 
 
 _TEXTS = {

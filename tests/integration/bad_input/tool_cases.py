@@ -11,6 +11,7 @@ from tests.integration.bad_input.case import (
     table,
     unreadable,
     unwritable,
+    variables,
     words,
 )
 
@@ -32,7 +33,13 @@ PREPARE = {
         both(replaced("b.txt", bytes(range(256)) * 50), words("--input", "{root}/b.txt")), "b.txt", "no document", "text in UTF-8"
     ),
     "a Parquet file that is none": (
-        both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "is no Parquet file", "copy it again"
+        both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "damaged or cut short", "copy them again"
+    ),
+    "an archive that is none": (
+        both(replaced("a.txt.gz", "x"), words("--input", "{root}/a.txt.gz")), "a.txt.gz", "damaged or cut short", "copy them again"
+    ),
+    "a dataset that cannot be loaded": (
+        both(variables(HF_HUB_OFFLINE="1"), words("--input", "hf:nobody/nothing")), "hf:nobody/nothing", "cannot be loaded", "save_to_disk()"
     ),
     "a URL of no known kind": (words("--input", "gopher://x/y"), "gopher://x/y", "cannot be read", "fsspec"),
     "an input that may not be read": (unreadable("text/a.txt"), "a.txt", "ermission denied", "right"),

@@ -1,6 +1,7 @@
 """Reading: every format gives the same documents, junk is counted, ranges lose nothing."""
 
 import bz2
+import errno
 import gzip
 import json
 from collections import Counter
@@ -171,3 +172,106 @@ def test_folders_globs_and_urls(tmp_path: Path) -> None:
     assert documents_of("memory://corpus") == DOCUMENTS
     with pytest.raises(UserError, match="no file found"):
         documents_of(tmp_path / "absent")
+
+
+MANY = "".join(f"Sentence number {number} stands in this line.\n\n" for number in range(20_000)).encode()
+
+
+def zstd_with_checksum(content: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(content)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", zstd_with_checksum)]
+)
+def test_a_damaged_archive_is_counted_whatever_its_kind(tmp_path: Path, suffix: str, compress: object) -> None:
+    whole = compress(MANY)  # type: ignore[operator]
+    flipped = bytearray(whole)
+    flipped[len(flipped) // 2] ^= 0xFF
+    damages = {"cut": whole[: len(whole) // 2], "no end": whole[:-3], "flipped": flipped, "junk": b"junk" * 50}
+    for name, content in damages.items():
+        path = tmp_path / f"{name}.txt{suffix}"
+        path.write_bytes(content)
+        counts: Counter[str] = Counter()
+        documents = documents_of(path, counts, layout="sentences")
+        assert counts["files_cut_short"] == 1, name
+        assert len(documents) < 20_000 or name in ("no end", "flipped")
+        documents_of(path, Counter())  # finding the layout survives it as well
+
+
+def test_archives_of_several_streams(tmp_path: Path) -> None:
+    half = LINES.encode()
+    for suffix, compress in ((".gz", gzip.compress), (".bz2", bz2.compress), (".zst", zstandard.compress)):
+        (tmp_path / f"a.txt{suffix}").write_bytes(compress(half + b"\n") + compress(half))  # type: ignore[operator]
+        assert documents_of(tmp_path / f"a.txt{suffix}") == DOCUMENTS * 2
+
+
+def test_a_zst_with_a_window_larger_than_usual(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=29, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.txt.zst").write_bytes(stream.compress(LINES.encode()) + stream.flush())
+    counts: Counter[str] = Counter()
+    assert documents_of(tmp_path / "a.txt.zst", counts) == DOCUMENTS
+    assert not counts["files_cut_short"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EMFILE, "Too many open files"),
+        TimeoutError("timed out"),
+    ],
+)
+def test_what_the_system_refuses_is_no_short_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def refuse(path: str) -> object:
+        raise error
+
+    (tmp_path / "a.txt").write_text(LINES)
+    source = Source(str(tmp_path / "a.txt"), "sentences")
+    monkeypatch.setattr("data.text.open_source", refuse)
+    counts: Counter[str] = Counter()
+    with pytest.raises(UserError, match=r"a\.txt: cannot be read .*run the same command again"):
+        list(read_documents(source, counts, language="en", text_field="text"))
+    assert not counts
+
+
+def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def refuse(*_: object, **__: object) -> object:
+        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(UserError, match=r"hf:owner/name: cannot be loaded \(Couldn't reach .* Hub\); .*save_to_disk"):
+        documents_of("hf:owner/name")
+
+
+def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    bad = b"One bad \xff byte is here."
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "A good one."}\n{"text": "' + bad + b'"}\n')
+    texts = arrow.array([b"A good one.", bad, None], arrow.binary()).view(arrow.string())
+    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        counts: Counter[str] = Counter()
+        assert documents_of(tmp_path / name, counts) == [["A good one."], ["One bad byte is here."]]
+        assert counts["records_with_bad_utf8"] == 1
+        assert not counts["bad_json_lines"]
+
+
+def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"text": [f"Sentence number {number}." for number in range(5000)]})
+    arrow.parquet.write_table(table, tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    flipped = bytearray(whole)
+    flipped[200:3000] = bytes(2800)
+    for content in (b"junk", b"", whole[:-100], flipped):
+        (tmp_path / "a.parquet").write_bytes(content)
+        counts: Counter[str] = Counter()
+        documents_of(tmp_path / "a.parquet", counts)
+        assert counts["files_cut_short"] == 1
