@@ -30,6 +30,7 @@ from data.storage import Storage
 from data.store import WorkFolder
 from data.text import BROKEN, read_documents, unpack
 from data.tokenizer import BertTokenizer, load_tokenizer
+from data.words import has_words
 from data.writer import shard_bytes, shard_name
 
 PIECE_BYTES = 2 * 2**20
@@ -101,7 +102,7 @@ def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -
     for sentences in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
         counts["documents"] += 1
         text = "\n".join(sentences) + "\n"
-        if text.count(" ") + len(sentences) < settings.min_document_words:
+        if not has_words(text, settings.min_document_words):
             counts["documents_too_short"] += 1
             continue
         counts["sentences"] += len(sentences)
