@@ -133,11 +133,13 @@ class Pipeline:
         for split in SPLITS:
             filled = [piece for piece, result in encoded.items() if result["splits"][split]["documents"]]
             for length in settings.max_seq_lengths:
-                shifts = [
-                    donor_shift(settings, split, length, copy, len(filled)) for copy in range(settings.copies(split))
+                keys = [encoded[piece]["splits"][split]["sole_key"] for piece in filled]
+                chosen = [
+                    choose_donors(keys, donor_shift(settings, split, length, copy, len(filled)))
+                    for copy in range(settings.copies(split))
                 ]
                 for i, piece in enumerate(filled):
-                    donors = {str(copy): filled[(i + shift) % len(filled)] for copy, shift in enumerate(shifts)}
+                    donors = {str(copy): filled[numbers[i]] for copy, numbers in enumerate(chosen)}
                     plans.append((split, length, piece, donors))
         tasks = [
             (f"{split}-{length}-{piece}", (piece, donors, split, length)) for split, length, piece, donors in plans
@@ -178,6 +180,25 @@ def donor_shift(settings: Settings, split: str, length: int, copy: int, num_piec
     if num_pieces < 2:
         return 0
     return 1 + int(generator(settings.seed, "donor", split, length, copy).integers(num_pieces - 1))
+
+
+def choose_donors(sole_keys: Sequence[int | None], shift: int) -> list[int]:
+    """For each piece the number of the one that gives its random segments: `shift` further on, and around.
+
+    `sole_keys` has the document that a piece is nothing but parts of. Where both pieces are parts of the same one, the
+    next piece from there that is not gives them.
+    """
+    count = len(sole_keys)
+    following = list(range(count))  # the next piece that is not of the same document only
+    for number in reversed(range(2 * count)):
+        here, after = number % count, (number + 1) % count
+        is_same = sole_keys[after] is not None and sole_keys[after] == sole_keys[here]
+        following[here] = following[after] if is_same else after
+    chosen = []
+    for piece, key in enumerate(sole_keys):
+        donor = (piece + shift) % count
+        chosen.append(following[donor] if key is not None and sole_keys[donor] == key else donor)
+    return chosen
 
 
 def plan_shards(

@@ -78,44 +78,61 @@ def unpack_dump(job: Job, number: int, source: Source) -> dict[str, Any]:
     """Cut a dump into parts that many workers can clean."""
     counts: Counter[str] = Counter()
     parts: list[str] = []
-    for lines in _batches(unpack(source, counts), RANGE_BYTES):
+    for lines in _batches(map(CleanText, unpack(source, counts)), RANGE_BYTES):
         parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}.jsonl"))
-        Path(parts[-1]).write_text("".join(lines), encoding="utf-8")
+        Path(parts[-1]).write_text("".join(line.text for line in lines), encoding="utf-8")
     return {"parts": parts, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
 
 
 def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
-    """Clean a source's documents into pieces. A document's hash decides its split and whether it is a duplicate."""
+    """Clean a source's documents into pieces.
+
+    A text's hash tells whether it is a duplicate. A document's key, the hash of its first part, decides its split and
+    holds the parts of a very large one together.
+    """
     folder = job.folder
     counts: Counter[str] = Counter()
     pieces: list[list[Any]] = []
-    for texts in _batches(_clean_documents(source, job.settings, counts), PIECE_BYTES):
+    key = 0
+    for documents in _batches(_clean_documents(source, job.settings, counts), PIECE_BYTES):
         name = f"{number:06d}-{len(pieces):06d}"
-        folder.text_path(name).write_text("\n".join(texts), encoding="utf-8")
-        folder.save_array("hashes", name, np.array([_text_hash(text) for text in texts], dtype=np.uint64))
-        pieces.append([name, len(texts)])
+        hashes = [_text_hash(document.text) for document in documents]
+        keys = []
+        for document, own in zip(documents, hashes, strict=True):
+            key = key if document.goes_on else own
+            keys.append(key)
+        folder.text_path(name).write_text("\n".join(document.text for document in documents), encoding="utf-8")
+        folder.save_array("hashes", name, np.array(hashes, dtype=np.uint64))
+        folder.save_array("keys", name, np.array(keys, dtype=np.uint64))
+        pieces.append([name, len(documents)])
     return {"pieces": pieces, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
 
 
-def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[str]:
-    """Documents of one sentence a line, those that are too short left out."""
-    for sentences in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
-        counts["documents"] += 1
-        text = "\n".join(sentences) + "\n"
-        if not has_words(text, settings.min_document_words):
-            counts["documents_too_short"] += 1
-            continue
-        counts["sentences"] += len(sentences)
-        yield text
+class CleanText(NamedTuple):
+    text: str  # one sentence a line
+    goes_on: bool = False  # whether it is a further part of the document before it
 
 
-def _batches(texts: Iterator[str], limit: int) -> Iterator[list[str]]:
+def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[CleanText]:
+    """The source's documents, those that are too short left out."""
+    for document in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
+        text = "\n".join(document.sentences) + "\n"
+        if not document.goes_on:
+            counts["documents"] += 1
+            if not has_words(text, settings.min_document_words):
+                counts["documents_too_short"] += 1
+                continue
+        counts["sentences"] += len(document.sentences)
+        yield CleanText(text, document.goes_on)
+
+
+def _batches(texts: Iterator[CleanText], limit: int) -> Iterator[list[CleanText]]:
     """Runs of texts, each just long enough to reach `limit` characters."""
-    batch: list[str] = []
+    batch: list[CleanText] = []
     size = 0
     for text in texts:
         batch.append(text)
-        size += len(text)
+        size += len(text.text)
         if size >= limit:
             yield batch
             batch, size = [], 0
@@ -150,7 +167,8 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
     folder = job.folder
     documents = piece_documents(folder, piece)
     keep = folder.load_array("keep", piece)
-    splits = _splits_of(folder.load_array("hashes", piece)[keep], job.settings)
+    keys = folder.load_array("keys", piece)[keep]
+    splits = _splits_of(keys, job.settings)
     encoder = _encoder(job.tokenizer)
     encoded = encoder.encode([sentence for document in documents for sentence in document])
     kind = np.uint16 if encoder.vocab_size <= 0xFFFF else np.uint32
@@ -173,17 +191,26 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
             word_starts=encoded.word_starts[tokens],
             sentence_ends=np.cumsum(lengths[kept]),
             document_ends=np.cumsum(counted[counted > 0]),
+            document_keys=keys[chosen][counted > 0],
         )
         folder.save_documents(f"{split}-{piece}", stored)
         result["splits"][split] = {
-            "documents": len(stored.document_ends), "sentences": len(stored.sentence_ends), "tokens": len(stored.tokens)
-        }  # fmt: skip
+            "documents": len(stored.document_ends),
+            "sentences": len(stored.sentence_ends),
+            "tokens": len(stored.tokens),
+            "sole_key": _sole(stored.document_keys),
+        }
     return result
 
 
-def _splits_of(hashes: np.ndarray, settings: Settings) -> np.ndarray:
+def _sole(keys: np.ndarray) -> int | None:
+    """The one document that all these are parts of, if there is only one."""
+    return int(keys[0]) if len(keys) and (keys == keys[0]).all() else None
+
+
+def _splits_of(keys: np.ndarray, settings: Settings) -> np.ndarray:
     """[documents] 0 training, 1 validation, 2 test: a function of the document's text and the seed alone."""
-    mixed = (hashes ^ np.uint64(derive_key(settings.seed, "split"))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (keys ^ np.uint64(derive_key(settings.seed, "split"))) * np.uint64(0x9E3779B97F4A7C15)
     share = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
     below = settings.validation_share + settings.test_share
     return np.where(share < settings.validation_share, 1, np.where(share < below, 2, 0))

@@ -5,7 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import sentencex
 
@@ -26,16 +26,25 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _NO_CONTROLS = dict.fromkeys([*range(9), *range(14, 32), 127])
 
 
-def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[list[str]]:
-    """Documents as lists of sentences. `counts` collects what was met on the way."""
+class Document(NamedTuple):
+    """The sentences of a document, or of one part of a very large one."""
+
+    sentences: list[str]
+    goes_on: bool = False  # whether it is a further part of the document before it
+
+
+def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[Document]:
+    """All documents of a source. `counts` collects what was met on the way."""
     try:
         if source.format == "sentences":
             documents = _from_lines(source, counts, None)
         elif source.format == "paragraphs":
             documents = _from_lines(source, counts, language)
+        elif source.format == "running":
+            documents = _running_text(source, counts, language)
         else:
             texts = _TEXTS[source.format](source, counts, text_field)
-            documents = (split_text(text, language) for text in texts)
+            documents = (Document(split_text(text, language)) for text in texts)
         for document in documents:
             yield from _bounded(document, counts)
     except Exception as error:
@@ -98,28 +107,30 @@ def _cut_long(sentence: str) -> Iterator[str]:
         yield sentence
 
 
-def _bounded(document: list[str], counts: Counter[str]) -> Iterator[list[str]]:
+def _bounded(document: Document, counts: Counter[str]) -> Iterator[Document]:
     """The document, in parts where it is very large."""
-    if not document:
-        counts["empty_documents"] += 1
+    goes_on = document.goes_on
+    if not document.sentences:
+        counts["empty_documents"] += not goes_on
         return
+    counts["documents_cut"] += goes_on
     part: list[str] = []
     size = 0
-    for sentence in document:
+    for sentence in document.sentences:
+        if size > LARGEST_DOCUMENT:
+            yield Document(part, goes_on)
+            counts["documents_cut"] += 1
+            part, size, goes_on = [], 0, True
         part.append(sentence)
         size += len(sentence)
-        if size > LARGEST_DOCUMENT:
-            counts["documents_cut"] += 1
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+    yield Document(part, goes_on)
 
 
-def _from_lines(source: Source, counts: Counter[str], language: str | None) -> Iterator[list[str]]:
+def _from_lines(source: Source, counts: Counter[str], language: str | None) -> Iterator[Document]:
     """Blank lines between documents; a line is a sentence, or a paragraph to split where a language is given."""
     document: list[str] = []
     size = 0
+    goes_on = False
     with open_source(source.path) as stream:
         for line in lines_of_range(stream, source.start, source.stop, counts):
             text = clean_line(line, counts)
@@ -131,11 +142,13 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
                 else:
                     document.extend(_cut_long(text))
                 size += len(text)
-            if document and (size > LARGEST_DOCUMENT or (not text and not line.strip())):
-                yield document
-                document, size = [], 0
+            is_end = not text and not line.strip()
+            if document and (is_end or size > LARGEST_DOCUMENT):
+                yield Document(document, goes_on)
+                document, size, goes_on = [], 0, True
+            goes_on = goes_on and not is_end
     if document:
-        yield document
+        yield Document(document, goes_on)
 
 
 def clean_line(line: bytes, counts: Counter[str]) -> str:
@@ -160,11 +173,12 @@ def clean_line(line: bytes, counts: Counter[str]) -> str:
     return " ".join(text.split())
 
 
-def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
+def _running_text(source: Source, counts: Counter[str], language: str) -> Iterator[Document]:
     """A file as one document: lines are joined into paragraphs, which blank lines end. Handed on in bounded parts."""
-    paragraphs: list[str] = []
+    sentences: list[str] = []
     lines: list[str] = []
     size = 0
+    goes_on = False
     with open_source(source.path) as stream:
         for line in lines_of_range(stream, 0, None, counts):
             text = clean_line(line, counts)
@@ -172,15 +186,14 @@ def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]
                 lines.append(text)
                 size += len(text)
             if lines and (not line.strip() or size > LARGEST_DOCUMENT):
-                paragraphs.append(" ".join(lines))
+                sentences += split_sentences(" ".join(lines), language)
                 lines = []
             if size > LARGEST_DOCUMENT:
-                yield "\n".join(paragraphs)
-                paragraphs, size = [], 0
-    if lines:
-        paragraphs.append(" ".join(lines))
-    if paragraphs:
-        yield "\n".join(paragraphs)
+                yield Document(sentences, goes_on)
+                sentences, size, goes_on = [], 0, True
+    sentences += split_sentences(" ".join(lines), language)
+    if sentences:
+        yield Document(sentences, goes_on)
 
 
 def _json_lines(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
@@ -272,7 +285,6 @@ def _load_by_name(datasets: Any, given: str, name: str, config: str | None, spli
 
 
 _TEXTS = {
-    "running": _running_text,
     "jsonl": _json_lines,
     "wiki": _wiki,
     "wikitext": _wikitext,

@@ -82,7 +82,7 @@ before, counts = peak_resident_mib(), Counter()
 words = 0
 for source in sources:
     for document in read_documents(source, counts, language="en", text_field="text"):
-        words += sum(sentence.count(" ") + 1 for sentence in document)
+        words += sum(sentence.count(" ") + 1 for sentence in document.sentences)
 print(len(sources), words, counts["long_lines_cut"], round(peak_resident_mib() - before))
 """
 

@@ -4,7 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from data.stages import _encoder
+import numpy as np
+import pytest
+
+from data.pipeline import choose_donors
+from data.settings import Settings
+from data.sources import Source
+from data.stages import Job, _encoder, encode, ingest
 from data.tokenizer import train_tokenizer
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnrst"]
@@ -30,3 +36,37 @@ def test_a_tokenizer_made_anew_in_the_same_place_is_read_anew(tmp_path: Path) ->
     before = _encoder(str(tmp_path)).vocab_size
     train_tokenizer(WORDS, 60).save(tmp_path)
     assert _encoder(str(tmp_path)).vocab_size < before
+
+
+def test_donors_are_of_another_document_where_there_is_one() -> None:
+    keys = [5, 5, None, 5, 8, 8]
+    for shift in range(1, 6):
+        for piece, donor in enumerate(choose_donors(keys, shift)):
+            assert donor != piece
+            assert keys[donor] is None or keys[donor] != keys[piece]
+    assert choose_donors([None] * 4, 3) == [3, 0, 1, 2]
+    assert len(choose_donors([5] * 20_000, 7)) == 20_000, "a single document of any size takes no time"
+
+
+def test_the_parts_of_a_document_are_in_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.text.LARGEST_DOCUMENT", 300)
+    monkeypatch.setattr("data.stages.PIECE_BYTES", 1000)
+    documents = ["".join(f"{number} {' '.join(WORDS[k : k + 9])}.\n" for k in range(80)) for number in range(12)]
+    (tmp_path / "a.txt").write_text("\n".join(documents))
+    train_tokenizer(WORDS, 200).save(tmp_path / "tokenizer")
+    job = Job(Settings((32,), (5,), validation_share=0.5), str(tmp_path), str(tmp_path), str(tmp_path / "tokenizer"))
+    result = ingest(job, 0, Source(str(tmp_path / "a.txt"), "sentences"))
+    assert result["counts"]["documents"] == 12
+    assert len(result["pieces"]) > 12
+    splits: dict[int, set[str]] = {}
+    for name, count in result["pieces"]:
+        job.folder.save_array("keep", name, np.ones(count, dtype=bool))
+        encoded = encode(job, name)["splits"]
+        for split in ("training", "validation"):
+            stored = job.folder.load_documents(f"{split}-{name}")
+            assert encoded[split]["documents"] == len(stored.document_keys)
+            for key in stored.document_keys.tolist():
+                splits.setdefault(key, set()).add(split)
+    assert len(splits) == 12
+    assert all(len(found) == 1 for found in splits.values())
+    assert set.union(*splits.values()) == {"training", "validation"}

@@ -30,7 +30,7 @@ def documents_of(path: Path | str, counts: Counter[str] | None = None, **options
     found = find_sources([str(path)], options.pop("layout", "auto"))
     settings_ = {"language": "en", "text_field": "text", **options}
     counts = Counter() if counts is None else counts
-    return [document for source in found for document in read_documents(source, counts, **settings_)]  # type: ignore[arg-type]
+    return [document.sentences for source in found for document in read_documents(source, counts, **settings_)]  # type: ignore[arg-type]
 
 
 def test_one_sentence_a_line(tmp_path: Path) -> None:
@@ -152,7 +152,8 @@ def test_a_line_of_many_megabytes_is_cut(tmp_path: Path) -> None:
 def test_ranges_share_nothing_and_lose_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
     path = tmp_path_factory.mktemp("ranges") / "a.txt"
     path.write_text(text)
-    whole = list(read_documents(Source(str(path), "sentences"), Counter(), language="en", text_field=""))
+    read = read_documents(Source(str(path), "sentences"), Counter(), language="en", text_field="")
+    whole = [document.sentences for document in read]
     before = sources_module.RANGE_BYTES
     sources_module.RANGE_BYTES = size
     try:
@@ -275,3 +276,29 @@ def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
         counts: Counter[str] = Counter()
         documents_of(tmp_path / "a.parquet", counts)
         assert counts["files_cut_short"] == 1
+
+
+def test_the_parts_of_a_very_large_document_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.text.LARGEST_DOCUMENT", 200)
+    large = "".join(f"Sentence number {number} stands in this line.\n" for number in range(20))
+    (tmp_path / "a.txt").write_text(f"{large}\nA small one.\n\n{large}")
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text.replace("\n", " ")}) + "\n" for text in (large, "A small one.", large))
+    )
+    (tmp_path / "b.txt").write_text(large.replace(" in", "\nin"))
+    for source, firsts in (
+        (Source(str(tmp_path / "a.txt"), "sentences"), 3),
+        (Source(str(tmp_path / "a.txt"), "paragraphs"), 3),
+        (Source(str(tmp_path / "a.jsonl"), "jsonl"), 3),
+        (Source(str(tmp_path / "b.txt"), "running"), 1),
+    ):
+        counts: Counter[str] = Counter()
+        found = list(read_documents(source, counts, language="en", text_field="text"))
+        assert [document.goes_on for document in found].count(False) == firsts, source
+        assert not found[0].goes_on
+        assert found[1].goes_on
+        assert counts["documents_cut"] == len(found) - firsts
+        if firsts == 3:
+            small = found.index((["A small one."], False))
+            assert not found[small + 1].goes_on
+            assert found[small + 2].goes_on
