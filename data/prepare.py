@@ -96,25 +96,28 @@ def _counted(
 
 def _is_done(output: Storage, fingerprint: str, settings: Settings) -> bool:
     """Whether this very preparation is complete. Another one in the same place is only replaced when told to."""
-    found = []
+    done = []
     for length in settings.max_seq_lengths:
-        name = f"{length}/{MANIFEST_NAME}"
-        found.append(_fingerprint_in(output, name) if output.exists(name) else None)
-        if found[-1] and found[-1] != fingerprint:
+        found, sizes = _manifest_in(output, f"{length}/{MANIFEST_NAME}")
+        if found is not None and found != fingerprint:
             raise UserError(
                 f"{output.root}/{length}: holds shards made from other input or with other settings; "
                 "give another --output_dir, or pass --overwrite to replace them"
             )
-    return all(found)
+        there = {name: size for name, size in output.sizes(str(length)).items() if name.endswith(SUFFIXES)}
+        if found is not None and sizes != there:
+            changed = sorted(name for name, _ in sizes.items() ^ there.items())
+            console.warn(f"{output.root}/{length}: {changed[0]} is not as {MANIFEST_NAME} lists it; preparing anew")
+        done.append(found is not None and sizes == there)
+    return all(done)
 
 
 def _refuse_to_replace(output: Storage, settings: Settings) -> None:
     """Shards that no manifest lists may be somebody's only copy."""
     problems = Problems()
     for length in settings.max_seq_lengths:
-        if output.exists(f"{length}/{MANIFEST_NAME}"):
-            continue  # of this very preparation, by its fingerprint
-        shards = [name for name in output.sizes(str(length)) if name.endswith(SUFFIXES)]
+        _, listed = _manifest_in(output, f"{length}/{MANIFEST_NAME}")  # of this very preparation, if there is one
+        shards = [name for name in output.sizes(str(length)) if name.endswith(SUFFIXES) and name not in listed]
         if shards:
             problems.add(
                 f"{output.root}/{length}: holds {len(shards)} HDF5 files that this preparation did not make, such as "
@@ -123,9 +126,13 @@ def _refuse_to_replace(output: Storage, settings: Settings) -> None:
     problems.raise_if_any()
 
 
-def _fingerprint_in(output: Storage, name: str) -> str:
+def _manifest_in(output: Storage, name: str) -> tuple[str | None, dict[str, int]]:
+    """Of which preparation the shards beside a manifest are, and their sizes; None where there is no manifest."""
+    if not output.exists(name):
+        return None, {}
     try:
-        return str(json.loads(output.read_text(name))["fingerprint"])
+        manifest = json.loads(output.read_text(name))
+        return str(manifest["fingerprint"]), {file["name"]: file["bytes"] for file in manifest["files"]}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{output.root}/{name}: is no manifest of shards ({error}); give another --output_dir, or pass --overwrite "

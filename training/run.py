@@ -10,7 +10,7 @@ import torch
 from common.console import console
 from common.errors import UserError
 from data.loader import TrainingStream
-from data.shards import PretrainingDataset, check_apart, open_dataset
+from data.shards import PretrainingDataset, check_apart, check_tokenizer, open_dataset
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -121,16 +121,12 @@ def open_data(settings: Settings, place: Place) -> Datasets:
         for each in settings.lengths
     )
     digest = settings.tokenizer.digest if settings.tokenizer else None
-    for data, length in zip(training, settings.lengths, strict=True):
-        if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
-            raise UserError(
-                f"{length.folders[0]}: was made with another tokenizer than the model JSON's bert_token_file; "
-                f"name the tokenizer that the data was prepared with, or prepare the data again"
-            )
+    check_tokenizer(training, digest)
     if settings.validation_folder is None:
         return Datasets(training, None)
     longest = settings.flags.max_seq_length
     validation = open_dataset([settings.validation_folder], split="validation", max_seq_length=longest, **options)
+    check_tokenizer([*training, validation], digest)
     check_apart(training, validation)
     return Datasets(training, validation)
 

@@ -86,6 +86,18 @@ def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caps
     run(corpus, tmp_path, "--masking_rate", "0.2", "--overwrite")
 
 
+def test_a_shard_that_is_lost_is_made_again(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(corpus, tmp_path)
+    before = digests(tmp_path)
+    lost = sorted((tmp_path / "32").glob("training*"))[1]
+    lost.unlink()
+    run(corpus, tmp_path)
+    told = capsys.readouterr()
+    assert "nothing to do" not in told.out
+    assert f"{lost.name} is not as manifest.json lists it" in told.err
+    assert digests(tmp_path) == before
+
+
 def test_shards_that_another_tool_wrote_are_not_replaced_unless_told(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "32").mkdir()
     for name in ("wiki_training_0.hdf5", "books_test_0.h5"):

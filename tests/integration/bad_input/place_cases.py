@@ -28,6 +28,7 @@ from tests.integration.bad_input.case import (
 )
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
+from tests.unit.data.shards_on_disk import write_ours
 
 SHARD = "wiki_training_0.hdf5"
 ROWS = 37  # of that shard
@@ -66,6 +67,11 @@ def manifest_of(**changes: object) -> Spoil:
         replaced("data/manifest.json", json.dumps({"files": [{**entry, **changes}]}))(setup)
 
     return spoil
+
+
+def shard_of_tokenizer(split: str) -> Spoil:
+    """One more file, which says that another tokenizer made it."""
+    return lambda setup: write_ours(setup.root / "data", [5], f"wiki_{split}", tokenizer_digest="0" * 64)
 
 
 def port_taken(setup: Setup) -> None:
@@ -124,6 +130,12 @@ SHARDS = {
     "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "check"),
     "a manifest of another size": (manifest_of(bytes=1), SHARD, "the manifest says 1", "copy it again"),
     "a manifest of other rows": (manifest_of(rows=7), SHARD, "the manifest says 7", "copy it again"),
+    "a manifest of another file": (manifest_of(name="a_training.hdf5"), "a_training.hdf5", "is missing", "copy it again"),
+    "a file that the manifest has not": (manifest_of(name="a_training.hdf5"), SHARD, "not listed", "folder of its own"),
+    "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "prepare the data again"),
+    "another tokenizer for validation": (
+        shard_of_tokenizer("validation"), "data", "another tokenizer", "prepare the data again"
+    ),
     "a manifest of other content": (
         both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "copy it again"
     ),
