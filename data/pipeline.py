@@ -10,12 +10,13 @@ import numpy as np
 
 from common.console import console
 from common.errors import UserError
+from data import sources as sources_
 from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
-from data.sources import Source
-from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_dump, write
+from data.sources import Source, pack_sources
+from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
 
@@ -69,15 +70,21 @@ class Pipeline:
     # --- the stages -----------------------------------------------------------------------------------------------
 
     def ingest(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
-        """Pieces of clean text. A dump is first cut into parts, because one stream can only be read by one worker."""
-        dumps = [source for source in sources if source.format == "wiki"]
-        tasks = [(f"{number:06d}", (number, source)) for number, source in enumerate(dumps)]
-        unpacked = dict(zip(dumps, self.run_stage("unpacking", unpack_dump, tasks, "dump"), strict=True))
+        """Pieces of clean text. A stream, which only one worker can read, is first cut into parts."""
+        streams = [source for source in sources if source.is_stream]
+        tasks: list[Task] = [
+            (f"{number:06d}", (number, source, sources_.RANGE_BYTES)) for number, source in enumerate(streams)
+        ]
+        unpacked = dict(zip(streams, self.run_stage("unpacking", unpack_stream, tasks, "file"), strict=True))
         parts: list[Source] = []
         for source in sources:
-            parts += [Source(p, "wikitext") for p in unpacked[source]["parts"]] if source in unpacked else [source]
-        tasks = [(f"{number:06d}", (number, part)) for number, part in enumerate(parts)]
-        read = self.run_stage("reading", ingest, tasks, "file part")
+            if source in unpacked:
+                kind = "wikitext" if source.format == "wiki" else source.format
+                parts += [Source(path, kind) for path in unpacked[source]["parts"]]
+            else:
+                parts.append(source)
+        tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(pack_sources(parts))]
+        read = self.run_stage("reading", ingest, tasks, "part")
         return [{**result, "pieces": []} for result in unpacked.values()] + read
 
     def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:

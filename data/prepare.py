@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from data.pipeline import Pipeline, describe_broken, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
 from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
 from data.settings import Settings
-from data.sources import Source, describe_sources, find_sources, is_url
+from data.sources import Source, count_formats, describe_sources, find_sources, is_url
 from data.stages import Job
 from data.storage import Storage
 from data.tokenizer import BertTokenizer, load_tokenizer
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokenizer = load_tokenizer(Path(arguments.vocab_file), lower_case=arguments.do_lower_case)
     if settings.near_duplicates is not None:
         optional_import("datasketch", "--near_duplicates")  # before anything old is removed
-    sources = find_sources(arguments.input, settings.layout)
+    sources = find_sources(arguments.input, settings.layout, _own_places(arguments, work, settings))
     fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
     if not arguments.overwrite:
         if _is_done(output, fingerprint, settings):
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _left_as_found(work):
         _open_work(work, output, fingerprint, settings, arguments.overwrite)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
+            console.say(f"{len({source.path for source in sources}):,} files: {_described(count_formats(sources))}")
             summary = prepare(Pipeline(job, executor, workers), sources, tokenizer, arguments.input)
     _save_tokenizer(Path(job.tokenizer), Storage(arguments.tokenizer_dir or f"{output.root}/tokenizer"))
     for length, shards in summary["shards"].items():
@@ -75,14 +76,21 @@ def prepare(
     encoded = dict(zip(pieces, pipeline.encode(pieces), strict=True))
     shards = pipeline.write(pipeline.cut(encoded))
     broken = sorted({path for result in read for path in result["broken"]})
-    return {"counts": _counted(read, dropped, list(encoded.values())), "shards": shards, "broken": broken}
+    return {"counts": _counted(sources, read, dropped, list(encoded.values())), "shards": shards, "broken": broken}
+
+
+def _described(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
 
 
 def _counted(
-    read: Sequence[dict[str, Any]], dropped: dict[str, int], encoded: Sequence[dict[str, Any]]
+    sources: Sequence[Source],
+    read: Sequence[dict[str, Any]],
+    dropped: dict[str, int],
+    encoded: Sequence[dict[str, Any]],
 ) -> dict[str, int]:
     """Everything that was counted, under readable names."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter({f"files_of_{kind}": count for kind, count in count_formats(sources).items()})
     for result in read:
         counts.update(result["counts"])
     counts.update(dropped)
@@ -150,6 +158,17 @@ def _check_places(arguments: argparse.Namespace, work: Path) -> None:
     problems.raise_if_any()
     if work.is_dir() and not (work / MARKER).is_file() and any(work.iterdir()):
         raise UserError(f"{work}: is no work folder of this command and not empty; give another --work_dir")
+
+
+def _own_places(arguments: argparse.Namespace, work: Path, settings: Settings) -> list[str]:
+    """What this command writes, which is no text to read even where it lies below the input."""
+    output = arguments.output_dir.rstrip("/")
+    places = [str(work), arguments.tokenizer_dir or f"{output}/tokenizer"]
+    places += [f"{output}/{length}" for length in settings.max_seq_lengths]
+    inputs = [Path(given).absolute() for given in arguments.input if not is_url(given)]
+    if not is_url(output) and any(given in Path(output).absolute().parents for given in inputs):
+        places.append(output)
+    return places
 
 
 @contextmanager

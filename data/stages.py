@@ -1,7 +1,7 @@
 """The tasks of a preparation. Each is a function of small arguments that reads and writes the work folder.
 
-unpack   a wiki dump       → parts of it as sources
-ingest   a source          → pieces of cleaned text, a hash for every document
+unpack   a stream          → parts of it as sources
+ingest   some sources      → pieces of cleaned text, a hash for every document
 (dedup)  all hashes        → which documents to keep
 encode   a piece           → token ids, by split
 cut      a piece           → instances, by split, length and copy
@@ -11,7 +11,7 @@ write    a range of rows   → one shard
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from data.randomness import derive_key, generator
 from data.rows import SpecialIds, assemble_rows
 from data.schema import SPLITS, Rows, concatenate_rows
 from data.settings import Settings
-from data.sources import RANGE_BYTES, Source
+from data.sources import Source
 from data.storage import Storage
 from data.store import WorkFolder
 from data.text import BROKEN, read_documents, unpack
@@ -74,18 +74,22 @@ class ShardTask(NamedTuple):
         return f"{self.split}-{self.length}-{self.number:05d}-of-{self.total:05d}"
 
 
-def unpack_dump(job: Job, number: int, source: Source) -> dict[str, Any]:
-    """Cut a dump into parts that many workers can clean."""
+def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dict[str, Any]:
+    """Cut what one worker must read from the start into parts that many can clean."""
     counts: Counter[str] = Counter()
     parts: list[str] = []
-    for lines in _batches(map(CleanText, unpack(source, counts)), RANGE_BYTES):
-        parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}.jsonl"))
-        Path(parts[-1]).write_text("".join(line.text for line in lines), encoding="utf-8")
+    found = unpack(source, counts)
+    for first in found:
+        parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}"))
+        with Path(parts[-1]).open("wb") as stream:
+            size, item = stream.write(first.content), first
+            while not (item.may_end and size >= part_bytes) and (following := next(found, None)) is not None:
+                size, item = size + stream.write(following.content), following
     return {"parts": parts, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
 
 
-def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
-    """Clean a source's documents into pieces.
+def ingest(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """Clean the documents of some sources into pieces.
 
     A text's hash tells whether it is a duplicate. A document's key, the hash of its first part, decides its split and
     holds the parts of a very large one together.
@@ -93,8 +97,9 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
     folder = job.folder
     counts: Counter[str] = Counter()
     pieces: list[list[Any]] = []
+    broken: list[str] = []
     key = 0
-    for documents in _batches(_clean_documents(source, job.settings, counts), PIECE_BYTES):
+    for documents in _batches(_clean_sources(sources, job.settings, counts, broken), PIECE_BYTES):
         name = f"{number:06d}-{len(pieces):06d}"
         hashes = [_text_hash(document.text) for document in documents]
         keys = []
@@ -105,12 +110,22 @@ def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
         folder.save_array("hashes", name, np.array(hashes, dtype=np.uint64))
         folder.save_array("keys", name, np.array(keys, dtype=np.uint64))
         pieces.append([name, len(documents)])
-    return {"pieces": pieces, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
+    return {"pieces": pieces, "counts": counts, "broken": broken}
 
 
 class CleanText(NamedTuple):
     text: str  # one sentence a line
     goes_on: bool = False  # whether it is a further part of the document before it
+
+
+def _clean_sources(
+    sources: Sequence[Source], settings: Settings, counts: Counter[str], broken: list[str]
+) -> Iterator[CleanText]:
+    for source in sources:
+        before = counts[BROKEN]
+        yield from _clean_documents(source, settings, counts)
+        if counts[BROKEN] > before:
+            broken.append(source.path)
 
 
 def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[CleanText]:

@@ -11,7 +11,7 @@ import sentencex
 
 from common.errors import SYSTEM_REMEDIES, UserError
 from data.compression import is_damage, optional_import
-from data.lines import lines_of_range, records_of_range
+from data.lines import lines_of_range, pieces, records_of_range
 from data.sources import HF_PREFIX, Source, open_source
 from data.wikitext import articles, plain_text
 
@@ -69,12 +69,25 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
         raise error
 
 
-def unpack(source: Source, counts: Counter[str]) -> Iterator[str]:
-    """The articles of a dump as JSON lines, uncleaned: reading one is sequential, cleaning is most of the work."""
+class Unpacked(NamedTuple):
+    content: bytes
+    may_end: bool  # whether what follows it can be read by itself
+
+
+def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
+    """What a stream holds, uncleaned: reading it is sequential, cleaning is most of the work.
+
+    The articles of a dump as JSON lines; lines of text or of JSON as they are.
+    """
     try:
         with open_source(source.path) as stream:
-            for text in articles(stream, counts):
-                yield json.dumps({UNPACKED_FIELD: text}) + "\n"
+            if source.format == "wiki":
+                for text in articles(stream, counts):
+                    yield Unpacked(json.dumps({UNPACKED_FIELD: text}).encode() + b"\n", True)
+                return
+            for piece in pieces(stream, 0):
+                is_last = piece.ends_line and (piece.is_blank or source.format == "jsonl")
+                yield Unpacked(piece.content, is_last)
     except Exception as error:
         _count_damage(error, source, counts)
 
@@ -244,7 +257,8 @@ def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[
         if text_field not in file.schema_arrow.names:
             found = ", ".join(file.schema_arrow.names)
             raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[text_field]):
+        groups = list(range(file.num_row_groups))[source.start : source.stop]
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=[text_field]):
             column = batch.column(0)
             if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
                 column = column.cast(arrow.large_binary())  # Parquet does not promise that its strings are UTF-8

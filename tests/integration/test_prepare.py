@@ -1,6 +1,7 @@
 """The prepare command as users run it: same bytes whatever runs it, killed and resumed, several lengths, elsewhere."""
 
 import bz2
+import gzip
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from common.errors import UserError
 from data import prepare, sources
@@ -178,6 +180,23 @@ def test_a_wiki_dump_is_cleaned_by_many_workers(tmp_path: Path) -> None:
     counts = json.loads((tmp_path / "1" / "32" / "report.json").read_text())["preparation"]
     assert counts["documents"] == 400
     assert counts["sentences"] == 800
+
+
+def test_a_large_archive_is_cleaned_by_many_workers(corpus: Path, tmp_path: Path) -> None:
+    """Unpacked by one, into parts between documents: the same documents as of the plain file, whoever cleans them."""
+    text, archives = corpus.read_text(), tmp_path / "in"
+    archives.mkdir()
+    (archives / "a.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    records = "".join(json.dumps({"text": document}) + "\n" for document in text.strip().split("\n\n"))
+    (archives / "a.jsonl.zst").write_bytes(zstandard.compress(records.encode()))
+    run(archives, tmp_path / "one", "--keep_work")
+    run(archives, tmp_path / "two", "--workers", "2")
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert len(list((tmp_path / "one" / ".work" / "raw").iterdir())) > 4
+    counts = json.loads((tmp_path / "one" / "32" / "report.json").read_text())["preparation"]
+    assert counts["documents"] == 3000
+    assert counts["duplicates"] == 1500
+    assert (counts["files_of_sentences"], counts["files_of_jsonl"]) == (1, 1)
 
 
 def test_near_duplicates_go_on_request(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import h5py
 import numpy as np
 from safetensors.torch import load_file, save_file
 
+from data.schema import Rows
+from data.writer import write_shard
 from tests.integration.bad_input.case import (
     Setup,
     Spoil,
@@ -28,7 +30,6 @@ from tests.integration.bad_input.case import (
 )
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
-from tests.unit.data.shards_on_disk import write_ours
 
 SHARD = "wiki_training_0.hdf5"
 ROWS = 37  # of that shard
@@ -71,7 +72,11 @@ def manifest_of(**changes: object) -> Spoil:
 
 def shard_of_tokenizer(split: str) -> Spoil:
     """One more file, which says that another tokenizer made it."""
-    return lambda setup: write_ours(setup.root / "data", [5], f"wiki_{split}", tokenizer_digest="0" * 64)
+    return lambda setup: write_shard(
+        setup.root / "data" / f"wiki_{split}_8.hdf5",
+        Rows(**make_rows(5, 24, 4, seed=0)),
+        {"tokenizer_digest": "0" * 64},
+    )
 
 
 def port_taken(setup: Setup) -> None:

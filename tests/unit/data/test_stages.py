@@ -55,7 +55,7 @@ def test_the_parts_of_a_document_are_in_one_split(tmp_path: Path, monkeypatch: p
     (tmp_path / "a.txt").write_text("\n".join(documents))
     train_tokenizer(WORDS, 200).save(tmp_path / "tokenizer")
     job = Job(Settings((32,), (5,), validation_share=0.5), str(tmp_path), str(tmp_path), str(tmp_path / "tokenizer"))
-    result = ingest(job, 0, Source(str(tmp_path / "a.txt"), "sentences"))
+    result = ingest(job, 0, [Source(str(tmp_path / "a.txt"), "sentences")])
     assert result["counts"]["documents"] == 12
     assert len(result["pieces"]) > 12
     splits: dict[int, set[str]] = {}

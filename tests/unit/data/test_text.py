@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data import sources as sources_module
+from data.layout import layout_of
 from data.lines import LONGEST_LINE
-from data.sources import Source, detect_layout, find_sources
+from data.sources import Source, describe_sources, detect_layout, find_sources, pack_sources
 from data.text import read_documents
 from data.wikitext import plain_text
 
@@ -160,6 +161,83 @@ def test_ranges_share_nothing_and_lose_nothing(tmp_path_factory: pytest.TempPath
         assert documents_of(path, layout="sentences") == whole
     finally:
         sources_module.RANGE_BYTES = before
+
+
+def test_json_lines_and_parquet_are_cut_for_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    texts = [f"Document number {number} is here." for number in range(50)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=7)
+    for size, parts in ((1000, {"a.jsonl": 2, "a.parquet": 2}), (150, {"a.jsonl": 14, "a.parquet": 8})):
+        monkeypatch.setattr(sources_module, "RANGE_BYTES", size)
+        for name, expected in parts.items():
+            assert len(find_sources([str(tmp_path / name)])) == expected
+            assert documents_of(tmp_path / name) == [[text] for text in texts]
+
+
+def test_many_small_files_are_read_by_few_tasks(tmp_path: Path) -> None:
+    for number in range(2500):
+        (tmp_path / f"{number:04d}.txt").touch()
+    found = find_sources([str(tmp_path)])
+    packs = list(pack_sources(found))
+    assert [len(pack) for pack in packs] == [1000, 1000, 500]
+    assert [source for pack in packs for source in pack] == found
+    large = [Source("a", "sentences", size=sources_module.RANGE_BYTES), Source("b", "hf"), Source("c", "wiki", size=1)]
+    assert [len(pack) for pack in pack_sources(large)] == [1, 1, 1]
+
+
+def test_hidden_folders_and_what_the_command_writes_are_no_text(tmp_path: Path) -> None:
+    for name in ("a.txt", ".git/config", "sub/.work/text", "sub/b.txt", "out/128/report.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(LINES)
+    found = find_sources([str(tmp_path)], leave_out=[str(tmp_path / "out")])
+    assert [source.path for source in found] == [f"{tmp_path}/a.txt", f"{tmp_path}/sub/b.txt"]
+    found = find_sources([f"file://{tmp_path}"], leave_out=[f"file://{tmp_path}/out"])
+    assert [source.path for source in found] == [f"file://{tmp_path}/a.txt", f"file://{tmp_path}/sub/b.txt"]
+    assert len(find_sources([str(tmp_path / ".git")])) == 1, "a hidden folder that is named is meant"
+
+
+def test_changed_input_is_another_input(tmp_path: Path) -> None:
+    memory = sources_module.fsspec.filesystem("memory")
+    memory.pipe("/changing/a.txt", LINES.encode())
+    urls = find_sources(["memory://changing"])
+    before = describe_sources(urls)
+    assert describe_sources(urls) == before
+    memory.pipe("/changing/a.txt", LINES.encode() + b"more")
+    assert describe_sources(urls) != before
+    datasets = pytest.importorskip("datasets")
+    seen = []
+    for text in ("One.", "Two."):
+        datasets.Dataset.from_dict({"text": [text]}).save_to_disk(str(tmp_path / "saved"))
+        seen.append(describe_sources(find_sources([str(tmp_path / "saved")])))
+    assert seen[0] != seen[1]
+
+
+def test_suffixes_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(LINES.encode()))
+    (tmp_path / "B.JSONL").write_text(json.dumps({"text": " ".join(DOCUMENTS[0])}))
+    assert documents_of(tmp_path) == [*DOCUMENTS, DOCUMENTS[0]]
+
+
+SCRIPTS = {
+    "Chinese": ["今天天气很好。", "我们去公园散步吧！", "你想去哪里？"],
+    "Japanese": ["今日は天気がいいです。", "「行きましょう。」", "どこへ行きますか？"],
+    "Hindi": ["आज मौसम अच्छा है।", "हम बाग में चलते हैं।", "क्या तुम आओगे?"],
+    "Urdu": ["آج موسم اچھا ہے۔", "ہم باغ میں چلتے ہیں۔", "کیا آپ آئیں گے؟"],
+    "Russian": ["Сегодня хорошая погода.", "Мы идём в парк.", "Ты пойдёшь?"],
+    "Armenian": ["Այսօր լավ եղանակ է։", "Մենք գնում ենք այգի։", "Դու կգա՞ս։"],
+    "English": ["The weather is good, e.g. it is warm.", "We go to the park (at 3 p.m. today).", '"Will you come?"'],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_layout_is_found_in_any_script(script: str) -> None:
+    sentences = SCRIPTS[script] * 3
+    joint = "" if script in ("Chinese", "Japanese") else " "
+    assert layout_of("\n".join(sentences)) == "sentences"
+    assert layout_of("\n\n".join([joint.join(sentences)] * 3)) == "paragraphs"
+    running = joint.join(sentences)
+    assert layout_of("\n".join(running[i : i + 5] for i in range(0, len(running), 5))) == "running"
 
 
 def test_folders_globs_and_urls(tmp_path: Path) -> None:
