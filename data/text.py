@@ -13,10 +13,9 @@ from common.errors import SYSTEM_REMEDIES, UserError
 from data.compression import is_damage, optional_import
 from data.lines import lines_of_range, pieces, records_of_range
 from data.sources import HF_PREFIX, Source, open_source
-from data.wikitext import articles, plain_text
+from data.wikitext import Article, articles, plain_text
 
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
-UNPACKED_FIELD = "wikitext"
 BROKEN = "files_cut_short"  # the count of files that are damaged or end too early
 _ROWS_AT_ONCE = 256  # of a Parquet file
 _LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
@@ -82,8 +81,8 @@ def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
     try:
         with open_source(source.path) as stream:
             if source.format == "wiki":
-                for text in articles(stream, counts):
-                    yield Unpacked(json.dumps({UNPACKED_FIELD: text}).encode() + b"\n", True)
+                for article in articles(stream, counts):
+                    yield Unpacked(json.dumps(article).encode() + b"\n", True)
                 return
             for piece in pieces(stream, 0):
                 is_last = piece.ends_line and (piece.is_blank or source.format == "jsonl")
@@ -246,7 +245,10 @@ def _wiki(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
 
 def _wikitext(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
     """A part of a dump, as `unpack` wrote it."""
-    yield from map(plain_text, _json_lines(source, counts, UNPACKED_FIELD))
+    with open_source(source.path) as stream:
+        for line in stream:
+            text, media = json.loads(line)
+            yield plain_text(Article(text, tuple(media)))
 
 
 def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ import bz2
 import errno
 import gzip
 import json
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from data import sources as sources_module
 from data.layout import layout_of
 from data.lines import LONGEST_LINE
 from data.sources import Source, describe_sources, detect_layout, find_sources, pack_sources
-from data.text import read_documents
-from data.wikitext import plain_text
+from data.text import read_documents, unpack
+from data.wikitext import Article, plain_text
 
 DOCUMENTS = [
     ["The first sentence stands here.", "Here is the second one."],
@@ -115,9 +116,54 @@ def test_a_dump_or_archive_that_breaks_off_gives_what_came_before(tmp_path: Path
     assert counts["files_cut_short"] == 2
 
 
-def test_wiki_markup_never_runs_away() -> None:
-    assert plain_text("{{" * 50_000 + "text") == ""
-    assert plain_text("[[" * 50_000 + "text").endswith("text")
+RUNAWAYS = {
+    "templates": "{{" * 50_000 + "text",
+    "links": "[[" * 50_000 + "text",
+    "references": "<ref>a " * 50_000,
+    "references with names": '<ref name="a">' * 50_000 + "<math>" * 50_000,
+    "comments": "<!-- a " * 50_000,
+    "tables": "{| a " * 50_000 + "|}",
+    "external links": "[//a.b c " * 50_000,
+    "brackets": "(" + " " * 100_000 + "x",
+    "headings": "=a" + "=" * 100_000 + "x",
+    "media": "[[File:a [[b]] " * 30_000,
+    "tags": "<a " * 50_000,
+    "a number": "&#" + "9" * 100_000 + "; text",
+    "quotes": "'" * 100_001,
+}
+
+
+@pytest.mark.parametrize("kind", RUNAWAYS)
+def test_wiki_markup_never_runs_away(kind: str) -> None:
+    started = time.process_time()
+    plain_text(Article(RUNAWAYS[kind]))
+    assert time.process_time() - started < 5, "what is quadratic takes minutes"
+
+
+def test_wiki_markup_that_is_left_open() -> None:
+    assert plain_text(Article("{{" * 50_000 + "text")) == ""
+    assert plain_text(Article("[[" * 50_000 + "text")).endswith("text")
+    assert plain_text(Article("One <ref>two</REF > three <ref name=x /> four <ref>five")) == "One  three  four five"
+    assert plain_text(Article("One <!-- two --> three <!-- four")) == "One  three"
+    assert plain_text(Article("One ( ; , ) two &#65; &#99999999999;")) == "One  two A"
+    assert plain_text(Article("== A ==\nThe text.\n=a= b")) == "The text.\n=a= b"
+
+
+def test_a_dump_tells_its_namespaces_and_its_redirects(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text(
+        '<mediawiki><siteinfo><namespaces><namespace key="0" /><namespace key="6">Mynd</namespace>'
+        '<namespace key="14">Flokkur</namespace></namespaces></siteinfo>'
+        "<page><ns>0</ns><revision><text>The text is here.\n[[Mynd:a.png|thumb|[[no]] text]]\n[[flokkur:Things]]\n"
+        "[[Kategorie:Dinge]][[Файл:a.png]] It [[Mynd|ends]] here.</text></revision></page>"
+        '<page><ns>0</ns><redirect title="A" /><revision><text>Weiterleitung nach A.</text></revision></page></mediawiki>'
+    )
+    counts: Counter[str] = Counter()
+    (source,) = find_sources([str(tmp_path / "a.xml")])
+    (tmp_path / "part").write_bytes(b"".join(item.content for item in unpack(source, counts)))
+    for path, kind in (("a.xml", "wiki"), ("part", "wikitext")):
+        found = read_documents(Source(str(tmp_path / path), kind), counts, language="en", text_field="text")
+        assert [document.sentences for document in found] == [["The text is here.", "It ends here."]]
+    assert counts["pages_that_are_no_articles"] == 2
 
 
 def test_junk_is_survived_and_counted(tmp_path: Path) -> None:
