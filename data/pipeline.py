@@ -127,7 +127,13 @@ class Pipeline:
             size += len(text)
             sample.extend(text.split("\n"))
         console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
-        return train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+        trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+        if trained.vocab_size < settings.vocab_size:
+            console.warn(
+                f"the tokenizer has {trained.vocab_size:,} tokens, not the {settings.vocab_size:,} of --vocab_size: "
+                f"the text has no more parts of words that come up twice; give more text, or a smaller --vocab_size"
+            )
+        return trained
 
     def encode(self, pieces: Sequence[str]) -> list[dict[str, Any]]:
         return self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")

@@ -7,6 +7,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import IO, NamedTuple
 from xml.etree import ElementTree
 
@@ -29,38 +30,13 @@ _MOST_NESTING = 12  # of templates; deeper ones are left and dropped with their 
 # Namespaces whose links are no text: media files and categories. A dump names its own in its <siteinfo>; these are the
 # common ones, and the English names, which every wiki understands.
 _MEDIA_KEYS = ("6", "14", "-2")
-_MEDIA_NAMES = (
-    *("file", "image", "media", "category"),  # English
-    *(
-        "datei",
-        "bild",
-        "kategorie",
-        "fichier",
-        "catégorie",
-        "archivo",
-        "imagen",
-        "categoría",
-    ),  # German, French, Spanish
-    *("ficheiro", "arquivo", "imagem", "categoria", "immagine", "bestand", "afbeelding", "categorie"),  # Portuguese …
-    *("plik", "grafika", "kategoria", "soubor", "súbor", "fájl", "kép", "kategória", "fil", "kategori"),  # Polish …
-    *("файл", "изображение", "категория", "категорія", "зображення", "αρχείο", "κατηγορία"),  # Russian, Greek …
-    *(
-        "ファイル",
-        "画像",
-        "カテゴリ",
-        "文件",
-        "檔案",
-        "图像",
-        "圖像",
-        "分类",
-        "分類",
-        "파일",
-        "그림",
-        "분류",
-    ),  # Japanese …
-    *("ملف", "تصنيف", "پرونده", "رده", "קובץ", "תמונה", "קטגוריה", "चित्र", "श्रेणी", "ไฟล์", "ภาพ", "หมวดหมู่"),
-    *("tập tin", "thể loại", "dosya", "tiedosto", "luokka", "berkas"),
-)
+_MEDIA_NAMES = """
+    file image media category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro arquivo imagem
+    categoria immagine bestand afbeelding categorie plik grafika kategoria soubor súbor fájl kép kategória fil kategori
+    файл изображение категория категорія зображення αρχείο κατηγορία ファイル 画像 カテゴリ
+    文件 檔案 图像 圖像 分类 分類 파일 그림 분류 ملف تصنيف پرونده رده קובץ תמונה קטגוריה चित्र श्रेणी ไฟล์ ภาพ หมวดหมู่
+    tập_tin thể_loại dosya tiedosto luokka berkas
+""".split()
 
 
 class Article(NamedTuple):
@@ -168,12 +144,14 @@ def _closing_tag(name: str) -> re.Pattern[str]:
 
 def _without_media(text: str, names: tuple[str, ...]) -> str:
     """Without links to files and categories, which may hold one more level of links in their captions."""
-    listed = "|".join(re.escape(name) for name in dict.fromkeys((*_MEDIA_NAMES, *(name.lower() for name in names))))
-    return _media_link(listed).sub("", text)
+    return _media_link(names).sub("", text)
 
 
-def _media_link(names: str) -> re.Pattern[str]:
+@lru_cache(maxsize=8)
+def _media_link(names: tuple[str, ...]) -> re.Pattern[str]:
+    known = dict.fromkeys(name.replace(" ", "_") for name in (*_MEDIA_NAMES, *names))
+    listed = "|".join(re.escape(name).replace("_", "[ _]") for name in known)
     return re.compile(
-        rf"\[\[[ \t]*(?:{names})[ \t]*:[^\[\]]*(?:\[\[[^\[\]]*\]\][^\[\]]*)*\]\]",
+        rf"\[\[[ \t]*(?:{listed})[ \t]*:[^\[\]]*(?:\[\[[^\[\]]*\]\][^\[\]]*)*\]\]",
         re.IGNORECASE,
     )

@@ -241,6 +241,15 @@ def test_a_given_tokenizer_is_used_and_recorded(corpus: Path, tmp_path: Path) ->
     assert opened(tmp_path / "second" / "32").tokenizer_digest == opened(tmp_path / "first" / "32").tokenizer_digest
 
 
+def test_a_tokenizer_smaller_than_asked_for_is_told(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(corpus, tmp_path, "--vocab_size", "5000")
+    size = load_tokenizer(tmp_path / "tokenizer").vocab_size
+    assert f"the tokenizer has {size:,} tokens, not the 5,000 of --vocab_size" in capsys.readouterr().err
+    assert size < 5000
+
+
 def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
     import fsspec
 

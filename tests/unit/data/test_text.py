@@ -155,7 +155,7 @@ def test_a_dump_tells_its_namespaces_and_its_redirects(tmp_path: Path) -> None:
         '<namespace key="14">Flokkur</namespace></namespaces></siteinfo>'
         "<page><ns>0</ns><revision><text>The text is here.\n[[Mynd:a.png|thumb|[[no]] text]]\n[[flokkur:Things]]\n"
         "[[Kategorie:Dinge]][[Файл:a.png]] It [[Mynd|ends]] here.</text></revision></page>"
-        '<page><ns>0</ns><redirect title="A" /><revision><text>Weiterleitung nach A.</text></revision></page></mediawiki>'
+        '<page><ns>0</ns><redirect title="A" /><revision><text>Weiterleitung.</text></revision></page></mediawiki>'
     )
     counts: Counter[str] = Counter()
     (source,) = find_sources([str(tmp_path / "a.xml")])

@@ -1,6 +1,9 @@
 """The tokenizer against stock transformers, and the fast encoder against the tokenizer."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +104,40 @@ def check_encoder(folder: Path, texts: list[str]) -> None:
 
 def test_training_twice_gives_the_same_vocabulary() -> None:
     assert train_tokenizer(TEXTS * 3, 300).digest == train_tokenizer(TEXTS * 3, 300).digest
+
+
+MANY_CHARACTERS = """
+import random, sys
+from data.tokenizer import train_tokenizer
+draw = random.Random(0)
+letters = [chr(code) for start, count in ((0x61, 26), (0x400, 400), (0x1200, 300), (0x4E00, 1500)) for code in
+           range(start, start + count)]
+texts = [" ".join("".join(draw.choices(letters, k=draw.randint(1, 6))) for _ in range(12)) for _ in range(1500)]
+tokenizer = train_tokenizer(texts, int(sys.argv[1]))
+print(tokenizer.digest, tokenizer.vocab_size, len(set("".join(texts))))
+"""
+
+
+@pytest.mark.parametrize("size", [4500, 500])
+def test_training_on_many_characters_gives_one_vocabulary_of_the_size_asked_for(size: int) -> None:
+    """In two processes with other hashes; the second size is far smaller than the alphabet."""
+    found = set()
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        command = [sys.executable, "-c", MANY_CHARACTERS, str(size)]
+        root = Path(__file__).parents[3]
+        found.add(subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1
+    _, tokens, characters = found.pop().split()
+    assert int(tokens) == size
+    assert int(characters) > 2000
+
+
+def test_words_with_characters_beyond_the_alphabet_do_not_train() -> None:
+    tokenizer = train_tokenizer(["walking talking", "wølking tбlking"] * 9 + ["walked talked"] * 99, 26)
+    assert tokenizer.vocab_size == 26
+    assert not any(letter in token for token in tokenizer.vocabulary for letter in "øб")
+    assert "[UNK]" not in tokenizer.backend.encode("walked talking").tokens
 
 
 def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
