@@ -222,17 +222,18 @@ def plan_shards(
     if total_rows == 0:
         return []
     total = -(-total_rows // shard_rows)
-    bounds = [total_rows * i // total for i in range(total + 1)]
-    firsts = np.cumsum([0] + [part[3] for part in parts])[:-1].tolist()
-    tasks = []
-    for index in range(total):
-        ranges = []
-        for (piece, donor, copy, count), first in zip(parts, firsts, strict=True):
-            low, high = max(bounds[index], first), min(bounds[index + 1], first + count)
-            if low < high:
-                ranges.append(RowRange(piece, donor, copy, low - first, high - first, low))
-        tasks.append(ShardTask(split, length, predictions, index, total, tuple(ranges)))
-    return tasks
+    ranges: list[list[RowRange]] = [[] for _ in range(total)]
+    index = first = 0
+    for piece, donor, copy, count in parts:
+        low = first
+        while low < first + count:
+            end = total_rows * (index + 1) // total  # of the shard at hand
+            high = min(first + count, end)
+            ranges[index].append(RowRange(piece, donor, copy, low - first, high - first, low))
+            low = high
+            index += high == end
+        first += count
+    return [ShardTask(split, length, predictions, number, total, tuple(part)) for number, part in enumerate(ranges)]
 
 
 def require_documents(results: Sequence[dict[str, Any]], inputs: Sequence[str]) -> list[str]:

@@ -1,13 +1,16 @@
 """The tasks of a preparation, one by one."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from data.pipeline import choose_donors
+from data.pipeline import choose_donors, plan_shards
 from data.settings import Settings
 from data.sources import Source
 from data.stages import Job, _encoder, encode, ingest
@@ -36,6 +39,31 @@ def test_a_tokenizer_made_anew_in_the_same_place_is_read_anew(tmp_path: Path) ->
     before = _encoder(str(tmp_path)).vocab_size
     train_tokenizer(WORDS, 60).save(tmp_path)
     assert _encoder(str(tmp_path)).vocab_size < before
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 25))
+def test_shards_share_the_rows_evenly_and_lose_none(sizes: list[int], shard_rows: int) -> None:
+    parts = [(f"piece{number}", "donor", number % 3, size) for number, size in enumerate(sizes)]
+    tasks = plan_shards("training", 32, 5, parts, shard_rows)
+    rows = [
+        (part.piece, row, part.first_number + row - part.start)
+        for task in tasks
+        for part in task.ranges
+        for row in range(part.start, part.stop)
+    ]
+    named = [(piece, row) for piece, _, _, size in parts for row in range(size)]
+    assert rows == [(*row, number) for number, row in enumerate(named)]
+    held = [sum(part.stop - part.start for part in task.ranges) for task in tasks]
+    assert len(tasks) == -(-sum(sizes) // shard_rows)
+    assert not held or (max(held) <= shard_rows and max(held) - min(held) <= 1)
+
+
+def test_many_shards_of_many_pieces_are_planned_at_once() -> None:
+    parts = [(f"{number}", "donor", 0, 8000) for number in range(50_000)]
+    started = time.process_time()
+    assert len(plan_shards("training", 128, 20, parts, 32768)) == 12208
+    assert time.process_time() - started < 10, "shards times pieces would take minutes"
 
 
 def test_donors_are_of_another_document_where_there_is_one() -> None:
