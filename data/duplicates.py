@@ -7,6 +7,7 @@ import numpy as np
 
 from data.compression import optional_import
 from data.store import WorkFolder
+from data.words import split_words
 
 _HASHES_AT_ONCE = 4_000_000  # compared in memory together: 32 MB and some temporaries
 _PERMUTATIONS = 64
@@ -37,9 +38,9 @@ def mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> i
 
 
 def sign(text: str) -> np.ndarray:
-    """[64] MinHash of a document's runs of five words, lower-cased."""
+    """[64] MinHash of a document's runs of five words, lower-cased; of five characters where there are no blanks."""
     datasketch = optional_import("datasketch", "--near_duplicates")
-    words = text.lower().split()[:_LONGEST]
+    words = split_words(text.lower())[:_LONGEST]
     shingles = {" ".join(words[i : i + _SHINGLE_WORDS]) for i in range(max(1, len(words) - _SHINGLE_WORDS + 1))}
     signature = datasketch.MinHash(num_perm=_PERMUTATIONS, seed=1, scheme=_SCHEME)
     signature.update_batch([shingle.encode() for shingle in sorted(shingles)])

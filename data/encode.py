@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from tokenizers import Encoding
 
 from data.tokenizer import BertTokenizer
 
 _LINE_END = "\u2424"  # stands for "\n", which the normaliser would turn into a space
 _ASCII_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")
 _ASCII_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_MAX_REMEMBERED = 2_000_000  # words; about 300 MB. Beyond it the table starts anew
+_MAX_REMEMBERED = 150_000  # words; 280 bytes each, about 42 MB. Beyond it the table starts anew
+_WORD_MARKS = ("▁", "Ġ")  # how SentencePiece and byte-level vocabularies write a blank
 
 
 class Encoded(NamedTuple):
@@ -56,7 +58,10 @@ class Encoder:
         self._is_bert = tokenizer.is_bert
         self._backend = tokenizer.backend
         self._lower_case = tokenizer.lower_case
-        added = [token.content for token in self._backend.get_added_tokens_decoder().values()]
+        tokens = list(self._backend.get_added_tokens_decoder().values())
+        # Words are looked up one by one unless a token may stand for several of them as they are after normalising.
+        self._is_word_wise = self._is_bert and not any(token.normalized for token in tokens)
+        added = [token.content for token in tokens]
         self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
         self._punctuation: dict[str, str] = {}  # non-ASCII characters → "word", "space" or "punctuation"
         self._words = _ASCII_WORDS
@@ -67,7 +72,7 @@ class Encoder:
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Ids without [CLS] and [SEP]. A sentence may come out empty."""
-        if not self._is_bert or not sentences:
+        if not self._is_word_wise or not sentences:
             return _assemble([self._encode_plainly(sentence) for sentence in sentences])
         if len(self._number_of) > _MAX_REMEMBERED:
             self._forget()
@@ -165,10 +170,29 @@ class Encoder:
 
     def _encode_plainly(self, sentence: str) -> tuple[np.ndarray, np.ndarray]:
         encoding = self._backend.encode(sentence, add_special_tokens=False)
-        words = [-1 if word is None else word for word in encoding.word_ids]
+        words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
         starts = np.ones(len(words), dtype=bool)
-        starts[1:] = np.diff(np.array(words)) != 0 if len(words) > 1 else starts[1:]
+        starts[1:] = (words[1:] != words[:-1]) | (words[1:] < 0)
+        if not self._is_bert:
+            starts |= _after_blanks(sentence, encoding)
         return np.array(encoding.ids, dtype=np.int32), starts
+
+
+def _after_blanks(sentence: str, encoding: Encoding) -> np.ndarray:
+    """[T] whether a token begins with a blank, or stands after one that is not a token by itself.
+
+    Some tokenizers do not split a sentence into words, or not at every blank, and count it as one word.
+    """
+    starts = np.zeros(len(encoding), dtype=bool)
+    covered = 0  # up to where tokens have taken the sentence
+    ends_word = False  # whether the token before has a blank behind its letters
+    for place, (token, (begin, end)) in enumerate(zip(encoding.tokens, encoding.offsets, strict=True)):
+        passed = sentence[covered : begin + 1] if begin >= covered else ""
+        starts[place] = ends_word or token.startswith(_WORD_MARKS) or any(map(str.isspace, passed))
+        text = sentence[begin:end]
+        ends_word = bool(text.strip()) and text[-1].isspace()
+        covered = max(covered, end)
+    return starts
 
 
 _NO_IDS = np.empty(0, dtype=np.int32)

@@ -5,6 +5,7 @@ S tokens a row, of which S - 3 are text where there are two segments, S - 2 wher
 """
 
 from bisect import bisect_left, bisect_right
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ class Documents(NamedTuple):
     word_starts: np.ndarray  # [T] bool
     sentence_ends: np.ndarray  # [sentences] int64, in tokens; no sentence is empty
     document_ends: np.ndarray  # [documents] int64, in sentences; no document is empty
+    document_keys: np.ndarray  # [documents] uint64; equal for the parts of a document that was too large for one
 
 
 class Instances(NamedTuple):
@@ -67,6 +69,8 @@ class _Pairs:
         self.bounds: list[int] = [0, *documents.document_ends.tolist()]
         self.donor_ends: list[int] = [0, *donor.sentence_ends.tolist()]
         self.donor_bounds: list[int] = [0, *donor.document_ends.tolist()]
+        self.keys: list[int] = documents.document_keys.tolist()
+        self.donor_keys: list[int] = donor.document_keys.tolist()
         self.donates_itself = donor is documents
         self.room = room
         self.short = short
@@ -126,10 +130,20 @@ class _Pairs:
         other = int(self.draws[4] * others)
         if self.donates_itself and other >= document:
             other += 1
+        if self.donor_keys[other] == self.keys[document]:
+            found = self._other_from(other, self.keys[document])
+            if found is None:
+                return None
+            other = found
         low, high = bounds[other], bounds[other + 1]
         first = low + int(self.draws[5] * (high - low))
         end = bisect_left(ends, ends[first] + max(1, target), first + 1, high)
         return ends[first], ends[end] - ends[first]
+
+    def _other_from(self, first: int, key: int) -> int | None:
+        """The donor's next document from `first` on, and around, that is no part of the document `key`."""
+        places = chain(range(first, len(self.donor_keys)), range(first))
+        return next((place for place in places if self.donor_keys[place] != key), None)
 
     def _add_ordered(self, document: int, first: int, end: int) -> int:
         """One instance of sentence-order prediction: two neighbours, swapped half of the time."""

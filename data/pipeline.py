@@ -10,15 +10,17 @@ import numpy as np
 
 from common.console import console
 from common.errors import UserError
+from data import sources as sources_
 from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
-from data.sources import Source
-from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_dump, write
+from data.sources import Source, pack_sources
+from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
 
+_NAMED_FILES = 5  # in a message
 _IN_FLIGHT = 4  # tasks submitted ahead per worker: enough to keep them busy, few enough to stay small
 
 Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
@@ -68,16 +70,22 @@ class Pipeline:
     # --- the stages -----------------------------------------------------------------------------------------------
 
     def ingest(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
-        """Pieces of clean text. A dump is first cut into parts, because one stream can only be read by one worker."""
-        dumps = [source for source in sources if source.format == "wiki"]
-        tasks = [(f"{number:06d}", (number, source)) for number, source in enumerate(dumps)]
-        unpacked = dict(zip(dumps, self.run_stage("unpacking", unpack_dump, tasks, "dump"), strict=True))
+        """Pieces of clean text. A stream, which only one worker can read, is first cut into parts."""
+        streams = [source for source in sources if source.is_stream]
+        tasks: list[Task] = [
+            (f"{number:06d}", (number, source, sources_.RANGE_BYTES)) for number, source in enumerate(streams)
+        ]
+        unpacked = dict(zip(streams, self.run_stage("unpacking", unpack_stream, tasks, "file"), strict=True))
         parts: list[Source] = []
         for source in sources:
-            parts += [Source(p, "wikitext") for p in unpacked[source]["parts"]] if source in unpacked else [source]
-        tasks = [(f"{number:06d}", (number, part)) for number, part in enumerate(parts)]
-        read = self.run_stage("reading", ingest, tasks, "file part")
-        return [{"pieces": [], "counts": result["counts"]} for result in unpacked.values()] + read
+            if source in unpacked:
+                kind = "wikitext" if source.format == "wiki" else source.format
+                parts += [Source(path, kind) for path in unpacked[source]["parts"]]
+            else:
+                parts.append(source)
+        tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(pack_sources(parts))]
+        read = self.run_stage("reading", ingest, tasks, "part")
+        return [{**result, "pieces": []} for result in unpacked.values()] + read
 
     def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
         """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""
@@ -119,7 +127,13 @@ class Pipeline:
             size += len(text)
             sample.extend(text.split("\n"))
         console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
-        return train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+        trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+        if trained.vocab_size < settings.vocab_size:
+            console.warn(
+                f"the tokenizer has {trained.vocab_size:,} tokens, not the {settings.vocab_size:,} of --vocab_size: "
+                f"the text has no more parts of words that come up twice; give more text, or a smaller --vocab_size"
+            )
+        return trained
 
     def encode(self, pieces: Sequence[str]) -> list[dict[str, Any]]:
         return self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
@@ -132,11 +146,13 @@ class Pipeline:
         for split in SPLITS:
             filled = [piece for piece, result in encoded.items() if result["splits"][split]["documents"]]
             for length in settings.max_seq_lengths:
-                shifts = [
-                    donor_shift(settings, split, length, copy, len(filled)) for copy in range(settings.copies(split))
+                keys = [encoded[piece]["splits"][split]["sole_key"] for piece in filled]
+                chosen = [
+                    choose_donors(keys, donor_shift(settings, split, length, copy, len(filled)))
+                    for copy in range(settings.copies(split))
                 ]
                 for i, piece in enumerate(filled):
-                    donors = {str(copy): filled[(i + shift) % len(filled)] for copy, shift in enumerate(shifts)}
+                    donors = {str(copy): filled[numbers[i]] for copy, numbers in enumerate(chosen)}
                     plans.append((split, length, piece, donors))
         tasks = [
             (f"{split}-{length}-{piece}", (piece, donors, split, length)) for split, length, piece, donors in plans
@@ -179,6 +195,25 @@ def donor_shift(settings: Settings, split: str, length: int, copy: int, num_piec
     return 1 + int(generator(settings.seed, "donor", split, length, copy).integers(num_pieces - 1))
 
 
+def choose_donors(sole_keys: Sequence[int | None], shift: int) -> list[int]:
+    """For each piece the number of the one that gives its random segments: `shift` further on, and around.
+
+    `sole_keys` has the document that a piece is nothing but parts of. Where both pieces are parts of the same one, the
+    next piece from there that is not gives them.
+    """
+    count = len(sole_keys)
+    following = list(range(count))  # the next piece that is not of the same document only
+    for number in reversed(range(2 * count)):
+        here, after = number % count, (number + 1) % count
+        is_same = sole_keys[after] is not None and sole_keys[after] == sole_keys[here]
+        following[here] = following[after] if is_same else after
+    chosen = []
+    for piece, key in enumerate(sole_keys):
+        donor = (piece + shift) % count
+        chosen.append(following[donor] if key is not None and sole_keys[donor] == key else donor)
+    return chosen
+
+
 def plan_shards(
     split: str, length: int, predictions: int, parts: Sequence[tuple[str, str, int, int]], shard_rows: int
 ) -> list[ShardTask]:
@@ -187,24 +222,33 @@ def plan_shards(
     if total_rows == 0:
         return []
     total = -(-total_rows // shard_rows)
-    bounds = [total_rows * i // total for i in range(total + 1)]
-    firsts = np.cumsum([0] + [part[3] for part in parts])[:-1].tolist()
-    tasks = []
-    for index in range(total):
-        ranges = []
-        for (piece, donor, copy, count), first in zip(parts, firsts, strict=True):
-            low, high = max(bounds[index], first), min(bounds[index + 1], first + count)
-            if low < high:
-                ranges.append(RowRange(piece, donor, copy, low - first, high - first, low))
-        tasks.append(ShardTask(split, length, predictions, index, total, tuple(ranges)))
-    return tasks
+    ranges: list[list[RowRange]] = [[] for _ in range(total)]
+    index = first = 0
+    for piece, donor, copy, count in parts:
+        low = first
+        while low < first + count:
+            end = total_rows * (index + 1) // total  # of the shard at hand
+            high = min(first + count, end)
+            ranges[index].append(RowRange(piece, donor, copy, low - first, high - first, low))
+            low = high
+            index += high == end
+        first += count
+    return [ShardTask(split, length, predictions, number, total, tuple(part)) for number, part in enumerate(ranges)]
 
 
 def require_documents(results: Sequence[dict[str, Any]], inputs: Sequence[str]) -> list[str]:
     """The names of all pieces; an input without one usable document is the user's mistake."""
     pieces = [name for result in results for name, _ in result["pieces"]]
     if not pieces:
+        broken = [path for result in results for path in result["broken"]]
+        hint = f" ({describe_broken(broken)})" if broken else ""
         raise UserError(
-            f"--input {' '.join(inputs)}: no document of usable text was found; give files with text in UTF-8"
+            f"--input {' '.join(inputs)}: no document of usable text was found{hint}; give files with text in UTF-8"
         )
     return pieces
+
+
+def describe_broken(paths: Sequence[str]) -> str:
+    """Which files are damaged or end too early, the first few by name, and the remedy."""
+    named = ", ".join(paths[:_NAMED_FILES]) + (f" and {len(paths) - _NAMED_FILES} more" if paths[_NAMED_FILES:] else "")
+    return f"damaged or cut short: {named}; copy them again from where they came"

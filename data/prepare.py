@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +16,11 @@ from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from data.compression import optional_import
 from data.executors import open_executor
-from data.pipeline import Pipeline, require_documents
+from data.pipeline import Pipeline, describe_broken, require_documents
 from data.prepare_arguments import parse_arguments, settings_from
-from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS
+from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
 from data.settings import Settings
-from data.sources import Source, describe_sources, find_sources, is_url
+from data.sources import Source, count_formats, describe_sources, find_sources, is_url
 from data.stages import Job
 from data.storage import Storage
 from data.tokenizer import BertTokenizer, load_tokenizer
@@ -41,16 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokenizer = load_tokenizer(Path(arguments.vocab_file), lower_case=arguments.do_lower_case)
     if settings.near_duplicates is not None:
         optional_import("datasketch", "--near_duplicates")  # before anything old is removed
-    sources = find_sources(arguments.input, settings.layout)
+    sources = find_sources(arguments.input, settings.layout, _own_places(arguments, work, settings))
     fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
-    if not arguments.overwrite and _is_done(output, fingerprint, settings):
-        console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
-        return 0
+    if not arguments.overwrite:
+        if _is_done(output, fingerprint, settings):
+            console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
+            return 0
+        if not _is_continued(work, fingerprint):
+            _refuse_to_replace(output, settings)
     job = Job(settings, str(work), output.root, str(work / "tokenizer"))
     started = time.perf_counter()
     with _left_as_found(work):
         _open_work(work, output, fingerprint, settings, arguments.overwrite)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
+            console.say(f"{len({source.path for source in sources}):,} files: {_described(count_formats(sources))}")
             summary = prepare(Pipeline(job, executor, workers), sources, tokenizer, arguments.input)
     _save_tokenizer(Path(job.tokenizer), Storage(arguments.tokenizer_dir or f"{output.root}/tokenizer"))
     for length, shards in summary["shards"].items():
@@ -71,14 +75,22 @@ def prepare(
     pipeline.tokenizer(pieces, tokenizer)
     encoded = dict(zip(pieces, pipeline.encode(pieces), strict=True))
     shards = pipeline.write(pipeline.cut(encoded))
-    return {"counts": _counted(read, dropped, list(encoded.values())), "shards": shards}
+    broken = sorted({path for result in read for path in result["broken"]})
+    return {"counts": _counted(sources, read, dropped, list(encoded.values())), "shards": shards, "broken": broken}
+
+
+def _described(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
 
 
 def _counted(
-    read: Sequence[dict[str, Any]], dropped: dict[str, int], encoded: Sequence[dict[str, Any]]
+    sources: Sequence[Source],
+    read: Sequence[dict[str, Any]],
+    dropped: dict[str, int],
+    encoded: Sequence[dict[str, Any]],
 ) -> dict[str, int]:
     """Everything that was counted, under readable names."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter({f"files_of_{kind}": count for kind, count in count_formats(sources).items()})
     for result in read:
         counts.update(result["counts"])
     counts.update(dropped)
@@ -92,21 +104,43 @@ def _counted(
 
 def _is_done(output: Storage, fingerprint: str, settings: Settings) -> bool:
     """Whether this very preparation is complete. Another one in the same place is only replaced when told to."""
-    found = []
+    done = []
     for length in settings.max_seq_lengths:
-        name = f"{length}/{MANIFEST_NAME}"
-        found.append(_fingerprint_in(output, name) if output.exists(name) else None)
-        if found[-1] and found[-1] != fingerprint:
+        found, sizes = _manifest_in(output, f"{length}/{MANIFEST_NAME}")
+        if found is not None and found != fingerprint:
             raise UserError(
                 f"{output.root}/{length}: holds shards made from other input or with other settings; "
                 "give another --output_dir, or pass --overwrite to replace them"
             )
-    return all(found)
+        there = {name: size for name, size in output.sizes(str(length)).items() if name.endswith(SUFFIXES)}
+        if found is not None and sizes != there:
+            changed = sorted(name for name, _ in sizes.items() ^ there.items())
+            console.warn(f"{output.root}/{length}: {changed[0]} is not as {MANIFEST_NAME} lists it; preparing anew")
+        done.append(found is not None and sizes == there)
+    return all(done)
 
 
-def _fingerprint_in(output: Storage, name: str) -> str:
+def _refuse_to_replace(output: Storage, settings: Settings) -> None:
+    """Shards that no manifest lists may be somebody's only copy."""
+    problems = Problems()
+    for length in settings.max_seq_lengths:
+        _, listed = _manifest_in(output, f"{length}/{MANIFEST_NAME}")  # of this very preparation, if there is one
+        shards = [name for name in output.sizes(str(length)) if name.endswith(SUFFIXES) and name not in listed]
+        if shards:
+            problems.add(
+                f"{output.root}/{length}: holds {len(shards)} HDF5 files that this preparation did not make, such as "
+                f"{shards[0]}; give another --output_dir, or pass --overwrite to replace them"
+            )
+    problems.raise_if_any()
+
+
+def _manifest_in(output: Storage, name: str) -> tuple[str | None, dict[str, int]]:
+    """Of which preparation the shards beside a manifest are, and their sizes; None where there is no manifest."""
+    if not output.exists(name):
+        return None, {}
     try:
-        return str(json.loads(output.read_text(name))["fingerprint"])
+        manifest = json.loads(output.read_text(name))
+        return str(manifest["fingerprint"]), {file["name"]: file["bytes"] for file in manifest["files"]}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{output.root}/{name}: is no manifest of shards ({error}); give another --output_dir, or pass --overwrite "
@@ -124,6 +158,17 @@ def _check_places(arguments: argparse.Namespace, work: Path) -> None:
     problems.raise_if_any()
     if work.is_dir() and not (work / MARKER).is_file() and any(work.iterdir()):
         raise UserError(f"{work}: is no work folder of this command and not empty; give another --work_dir")
+
+
+def _own_places(arguments: argparse.Namespace, work: Path, settings: Settings) -> list[str]:
+    """What this command writes, which is no text to read even where it lies below the input."""
+    output = arguments.output_dir.rstrip("/")
+    places = [str(work), arguments.tokenizer_dir or f"{output}/tokenizer"]
+    places += [f"{output}/{length}" for length in settings.max_seq_lengths]
+    inputs = [Path(given).absolute() for given in arguments.input if not is_url(given)]
+    if not is_url(output) and any(given in Path(output).absolute().parents for given in inputs):
+        places.append(output)
+    return places
 
 
 @contextmanager
@@ -148,19 +193,24 @@ def _work_path(given: str | None, output: Storage) -> Path:
     return Path(given) if given is not None else output.path(WORK_NAME)
 
 
+def _is_continued(work: Path, fingerprint: str) -> bool:
+    """Whether an interrupted run of this very preparation left its work folder."""
+    marker = work / MARKER
+    return marker.is_file() and marker.read_text() == fingerprint
+
+
 def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings, overwrite: bool) -> None:
     """The work folder: the one an interrupted run left, if it was the same preparation, or a new one."""
-    marker = work / MARKER
-    is_continued = marker.is_file() and marker.read_text() == fingerprint and not overwrite
+    is_continued = _is_continued(work, fingerprint) and not overwrite
     if is_continued:
         console.say(f"{work}: going on where an earlier run stopped")
     else:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        write_atomically(marker, fingerprint)
+        write_atomically(work / MARKER, fingerprint)
     for length in settings.max_seq_lengths:
-        for name in output.names(str(length)):
-            if name.endswith(".tmp") or (not is_continued and name.endswith((".hdf5", MANIFEST_NAME))):
+        for name in output.sizes(str(length)):
+            if name.endswith(".tmp") or (not is_continued and name.endswith((*SUFFIXES, MANIFEST_NAME))):
                 output.remove(f"{length}/{name}")
 
 
@@ -195,6 +245,8 @@ def _report(summary: dict[str, Any], output: Storage, tokenizer: BertTokenizer, 
                 )
         if output.is_local:
             _write_report(output.path(str(length)), tokenizer, counts | {"seconds": round(seconds, 1)})
+    if summary["broken"]:
+        console.warn(f"of these files only what could be read was used; {describe_broken(summary['broken'])}")
     console.say(f"done in {seconds:.1f} s")
 
 

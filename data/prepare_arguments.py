@@ -58,7 +58,13 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the field or column with the text in JSON Lines, Parquet and datasets",
     )
-    flags.add("--min_document_words", type=int, default=3, metavar="N", help="drop shorter documents")
+    flags.add(
+        "--min_document_words",
+        type=int,
+        default=3,
+        metavar="N",
+        help="drop shorter documents; a Chinese, Japanese, Thai or Khmer character counts as a word",
+    )
     flags.add(
         "--near_duplicates",
         type=float,

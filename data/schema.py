@@ -15,6 +15,7 @@ SPLITS: tuple[Split, ...] = ("training", "validation", "test")
 FORMAT_VERSION = 1
 ATTRIBUTE = "bert_pretraining"  # the one root attribute: a JSON object, described in docs/data_format.md
 MANIFEST_NAME = "manifest.json"
+SUFFIXES = (".hdf5", ".h5")  # of a shard's name
 WORD_STARTS = "word_starts"  # ours, optional: [N, ceil(S / 8)] uint8, one bit a token, set where a word begins
 
 # name -> (shape, type as written)

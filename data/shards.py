@@ -14,9 +14,8 @@ from common.errors import Problems, UserError
 from common.files import file_digest
 from data.plan import Extent
 from data.reader import PREPARE_COMMAND, REMEDY, ShardFile
-from data.schema import MANIFEST_NAME, SPLITS, Rows, Split, concatenate_rows
+from data.schema import MANIFEST_NAME, SPLITS, SUFFIXES, Rows, Split, concatenate_rows
 
-SUFFIXES = (".hdf5", ".h5")
 _OPEN_FILES = 32
 _FIRST_ROWS = 64
 
@@ -35,6 +34,11 @@ class ShardInfo:
     @property
     def is_masked(self) -> bool:
         return self.attributes is None or bool(self.attributes.get("masked", True))
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        found = None if self.attributes is None else self.attributes.get("tokenizer_digest")
+        return None if found is None else str(found)
 
 
 class PretrainingDataset:
@@ -68,11 +72,8 @@ class PretrainingDataset:
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer that made the shards; None where a shard does not say."""
-        found = {
-            None if shard.attributes is None else shard.attributes.get("tokenizer_digest") for shard in self.shards
-        }
-        return found.pop() if len(found) == 1 else None
+        """The digest of the tokenizer that made the shards, as those that say it agree; None where none does."""
+        return next((shard.tokenizer_digest for shard in self.shards if shard.tokenizer_digest is not None), None)
 
     @property
     def digest(self) -> str:
@@ -159,11 +160,12 @@ def open_dataset(
     shards: list[ShardInfo] = []
     for number, folder in enumerate(folders):
         try:
-            paths = find_shards(Path(folder), split)
             manifest = read_manifest(Path(folder))
+            paths = find_shards(Path(folder), split)
         except UserError as error:
             problems.add(str(error))
             continue
+        _check_complete(Path(folder), split, paths, manifest, problems)
         for position, path in enumerate(paths):
             is_mine = verify and position % share[1] == share[0]
             try:
@@ -174,6 +176,7 @@ def open_dataset(
         problems.add("no data folder was given; name one in the model JSON under data.mixed_seq_datasets")
     _check_weights(weights, len(folders), problems)
     problems.raise_if_any()
+    _check_one_tokenizer(shards)
     dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights)
     if vocab_size is not None:
         # All values are checked as they are read; the first rows tell at once that the tokenizer is another one.
@@ -262,6 +265,45 @@ def _check_shard(
         return ShardInfo(path, folder, file.num_rows, file.block_rows, file.attributes, str(digest))
     finally:
         file.close()
+
+
+def _check_complete(
+    folder: Path, split: Split, paths: Sequence[Path], manifest: dict[str, Any], problems: Problems
+) -> None:
+    """Hold the files of a split against the manifest, where there is one: all that it lists, and no others."""
+    there = {path.name for path in paths}
+    for name in manifest:
+        if split_of(Path(name)) == split and name not in there:
+            problems.add(f"{folder / name}: is missing, but {MANIFEST_NAME} lists it; {REMEDY}")
+    for path in paths:
+        if manifest and path.name not in manifest:
+            problems.add(
+                f"{path}: is not listed in the {MANIFEST_NAME} beside it, so it is of another preparation; move it "
+                f"to a folder of its own"
+            )
+
+
+def _check_one_tokenizer(shards: Sequence[ShardInfo]) -> None:
+    """The same id is another word to another tokenizer: shards that say which one made them must agree."""
+    stated = [shard for shard in shards if shard.tokenizer_digest is not None]
+    other = next((shard for shard in stated if shard.tokenizer_digest != stated[0].tokenizer_digest), None)
+    if other is not None:
+        raise UserError(
+            f"{other.path}: was made with another tokenizer than {stated[0].path}; prepare both with the same "
+            f"--vocab_file, or train on one of them"
+        )
+
+
+def check_tokenizer(datasets: Sequence[PretrainingDataset], digest: str | None) -> None:
+    """Refuse data of another tokenizer than `digest`, where it is known, or than the other datasets."""
+    stated = [data for data in datasets if data.tokenizer_digest is not None]
+    for data in stated:
+        if digest is not None and data.tokenizer_digest != digest:
+            raise UserError(
+                f"{data.files[0].parent}: was made with another tokenizer than the model JSON's bert_token_file; "
+                f"name the tokenizer that the data was prepared with, or prepare the data again"
+            )
+    _check_one_tokenizer([shard for data in stated for shard in data.shards])
 
 
 def check_apart(training: Sequence[PretrainingDataset], validation: PretrainingDataset) -> None:

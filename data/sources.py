@@ -1,40 +1,58 @@
 """What to read: files, folders, globs, URLs and datasets become sources; a large file is cut for many workers."""
 
 import glob
-import re
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 import fsspec
 
 from common.errors import Problems, UserError
-from data.compression import COMPRESSIONS, open_binary
+from data.compression import COMPRESSIONS, is_damage, open_binary, optional_import
+from data.layout import layout_of
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; the cut depends on the file alone, never on the number of workers
 HF_PREFIX = "hf:"
 LAYOUTS = ("auto", "sentences", "paragraphs", "running")
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
 _SAMPLE_BYTES = 2**16
-_SENTENCE_INSIDE = re.compile(r"[.!?][\"')\]]*\s+[\"'(]?[A-Z]")
-_LINE_END = re.compile(r"[.!?:;…。！？][\"')\]”’]*$")
+_MOST_IN_PACK = 1000  # sources read by one task
+_UNPACKED = 4  # about so many times a compressed file's size is what it holds
+# By what a file system tells that a file has changed; each has some of these.
+_VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash", "crc32c", "created")
 
 
 class Source(NamedTuple):
-    """A file, or the documents of it that begin in a range of bytes."""
+    """A file, or a part of it: the documents that begin in a range of bytes, or a range of Parquet's row groups."""
 
     path: str
-    format: str  # sentences, paragraphs, running, jsonl, wiki, parquet or hf
+    format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
     start: int = 0
     stop: int | None = None  # None = to the end
+    size: int | None = None  # about how many bytes of text it holds; None = not known
+
+    @property
+    def is_compressed(self) -> bool:
+        return PurePosixPath(self.path).suffix.lower() in COMPRESSIONS
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether one worker must read it from the start, though many could clean what it holds."""
+        is_large = self.size is not None and self.size >= RANGE_BYTES
+        return self.format == "wiki" or (
+            self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "jsonl")
+        )
 
 
-def find_sources(inputs: Sequence[str], layout: str = "auto") -> list[Source]:
-    """Sources in a fixed order: by path, then by position."""
+def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequence[str] = ()) -> list[Source]:
+    """Sources in a fixed order: by path, then by position. Files below `leave_out` are none."""
     problems = Problems()
     paths: set[str] = set()
     for given in inputs:
-        found = _expand(given)
+        found = [path for path in _expand(given) if not _is_below(path, leave_out)]
         if not found:
             problems.add(f"--input {given}: no file found; give files, folders, globs or URLs of text, or hf:NAME")
         paths.update(found)
@@ -42,15 +60,51 @@ def find_sources(inputs: Sequence[str], layout: str = "auto") -> list[Source]:
     return [source for path in sorted(paths) for source in _cut(path, layout)]
 
 
+def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
+    """Neighbours that are small together, so that a million small files do not make a million tasks."""
+    pack: list[Source] = []
+    size = 0
+    for source in sources:
+        own = RANGE_BYTES if source.size is None else source.size
+        if pack and (size + own > RANGE_BYTES or len(pack) == _MOST_IN_PACK):
+            yield tuple(pack)
+            pack, size = [], 0
+        pack.append(source)
+        size += own
+    if pack:
+        yield tuple(pack)
+
+
+def count_formats(sources: Sequence[Source]) -> Counter[str]:
+    """How many files are read as what."""
+    return Counter(kind for _, kind in sorted({(source.path, source.format) for source in sources}))
+
+
 def describe_sources(sources: Sequence[Source]) -> list[Any]:
-    """The input as found: a changed file is another input."""
+    """The input as found: a changed file is another input. Of a dataset by name only the name is known."""
     described: list[Any] = []
     for path in sorted({source.path for source in sources}):
-        if is_url(path) or path.startswith(HF_PREFIX) or Path(path).is_dir():
+        if path.startswith(HF_PREFIX):
             described.append([path])
+        elif is_url(path):
+            described.append([path, *_describe_url(path)])
+        elif Path(path).is_dir():
+            described.append([path, *(_state_digest(state) for state in sorted(Path(path).rglob("state.json")))])
         else:
-            described.append([path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns])
+            found = Path(path).stat()
+            described.append([path, found.st_size, found.st_mtime_ns])
     return described
+
+
+def _describe_url(path: str) -> list[Any]:
+    system, name = fsspec.core.url_to_fs(path)
+    found = system.info(name)
+    return [found.get("size"), {key: str(found[key]) for key in _VERSIONS if key in found}]
+
+
+def _state_digest(path: Path) -> str:
+    """Of a saved dataset's state, which holds a fingerprint of its content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def is_url(path: str) -> bool:
@@ -74,19 +128,34 @@ def _expand(given: str) -> list[str]:
     if path.is_dir():
         if _is_saved_dataset(path):
             return [str(path)]
-        return [str(file) for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")]
+        return [str(file) for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))]
     return [str(path)] if path.is_file() else []
 
 
 def _expand_url(given: str) -> list[str]:
     try:
         system, path = fsspec.core.url_to_fs(given)
-        names = system.glob(path) if glob.has_magic(path) else system.find(path)
-        return [system.unstrip_protocol(name) for name in sorted(names) if not PurePosixPath(name).name.startswith(".")]
+        if glob.has_magic(path):
+            names = [name for name in system.glob(path) if system.isfile(name)]
+        else:
+            names = [name for name in system.find(path) if not _is_hidden(PurePosixPath(name.removeprefix(path)[1:]))]
+        return [system.unstrip_protocol(name) for name in sorted(names)]
     except (ImportError, ValueError, OSError) as error:
         raise UserError(
             f"--input {given}: cannot be read ({error}); install the file system's package for fsspec"
         ) from error
+
+
+def _is_hidden(below: PurePath) -> bool:
+    """Whether it, or a folder on the way to it, is hidden: .git, .work, a half-written file."""
+    return any(part.startswith(".") for part in below.parts)
+
+
+def _is_below(path: str, folders: Sequence[str]) -> bool:
+    if is_url(path) or path.startswith(HF_PREFIX):
+        return any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+    place = Path(path).absolute()
+    return any(not is_url(folder) and place.is_relative_to(Path(folder).absolute()) for folder in folders)
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -101,35 +170,47 @@ def _cut(path: str, layout: str) -> list[Source]:
     is_compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
     inner = suffixes[:-1] if is_compressed else suffixes
     found = _FORMATS.get(inner[-1]) if inner else None
-    if found is not None:
-        return [Source(path, found)]
-    found = layout if layout != "auto" else detect_layout(path)
-    if is_compressed or is_url(path) or found == "running":
-        return [Source(path, found)]
-    size = Path(path).stat().st_size
-    starts = range(0, max(1, size), RANGE_BYTES)
+    if found is None:
+        found = layout if layout != "auto" else detect_layout(path)
+    if found == "parquet":
+        return _cut_parquet(path)
+    size = None if is_url(path) else Path(path).stat().st_size
+    if is_compressed or size is None or found in ("running", "wiki"):
+        return [Source(path, found, size=size * _UNPACKED if is_compressed and size is not None else size)]
+    bounds = [*range(0, max(1, size), RANGE_BYTES), size]
     return [
-        Source(path, found, start, None if start + RANGE_BYTES >= size else start + RANGE_BYTES) for start in starts
+        Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
 
 
-def detect_layout(path: str) -> str:
-    """How a text file is laid out, from its beginning.
+def _cut_parquet(path: str) -> list[Source]:
+    """Row groups in runs of about a range's bytes; a file that cannot be understood is left for reading to count."""
+    parquet = optional_import("pyarrow.parquet", f"reading {path}")
+    try:
+        with open_source(path) as stream:
+            metadata = parquet.ParquetFile(stream).metadata
+            sizes = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+    except Exception as error:
+        if isinstance(error, OSError) or is_damage(error):
+            return [Source(path, "parquet")]
+        raise
+    sources: list[Source] = []
+    first = size = 0
+    for number, own in enumerate(sizes, start=1):
+        size += own
+        if size >= RANGE_BYTES or number == len(sizes):
+            sources.append(Source(path, "parquet", first, number, size))
+            first, size = number, 0
+    return sources or [Source(path, "parquet")]
 
-    sentences   one sentence a line, a blank line between documents
-    paragraphs  one paragraph a line, a blank line between documents
-    running     lines broken anywhere, a blank line between paragraphs; the file is one document
-    """
+
+def detect_layout(path: str) -> str:
+    """How a text file is laid out, from its beginning."""
     try:
         with open_source(path) as stream:
             sample = stream.read(_SAMPLE_BYTES).decode(errors="ignore")
-    except (OSError, EOFError, ValueError):
-        return "sentences"  # reading it will count what is wrong
-    lines = [line.strip() for line in sample.split("\n") if line.strip()]
-    if not lines:
-        return "sentences"
-    closed = sum(1 for line in lines if _LINE_END.search(line)) / len(lines)
-    several = sum(1 for line in lines if _SENTENCE_INSIDE.search(line)) / len(lines)
-    if closed < 0.5:
-        return "running"
-    return "paragraphs" if several > 0.3 else "sentences"
+    except Exception as error:
+        if isinstance(error, OSError) or is_damage(error):
+            return "sentences"  # reading it will count or tell what is wrong
+        raise
+    return layout_of(sample)

@@ -1,7 +1,7 @@
 """The tasks of a preparation. Each is a function of small arguments that reads and writes the work folder.
 
-unpack   a wiki dump       → parts of it as sources
-ingest   a source          → pieces of cleaned text, a hash for every document
+unpack   a stream          → parts of it as sources
+ingest   some sources      → pieces of cleaned text, a hash for every document
 (dedup)  all hashes        → which documents to keep
 encode   a piece           → token ids, by split
 cut      a piece           → instances, by split, length and copy
@@ -9,9 +9,9 @@ write    a range of rows   → one shard
 """
 
 import hashlib
+import threading
 from collections import Counter
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +25,12 @@ from data.randomness import derive_key, generator
 from data.rows import SpecialIds, assemble_rows
 from data.schema import SPLITS, Rows, concatenate_rows
 from data.settings import Settings
-from data.sources import RANGE_BYTES, Source
+from data.sources import Source
 from data.storage import Storage
 from data.store import WorkFolder
-from data.text import read_documents, unpack
+from data.text import BROKEN, read_documents, unpack
 from data.tokenizer import BertTokenizer, load_tokenizer
+from data.words import has_words
 from data.writer import shard_bytes, shard_name
 
 PIECE_BYTES = 2 * 2**20
@@ -73,48 +74,80 @@ class ShardTask(NamedTuple):
         return f"{self.split}-{self.length}-{self.number:05d}-of-{self.total:05d}"
 
 
-def unpack_dump(job: Job, number: int, source: Source) -> dict[str, Any]:
-    """Cut a dump into parts that many workers can clean."""
+def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dict[str, Any]:
+    """Cut what one worker must read from the start into parts that many can clean."""
     counts: Counter[str] = Counter()
     parts: list[str] = []
-    for lines in _batches(unpack(source, counts), RANGE_BYTES):
-        parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}.jsonl"))
-        Path(parts[-1]).write_text("".join(lines), encoding="utf-8")
-    return {"parts": parts, "counts": counts}
+    found = unpack(source, counts)
+    for first in found:
+        parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}"))
+        with Path(parts[-1]).open("wb") as stream:
+            size, item = stream.write(first.content), first
+            while not (item.may_end and size >= part_bytes) and (following := next(found, None)) is not None:
+                size, item = size + stream.write(following.content), following
+    return {"parts": parts, "counts": counts, "broken": [source.path] if counts[BROKEN] else []}
 
 
-def ingest(job: Job, number: int, source: Source) -> dict[str, Any]:
-    """Clean a source's documents into pieces. A document's hash decides its split and whether it is a duplicate."""
+def ingest(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """Clean the documents of some sources into pieces.
+
+    A text's hash tells whether it is a duplicate. A document's key, the hash of its first part, decides its split and
+    holds the parts of a very large one together.
+    """
     folder = job.folder
     counts: Counter[str] = Counter()
     pieces: list[list[Any]] = []
-    for texts in _batches(_clean_documents(source, job.settings, counts), PIECE_BYTES):
+    broken: list[str] = []
+    key = 0
+    for documents in _batches(_clean_sources(sources, job.settings, counts, broken), PIECE_BYTES):
         name = f"{number:06d}-{len(pieces):06d}"
-        folder.text_path(name).write_text("\n".join(texts), encoding="utf-8")
-        folder.save_array("hashes", name, np.array([_text_hash(text) for text in texts], dtype=np.uint64))
-        pieces.append([name, len(texts)])
-    return {"pieces": pieces, "counts": counts}
+        hashes = [_text_hash(document.text) for document in documents]
+        keys = []
+        for document, own in zip(documents, hashes, strict=True):
+            key = key if document.goes_on else own
+            keys.append(key)
+        folder.text_path(name).write_text("\n".join(document.text for document in documents), encoding="utf-8")
+        folder.save_array("hashes", name, np.array(hashes, dtype=np.uint64))
+        folder.save_array("keys", name, np.array(keys, dtype=np.uint64))
+        pieces.append([name, len(documents)])
+    return {"pieces": pieces, "counts": counts, "broken": broken}
 
 
-def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[str]:
-    """Documents of one sentence a line, those that are too short left out."""
-    for sentences in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
-        counts["documents"] += 1
-        text = "\n".join(sentences) + "\n"
-        if text.count(" ") + len(sentences) < settings.min_document_words:
-            counts["documents_too_short"] += 1
-            continue
-        counts["sentences"] += len(sentences)
-        yield text
+class CleanText(NamedTuple):
+    text: str  # one sentence a line
+    goes_on: bool = False  # whether it is a further part of the document before it
 
 
-def _batches(texts: Iterator[str], limit: int) -> Iterator[list[str]]:
+def _clean_sources(
+    sources: Sequence[Source], settings: Settings, counts: Counter[str], broken: list[str]
+) -> Iterator[CleanText]:
+    for source in sources:
+        before = counts[BROKEN]
+        yield from _clean_documents(source, settings, counts)
+        if counts[BROKEN] > before:
+            broken.append(source.path)
+
+
+def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -> Iterator[CleanText]:
+    """The source's documents, those that are too short left out."""
+    for document in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
+        text = "\n".join(document.sentences) + "\n"
+        if not document.goes_on:
+            counts["documents"] += 1
+            if not has_words(text, settings.min_document_words):
+                counts["documents_too_short"] += 1
+                continue
+        counts["sentences"] += len(document.sentences)
+        yield CleanText(text, document.goes_on)
+
+
+def _batches(texts: Iterator[CleanText], limit: int) -> Iterator[list[CleanText]]:
     """Runs of texts, each just long enough to reach `limit` characters."""
-    batch: list[str] = []
+    batch: list[CleanText] = []
     size = 0
     for text in texts:
         batch.append(text)
-        size += len(text)
+        size += len(text.text)
         if size >= limit:
             yield batch
             batch, size = [], 0
@@ -149,7 +182,8 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
     folder = job.folder
     documents = piece_documents(folder, piece)
     keep = folder.load_array("keep", piece)
-    splits = _splits_of(folder.load_array("hashes", piece)[keep], job.settings)
+    keys = folder.load_array("keys", piece)[keep]
+    splits = _splits_of(keys, job.settings)
     encoder = _encoder(job.tokenizer)
     encoded = encoder.encode([sentence for document in documents for sentence in document])
     kind = np.uint16 if encoder.vocab_size <= 0xFFFF else np.uint32
@@ -172,17 +206,26 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
             word_starts=encoded.word_starts[tokens],
             sentence_ends=np.cumsum(lengths[kept]),
             document_ends=np.cumsum(counted[counted > 0]),
+            document_keys=keys[chosen][counted > 0],
         )
         folder.save_documents(f"{split}-{piece}", stored)
         result["splits"][split] = {
-            "documents": len(stored.document_ends), "sentences": len(stored.sentence_ends), "tokens": len(stored.tokens)
-        }  # fmt: skip
+            "documents": len(stored.document_ends),
+            "sentences": len(stored.sentence_ends),
+            "tokens": len(stored.tokens),
+            "sole_key": _sole(stored.document_keys),
+        }
     return result
 
 
-def _splits_of(hashes: np.ndarray, settings: Settings) -> np.ndarray:
+def _sole(keys: np.ndarray) -> int | None:
+    """The one document that all these are parts of, if there is only one."""
+    return int(keys[0]) if len(keys) and (keys == keys[0]).all() else None
+
+
+def _splits_of(keys: np.ndarray, settings: Settings) -> np.ndarray:
     """[documents] 0 training, 1 validation, 2 test: a function of the document's text and the seed alone."""
-    mixed = (hashes ^ np.uint64(derive_key(settings.seed, "split"))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (keys ^ np.uint64(derive_key(settings.seed, "split"))) * np.uint64(0x9E3779B97F4A7C15)
     share = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
     below = settings.validation_share + settings.test_share
     return np.where(share < settings.validation_share, 1, np.where(share < below, 2, 0))
@@ -282,7 +325,19 @@ def _attributes(job: Job, task: ShardTask, tokenizer: BertTokenizer) -> dict[str
     }
 
 
-@lru_cache(maxsize=1)
+class _OfThread(threading.local):
+    """Each thread's own encoder: it learns words as it goes, which two threads must not do in one table."""
+
+    encoder: Encoder | None = None
+    origin: tuple[str, int] | None = None
+
+
+_OF_THREAD = _OfThread()
+
+
 def _encoder(tokenizer: str) -> Encoder:
-    """One encoder a process: its memory of words is what makes it fast."""
-    return Encoder(load_tokenizer(Path(tokenizer)))
+    """One encoder a thread: its memory of words is what makes it fast. A worker may outlive a preparation."""
+    origin = (tokenizer, (Path(tokenizer) / "tokenizer.json").stat().st_mtime_ns)
+    if _OF_THREAD.encoder is None or _OF_THREAD.origin != origin:
+        _OF_THREAD.encoder, _OF_THREAD.origin = Encoder(load_tokenizer(Path(tokenizer))), origin
+    return _OF_THREAD.encoder

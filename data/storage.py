@@ -49,15 +49,16 @@ class Storage:
         self._system.pipe_file(temporary, content.encode() if isinstance(content, str) else content)
         self._system.mv(temporary, f"{folder}/{file}")
 
-    def names(self, folder: str) -> list[str]:
-        """File names directly in a folder, hidden ones too; none where there is no folder."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """name → bytes of the files directly in a folder, hidden ones too; none where there is no folder."""
         if self.is_local:
             path = self.path(folder)
-            return sorted(file.name for file in path.iterdir() if file.is_file()) if path.is_dir() else []
+            found = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
+            return {file.name: file.stat().st_size for file in found}
         if not self._system.isdir(f"{self._base}/{folder}"):
-            return []
-        found = self._system.ls(f"{self._base}/{folder}", detail=True)
-        return sorted(entry["name"].rpartition("/")[2] for entry in found if entry["type"] == "file")
+            return {}
+        entries = self._system.ls(f"{self._base}/{folder}", detail=True)
+        return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
 
     def remove(self, name: str) -> None:
         if self.is_local:

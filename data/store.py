@@ -22,7 +22,7 @@ class WorkFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("raw", "text", "hashes", "signatures", "keep", "tokens", "instances", "done"):
+        for name in ("raw", "text", "hashes", "keys", "signatures", "keep", "tokens", "instances", "done"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def result_path(self, stage: str, task: str) -> Path:

@@ -1,23 +1,23 @@
 """Reads documents out of a source as lists of sentences, and survives whatever else is in the file."""
 
+import errno
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import IO
+from typing import Any, NamedTuple
 
 import sentencex
 
-from common.errors import UserError
-from data.compression import optional_import
+from common.errors import SYSTEM_REMEDIES, UserError
+from data.compression import is_damage, optional_import
+from data.lines import lines_of_range, pieces, records_of_range
 from data.sources import HF_PREFIX, Source, open_source
-from data.wikitext import articles, plain_text
+from data.wikitext import Article, articles, plain_text
 
-LONGEST_LINE = 2**20  # bytes; a longer line is cut, so that memory stays bounded
-LONGEST_RECORD = 64 * 2**20  # bytes of one JSON line; a longer one is dropped
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
-UNPACKED_FIELD = "wikitext"
+BROKEN = "files_cut_short"  # the count of files that are damaged or end too early
+_ROWS_AT_ONCE = 256  # of a Parquet file
 _LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
 _MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
@@ -25,42 +25,70 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _NO_CONTROLS = dict.fromkeys([*range(9), *range(14, 32), 127])
 
 
-def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[list[str]]:
-    """Documents as lists of sentences. `counts` collects what was met on the way."""
+class Document(NamedTuple):
+    """The sentences of a document, or of one part of a very large one."""
+
+    sentences: list[str]
+    goes_on: bool = False  # whether it is a further part of the document before it
+
+
+def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[Document]:
+    """All documents of a source. `counts` collects what was met on the way."""
     try:
         if source.format == "sentences":
             documents = _from_lines(source, counts, None)
         elif source.format == "paragraphs":
             documents = _from_lines(source, counts, language)
+        elif source.format == "running":
+            documents = _running_text(source, counts, language)
         else:
             texts = _TEXTS[source.format](source, counts, text_field)
-            documents = (split_text(text, language) for text in texts)
+            documents = (Document(split_text(text, language)) for text in texts)
         for document in documents:
             yield from _bounded(document, counts)
     except Exception as error:
-        _count_cut_short(error, source, counts)
+        _count_damage(error, source, counts)
 
 
-def _count_cut_short(error: Exception, source: Source, counts: Counter[str]) -> None:
-    """A file that ends too early still has what came before; the report says so. Any other error goes on."""
-    if isinstance(error, FileNotFoundError | PermissionError):
+def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> None:
+    """A broken file still has what came before; the report says so. What the system refuses is an error."""
+    if is_damage(error):
+        counts[BROKEN] += 1
+    elif isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
         raise UserError(
             f"{source.path}: cannot be read ({error.strerror}); give this user the right to, or leave it out of --input"
         ) from error
-    # zstandard is optional, so its error is known by name only
-    if not isinstance(error, EOFError | zlib.error | OSError) and type(error).__name__ != "ZstdError":
+    elif isinstance(error, OSError):
+        remedy = SYSTEM_REMEDIES.get(error.errno or 0, "see that it can be read")
+        raise UserError(
+            f"{source.path}: cannot be read ({error.strerror or error}); {remedy}, and run the same command again: it "
+            f"goes on where it was"
+        ) from error
+    else:
         raise error
-    counts["files_cut_short"] += 1
 
 
-def unpack(source: Source, counts: Counter[str]) -> Iterator[str]:
-    """The articles of a dump as JSON lines, uncleaned: reading one is sequential, cleaning is most of the work."""
+class Unpacked(NamedTuple):
+    content: bytes
+    may_end: bool  # whether what follows it can be read by itself
+
+
+def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
+    """What a stream holds, uncleaned: reading it is sequential, cleaning is most of the work.
+
+    The articles of a dump as JSON lines; lines of text or of JSON as they are.
+    """
     try:
         with open_source(source.path) as stream:
-            for text in articles(stream, counts):
-                yield json.dumps({UNPACKED_FIELD: text}) + "\n"
+            if source.format == "wiki":
+                for article in articles(stream, counts):
+                    yield Unpacked(json.dumps(article).encode() + b"\n", True)
+                return
+            for piece in pieces(stream, 0):
+                is_last = piece.ends_line and (piece.is_blank or source.format == "jsonl")
+                yield Unpacked(piece.content, is_last)
     except Exception as error:
-        _count_cut_short(error, source, counts)
+        _count_damage(error, source, counts)
 
 
 def split_text(text: str, language: str) -> list[str]:
@@ -91,30 +119,32 @@ def _cut_long(sentence: str) -> Iterator[str]:
         yield sentence
 
 
-def _bounded(document: list[str], counts: Counter[str]) -> Iterator[list[str]]:
+def _bounded(document: Document, counts: Counter[str]) -> Iterator[Document]:
     """The document, in parts where it is very large."""
-    if not document:
-        counts["empty_documents"] += 1
+    goes_on = document.goes_on
+    if not document.sentences:
+        counts["empty_documents"] += not goes_on
         return
+    counts["documents_cut"] += goes_on
     part: list[str] = []
     size = 0
-    for sentence in document:
+    for sentence in document.sentences:
+        if size > LARGEST_DOCUMENT:
+            yield Document(part, goes_on)
+            counts["documents_cut"] += 1
+            part, size, goes_on = [], 0, True
         part.append(sentence)
         size += len(sentence)
-        if size > LARGEST_DOCUMENT:
-            counts["documents_cut"] += 1
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+    yield Document(part, goes_on)
 
 
-def _from_lines(source: Source, counts: Counter[str], language: str | None) -> Iterator[list[str]]:
+def _from_lines(source: Source, counts: Counter[str], language: str | None) -> Iterator[Document]:
     """Blank lines between documents; a line is a sentence, or a paragraph to split where a language is given."""
     document: list[str] = []
     size = 0
+    goes_on = False
     with open_source(source.path) as stream:
-        for line in _lines_of_range(stream, source, counts):
+        for line in lines_of_range(stream, source.start, source.stop, counts):
             text = clean_line(line, counts)
             if text:
                 if language:
@@ -124,43 +154,13 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
                 else:
                     document.extend(_cut_long(text))
                 size += len(text)
-            if document and (size > LARGEST_DOCUMENT or (not text and not line.strip())):
-                yield document
-                document, size = [], 0
+            is_end = not text and not line.strip()
+            if document and (is_end or size > LARGEST_DOCUMENT):
+                yield Document(document, goes_on)
+                document, size, goes_on = [], 0, True
+            goes_on = goes_on and not is_end
     if document:
-        yield document
-
-
-def _lines_of_range(stream: IO[bytes], source: Source, counts: Counter[str]) -> Iterator[bytes]:
-    """The lines of the documents that begin in the source's range.
-
-    A document begins after a blank line. A range starts after the first blank line at or after its start and ends
-    with the first blank line at or after its stop, so neighbouring ranges share nothing and lose nothing.
-    """
-    position = source.start
-    if source.start > 0:
-        stream.seek(source.start - 1)
-        position -= 1
-        is_blank = False
-        while not is_blank:
-            begins_line = position >= source.start
-            line = stream.readline()
-            is_blank = begins_line and not line.strip()
-            if not line or (is_blank and source.stop is not None and position >= source.stop):
-                return  # no document begins in this range
-            position += len(line)
-    for line in _bounded_lines(stream, counts):
-        yield line
-        if source.stop is not None and position >= source.stop and not line.strip():
-            return
-        position += len(line)
-
-
-def _bounded_lines(stream: IO[bytes], counts: Counter[str]) -> Iterator[bytes]:
-    while line := stream.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            counts["long_lines_cut"] += 1
-        yield line
+        yield Document(document, goes_on)
 
 
 def clean_line(line: bytes, counts: Counter[str]) -> str:
@@ -185,47 +185,49 @@ def clean_line(line: bytes, counts: Counter[str]) -> str:
     return " ".join(text.split())
 
 
-def _running_text(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
+def _running_text(source: Source, counts: Counter[str], language: str) -> Iterator[Document]:
     """A file as one document: lines are joined into paragraphs, which blank lines end. Handed on in bounded parts."""
-    paragraphs: list[str] = []
+    sentences: list[str] = []
     lines: list[str] = []
     size = 0
+    goes_on = False
     with open_source(source.path) as stream:
-        for line in _bounded_lines(stream, counts):
+        for line in lines_of_range(stream, 0, None, counts):
             text = clean_line(line, counts)
             if text:
                 lines.append(text)
                 size += len(text)
             if lines and (not line.strip() or size > LARGEST_DOCUMENT):
-                paragraphs.append(" ".join(lines))
+                sentences += split_sentences(" ".join(lines), language)
                 lines = []
             if size > LARGEST_DOCUMENT:
-                yield "\n".join(paragraphs)
-                paragraphs, size = [], 0
-    if lines:
-        paragraphs.append(" ".join(lines))
-    if paragraphs:
-        yield "\n".join(paragraphs)
+                yield Document(sentences, goes_on)
+                sentences, size, goes_on = [], 0, True
+    sentences += split_sentences(" ".join(lines), language)
+    if sentences:
+        yield Document(sentences, goes_on)
 
 
 def _json_lines(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
     with open_source(source.path) as stream:
-        while line := stream.readline(LONGEST_RECORD):
-            if len(line) == LONGEST_RECORD and not line.endswith(b"\n"):
-                counts["records_too_long"] += 1
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(LONGEST_RECORD)
-                continue
-            if line.strip():
-                yield from _text_of(_parsed(line, counts), text_field, counts)
+        for line in records_of_range(stream, source.start, source.stop, counts):
+            yield from _text_of(_parsed(line, counts), text_field, counts)
 
 
 def _parsed(line: bytes, counts: Counter[str]) -> object:
     try:
-        return json.loads(line.decode(errors="replace"))
+        return json.loads(_decoded(line, counts))
     except (ValueError, RecursionError):
         counts["bad_json_lines"] += 1
         return None
+
+
+def _decoded(content: bytes, counts: Counter[str]) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        counts["records_with_bad_utf8"] += 1
+        return content.decode(errors="ignore")
 
 
 def _text_of(record: object, text_field: str, counts: Counter[str]) -> Iterator[str]:
@@ -243,26 +245,28 @@ def _wiki(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
 
 def _wikitext(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
     """A part of a dump, as `unpack` wrote it."""
-    yield from map(plain_text, _json_lines(source, counts, UNPACKED_FIELD))
+    with open_source(source.path) as stream:
+        for line in stream:
+            text, media = json.loads(line)
+            yield plain_text(Article(text, tuple(media)))
 
 
 def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
+    arrow = optional_import("pyarrow", f"reading {source.path}")
     parquet = optional_import("pyarrow.parquet", f"reading {source.path}")
-    try:
-        with open_source(source.path) as stream:
-            file = parquet.ParquetFile(stream)
-            if text_field not in file.schema_arrow.names:
-                found = ", ".join(file.schema_arrow.names)
-                raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
-                    yield from _text_of({text_field: text}, text_field, counts)
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{source.path}: is no Parquet file ({error}); copy it again from where it came, or leave it out of --input"
-        ) from error
+    with open_source(source.path) as stream:
+        file = parquet.ParquetFile(stream)
+        if text_field not in file.schema_arrow.names:
+            found = ", ".join(file.schema_arrow.names)
+            raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
+        groups = list(range(file.num_row_groups))[source.start : source.stop]
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=[text_field]):
+            column = batch.column(0)
+            if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+                column = column.cast(arrow.large_binary())  # Parquet does not promise that its strings are UTF-8
+            for value in column.to_pylist():
+                text = _decoded(value, counts) if isinstance(value, bytes) else value
+                yield from _text_of({text_field: text}, text_field, counts)
 
 
 def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
@@ -273,7 +277,7 @@ def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iter
         owner, _, rest = name.partition("/")
         repository, _, config = rest.partition("/")
         name = f"{owner}/{repository}" if repository else owner
-        parts = [datasets.load_dataset(name, config or None, split=split or "train", streaming=True)]
+        parts = [_load_by_name(datasets, source.path, name, config or None, split or "train")]
     else:
         saved = datasets.load_from_disk(source.path)
         parts = list(saved.values()) if isinstance(saved, dict) else [saved]
@@ -285,8 +289,18 @@ def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iter
             yield from _text_of(record, text_field, counts)
 
 
+def _load_by_name(datasets: Any, given: str, name: str, config: str | None, split: str) -> Any:
+    try:
+        return datasets.load_dataset(name, config, split=split, streaming=True)
+    except Exception as error:  # the hub, the network and the dataset's own files each raise their own
+        reason = (str(error) or type(error).__name__).split("\n")[0]
+        raise UserError(
+            f"{given}: cannot be loaded ({reason}); check the name and the connection to the Hugging Face hub, or save "
+            f"it with save_to_disk() where there is one, and give that folder"
+        ) from error
+
+
 _TEXTS = {
-    "running": _running_text,
     "jsonl": _json_lines,
     "wiki": _wiki,
     "wikitext": _wikitext,

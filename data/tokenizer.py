@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ SMALLEST_VOCABULARY = len(SPECIALS) + 2
 _ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
 _CONTINUATION = "##"
 _MAX_LENGTH = 512
-_LARGEST_ALPHABET = 1000
+_SMALLEST_ALPHABET = 1000  # characters, where a text has so many
+_COVERED = 0.9999  # of a text's characters
 _LINES_AT_ONCE = 50_000
 
 
@@ -150,29 +152,54 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, lower_case: bool = Tr
     _add_bert_rules(backend, lower_case)
     sample = list(texts)
     # The trainer numbers "##" characters in the order of a hash table that differs from run to run, and breaks ties
-    # by these numbers. Naming them beforehand makes the vocabulary a function of the text alone.
-    numbered = [*SPECIALS, *_alphabet(sample, backend, lower_case)]
+    # by these numbers. Naming them beforehand, and showing it no word with any other character, makes the vocabulary a
+    # function of the text alone.
+    alphabet = _alphabet(sample, backend, lower_case, vocab_size - len(SPECIALS))
     trainer = trainers.WordPieceTrainer(
-        vocab_size=max(vocab_size, len(numbered)),
-        special_tokens=numbered,
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIALS, *alphabet],
         continuing_subword_prefix=_CONTINUATION,
         show_progress=False,
     )
+    sample = list(_of_alphabet(sample, set(alphabet), backend, lower_case))  # whole: the trainer locks the tokenizer
     backend.train_from_iterator(sample, trainer=trainer)
     tokens = sorted(backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     return _bert_from_tokens([token for token, _ in tokens], lower_case)
 
 
-def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool) -> list[str]:
-    """The commonest characters after normalising, first as word beginnings, then those that can go on a word."""
+def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool, room: int) -> list[str]:
+    """The commonest characters after normalising, first as word beginnings, then those that can go on a word.
+
+    As many as make up 99.99 % of the text, and no fewer than a thousand where there are: that is a thousand for a
+    language with letters, whatever else stands in its texts here and there, and about five thousand for Chinese. Never
+    more than `room` tokens.
+    """
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
     for first in range(0, len(texts), _LINES_AT_ONCE):
         text = _normalise(" ".join(texts[first : first + _LINES_AT_ONCE]), backend, lower_case)
         counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), minlength=len(counts))
     counts[ord(" ")] = 0
-    commonest = np.argsort(-counts, kind="stable")[:_LARGEST_ALPHABET]
-    characters = sorted(chr(code) for code in commonest if counts[code])
-    return characters + [_CONTINUATION + character for character in characters if _goes_on_words(character, backend)]
+    commonest = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    enough = int(np.searchsorted(np.cumsum(counts[commonest]), _COVERED * counts.sum())) + 1
+    beginnings: list[str] = []
+    continuations: list[str] = []
+    for character in map(chr, commonest[: max(enough, _SMALLEST_ALPHABET)].tolist()):
+        goes_on = _goes_on_words(character, backend)
+        if len(beginnings) + len(continuations) + 1 + goes_on > room:
+            break
+        beginnings.append(character)
+        continuations += [character] if goes_on else []
+    return sorted(beginnings) + [_CONTINUATION + character for character in sorted(continuations)]
+
+
+def _of_alphabet(texts: Sequence[str], alphabet: set[str], backend: Tokenizer, lower_case: bool) -> Iterator[str]:
+    """The texts without the words that have other characters, which would come out as [UNK] anyway."""
+    known = re.escape("".join(token for token in alphabet if len(token) == 1))
+    other = re.compile(rf"[^\s{known}]")
+    word = re.compile(rf"\S*[^\s{known}]\S*")
+    for text in texts:
+        normal = _normalise(text, backend, lower_case)
+        yield word.sub(" ", normal) if other.search(normal) else normal
 
 
 def _normalise(text: str, backend: Tokenizer, lower_case: bool) -> str:

@@ -1,6 +1,7 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError
 from data.loader import TrainingStream
-from data.shards import PretrainingDataset, check_apart, open_dataset
+from data.schema import Split
+from data.shards import PretrainingDataset, check_apart, check_tokenizer, open_dataset
 from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
@@ -129,44 +131,25 @@ def open_data(settings: Settings, place: Place) -> Datasets:
         "share": (place.rank, place.world_size),
     }
     problems = Problems()
-    opened = [
-        problems.attempt(
-            partial(
-                open_dataset,
-                each.folders,
-                split="training",
-                max_seq_length=each.length,
-                weights=each.weights,
-                **options,
-            )
+
+    def open_split(folders: Sequence[Path], split: Split, length: int, weights: Sequence[float] | None = None) -> Any:
+        return problems.attempt(
+            lambda: open_dataset(folders, split=split, max_seq_length=length, weights=weights, **options)
         )
-        for each in settings.lengths
-    ]
-    for data, length in zip(opened, settings.lengths, strict=True):
-        if data is not None:
-            problems.attempt(partial(check_fit, data, settings.model_config))
-            _check_tokenizer(data, length.folders[0], settings, problems)
+
+    opened = [open_split(each.folders, "training", each.length, each.weights) for each in settings.lengths]
     training = tuple(data for data in opened if data is not None)
     validation = None
     if settings.validation_folder is not None:
-        folders, longest = [settings.validation_folder], settings.flags.max_seq_length
-        validation = problems.attempt(
-            lambda: open_dataset(folders, split="validation", max_seq_length=longest, **options)
-        )
+        validation = open_split([settings.validation_folder], "validation", settings.flags.max_seq_length)
+    found = [*training, *([] if validation is None else [validation])]
+    for data in found:
+        problems.attempt(partial(check_fit, data, settings.model_config))
+    problems.attempt(lambda: check_tokenizer(found, settings.tokenizer.digest if settings.tokenizer else None))
     if validation is not None:
         problems.attempt(lambda: check_apart(training, validation))
-        problems.attempt(lambda: check_fit(validation, settings.model_config))
     problems.raise_if_any()
     return Datasets(training, validation)
-
-
-def _check_tokenizer(data: PretrainingDataset, folder: Path, settings: Settings, problems: Problems) -> None:
-    digest = settings.tokenizer.digest if settings.tokenizer else None
-    if digest and data.tokenizer_digest and digest != data.tokenizer_digest:
-        problems.add(
-            f"{folder}: was made with another tokenizer than the model JSON's bert_token_file; "
-            f"name the tokenizer that the data was prepared with, or prepare the data again"
-        )
 
 
 def build_model(settings: Settings) -> PreTrainingModel:

@@ -1,6 +1,7 @@
 """The prepare command as users run it: same bytes whatever runs it, killed and resumed, several lengths, elsewhere."""
 
 import bz2
+import gzip
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from common.errors import UserError
 from data import prepare, sources
@@ -86,6 +88,29 @@ def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caps
     run(corpus, tmp_path, "--masking_rate", "0.2", "--overwrite")
 
 
+def test_a_shard_that_is_lost_is_made_again(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(corpus, tmp_path)
+    before = digests(tmp_path)
+    lost = sorted((tmp_path / "32").glob("training*"))[1]
+    lost.unlink()
+    run(corpus, tmp_path)
+    told = capsys.readouterr()
+    assert "nothing to do" not in told.out
+    assert f"{lost.name} is not as manifest.json lists it" in told.err
+    assert digests(tmp_path) == before
+
+
+def test_shards_that_another_tool_wrote_are_not_replaced_unless_told(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "32").mkdir()
+    for name in ("wiki_training_0.hdf5", "books_test_0.h5"):
+        (tmp_path / "32" / name).write_bytes(b"weeks of work")
+    with pytest.raises(UserError, match=r"holds 2 HDF5 files .* such as books_test_0.h5; .*--overwrite"):
+        run(corpus, tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["32", "books_test_0.h5", "wiki_training_0.hdf5"]
+    run(corpus, tmp_path, "--overwrite")
+    assert not list(tmp_path.glob("32/*_0.h*"))
+
+
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 8_000)
     assert corpus.stat().st_size > 2 * PIECE_BYTES
@@ -157,6 +182,23 @@ def test_a_wiki_dump_is_cleaned_by_many_workers(tmp_path: Path) -> None:
     assert counts["sentences"] == 800
 
 
+def test_a_large_archive_is_cleaned_by_many_workers(corpus: Path, tmp_path: Path) -> None:
+    """Unpacked by one, into parts between documents: the same documents as of the plain file, whoever cleans them."""
+    text, archives = corpus.read_text(), tmp_path / "in"
+    archives.mkdir()
+    (archives / "a.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    records = "".join(json.dumps({"text": document}) + "\n" for document in text.strip().split("\n\n"))
+    (archives / "a.jsonl.zst").write_bytes(zstandard.compress(records.encode()))
+    run(archives, tmp_path / "one", "--keep_work")
+    run(archives, tmp_path / "two", "--workers", "2")
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert len(list((tmp_path / "one" / ".work" / "raw").iterdir())) > 4
+    counts = json.loads((tmp_path / "one" / "32" / "report.json").read_text())["preparation"]
+    assert counts["documents"] == 3000
+    assert counts["duplicates"] == 1500
+    assert (counts["files_of_sentences"], counts["files_of_jsonl"]) == (1, 1)
+
+
 def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
     pytest.importorskip("datasketch")
     corpus = write_corpus(tmp_path / "a.txt", 200)
@@ -199,6 +241,15 @@ def test_a_given_tokenizer_is_used_and_recorded(corpus: Path, tmp_path: Path) ->
     assert opened(tmp_path / "second" / "32").tokenizer_digest == opened(tmp_path / "first" / "32").tokenizer_digest
 
 
+def test_a_tokenizer_smaller_than_asked_for_is_told(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(corpus, tmp_path, "--vocab_size", "5000")
+    size = load_tokenizer(tmp_path / "tokenizer").vocab_size
+    assert f"the tokenizer has {size:,} tokens, not the 5,000 of --vocab_size" in capsys.readouterr().err
+    assert size < 5000
+
+
 def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
     import fsspec
 
@@ -214,7 +265,7 @@ def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
 def test_a_dask_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     run(corpus, tmp_path / "here")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster:
         run(corpus, tmp_path / "there", "--executor", "dask", "--scheduler", cluster.scheduler_address)
     assert digests(tmp_path / "here") == digests(tmp_path / "there")
 

@@ -8,6 +8,8 @@ import h5py
 import numpy as np
 from safetensors.torch import load_file, save_file
 
+from data.schema import Rows
+from data.writer import write_shard
 from tests.integration.bad_input.case import (
     Setup,
     Spoil,
@@ -68,6 +70,15 @@ def manifest_of(**changes: object) -> Spoil:
     return spoil
 
 
+def shard_of_tokenizer(split: str) -> Spoil:
+    """One more file, which says that another tokenizer made it."""
+    return lambda setup: write_shard(
+        setup.root / "data" / f"wiki_{split}_8.hdf5",
+        Rows(**make_rows(5, 24, 4, seed=0)),
+        {"tokenizer_digest": "0" * 64},
+    )
+
+
 def port_taken(setup: Setup) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -124,6 +135,12 @@ SHARDS = {
     "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "check"),
     "a manifest of another size": (manifest_of(bytes=1), SHARD, "the manifest says 1", "copy it again"),
     "a manifest of other rows": (manifest_of(rows=7), SHARD, "the manifest says 7", "copy it again"),
+    "a manifest of another file": (manifest_of(name="a_training.hdf5"), "a_training.hdf5", "is missing", "copy it again"),
+    "a file that the manifest has not": (manifest_of(name="a_training.hdf5"), SHARD, "not listed", "folder of its own"),
+    "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "prepare the data again"),
+    "another tokenizer for validation": (
+        shard_of_tokenizer("validation"), "data", "another tokenizer", "prepare the data again"
+    ),
     "a manifest of other content": (
         both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "copy it again"
     ),

@@ -12,6 +12,7 @@ from tests.integration.bad_input.case import (
     table,
     unreadable,
     unwritable,
+    variables,
     words,
 )
 from tests.support import make_rows, write_nvidia_shard
@@ -43,7 +44,13 @@ PREPARE = {
         both(replaced("b.txt", bytes(range(256)) * 50), words("--input", "{root}/b.txt")), "b.txt", "no document", "text in UTF-8"
     ),
     "a Parquet file that is none": (
-        both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "is no Parquet file", "copy it again"
+        both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "damaged or cut short", "copy them again"
+    ),
+    "an archive that is none": (
+        both(replaced("a.txt.gz", "x"), words("--input", "{root}/a.txt.gz")), "a.txt.gz", "damaged or cut short", "copy them again"
+    ),
+    "a dataset that cannot be loaded": (
+        both(variables(HF_HUB_OFFLINE="1"), words("--input", "hf:nobody/nothing")), "hf:nobody/nothing", "cannot be loaded", "save_to_disk()"
     ),
     "a URL of no known kind": (words("--input", "gopher://x/y"), "gopher://x/y", "cannot be read", "fsspec"),
     "an input that may not be read": (unreadable("text/a.txt"), "a.txt", "ermission denied", "right"),
@@ -65,6 +72,7 @@ PREPARE = {
     "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "0.8"),
     "other settings in the same place": (words("--output_dir", "{root}/prepared", "--seed", "7"), "prepared/24", "other settings", "--overwrite"),
+    "somebody's shards in the same place": (replaced("fresh/24/wiki_training_0.hdf5", "x"), "fresh/24", "wiki_training_0.hdf5", "--overwrite"),
     "a manifest that is no JSON": (both(replaced("prepared/24/manifest.json", "{"), words("--output_dir", "{root}/prepared")), "manifest.json", "no manifest", "--overwrite"),
     "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "another"),
     "the output is immutable": (both(immutable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "another"),

@@ -21,6 +21,7 @@ def make_documents(shape: list[list[int]], first: int = 10) -> Documents:
         word_starts=np.ones(total, dtype=bool),
         sentence_ends=np.cumsum(sentences),
         document_ends=np.cumsum([len(document) for document in shape]),
+        document_keys=first + np.arange(len(shape), dtype=np.uint64),
     )
 
 
@@ -39,7 +40,7 @@ def test_instances_fit_and_stay_within_their_documents(
     shape: list[list[int]], donated: list[list[int]], objective: Objective, alone: bool, seed: int
 ) -> None:
     documents = make_documents(shape)
-    donor = documents if alone else make_documents(donated)
+    donor = documents if alone else make_documents(donated, first=1_000_000)
     found = made(documents, donor, objective, seed=seed)
     room = 32 - (2 if objective == "mlm" else 3)
     assert (found.a_length >= 1).all(), "A is never empty"
@@ -91,8 +92,25 @@ def test_truncation_is_fair() -> None:
     assert 150 < offset.mean() < 220
 
 
+def test_a_part_of_the_same_document_is_no_random_segment() -> None:
+    """Four parts of one document and one other: a random B is always from that one, here and from another piece."""
+    keys = np.array([7, 7, 9, 7, 7], dtype=np.uint64)
+    documents = make_documents([[9] * 30 for _ in range(5)])._replace(document_keys=keys)
+    donor = make_documents([[9] * 30 for _ in range(5)])._replace(document_keys=keys)
+    for source in (documents, donor):
+        found = made(documents, source, "nsp")
+        drawn = found.b_is_donated == 1
+        assert drawn.sum() > 20
+        own = keys[document_of(documents, found.a_start)]
+        assert (own[drawn] != keys[document_of(source, found.b_start)][drawn]).all()
+    alone = made(documents, donor._replace(document_keys=np.full(5, 7, dtype=np.uint64)), "nsp")
+    of_seven = keys[document_of(documents, alone.a_start)] == 7
+    assert not alone.b_is_donated[of_seven].any(), "no other document, no random segment"
+    assert alone.b_is_donated[~of_seven].any()
+
+
 def test_no_documents_no_instances() -> None:
-    empty = Documents(*(np.empty(0, dtype=np.int64) for _ in range(4)))
+    empty = Documents(*(np.empty(0, dtype=np.int64) for _ in range(5)))
     assert made(empty, empty, "nsp").num_rows == 0
 
 

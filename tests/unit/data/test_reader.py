@@ -13,7 +13,7 @@ import pytest
 from common.errors import UserError
 from data.reader import ShardFile
 from data.schema import DATASETS, MANIFEST_NAME, Rows
-from data.shards import PretrainingDataset, check_apart, open_dataset, split_of
+from data.shards import PretrainingDataset, check_apart, check_tokenizer, open_dataset, split_of
 from data.writer import shard_bytes
 from tests.unit.data.shards_on_disk import VOCAB_SIZE, make_rows, write_nvidias, write_ours
 
@@ -224,6 +224,43 @@ def test_the_manifest_finds_other_sizes_and_on_request_other_content(tmp_path: P
     (tmp_path / MANIFEST_NAME).write_text("[]")
     with pytest.raises(UserError, match="no manifest"):
         opened(tmp_path)
+
+
+def test_the_manifest_finds_missing_files_and_strangers(tmp_path: Path) -> None:
+    paths = write_ours(tmp_path, [50, 50]) + write_ours(tmp_path, [9], split="validation")
+    entries = [
+        {"name": path.name, "rows": 9 if "validation" in path.name else 50, "bytes": path.stat().st_size, "sha256": "0"}
+        for path in paths
+    ]
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"files": entries}))
+    opened(tmp_path)
+    paths[1].rename(tmp_path / "training_007.hdf5")
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path)
+    assert "training_001.hdf5: is missing, but manifest.json lists it" in str(caught.value)
+    assert "training_007.hdf5: is not listed in the manifest.json" in str(caught.value)
+    opened(tmp_path, split="validation")
+    paths[2].unlink()
+    write_ours(tmp_path, [9], split="test")  # would serve as validation where there never was any
+    with pytest.raises(UserError, match=r"validation_000.hdf5: is missing"):
+        opened(tmp_path, split="validation")
+
+
+def test_shards_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
+    for name, digest in (("a", "one"), ("b", "two")):
+        write_ours(tmp_path / name, [5], tokenizer_digest=digest)
+    write_nvidias(tmp_path / "c" / "training_0.hdf5", make_rows(5))
+    options = {"split": "training", "max_seq_length": 24, "max_predictions_per_seq": 4}
+    with pytest.raises(UserError, match=r"b/training_000.hdf5: was made with another tokenizer than .*a/training_000"):
+        open_dataset([tmp_path / "a", tmp_path / "c", tmp_path / "b"], **options)  # type: ignore[arg-type]
+    mixed = open_dataset([tmp_path / "c", tmp_path / "b"], **options)  # type: ignore[arg-type]
+    assert mixed.tokenizer_digest == "two"
+    check_tokenizer([mixed], "two")
+    check_tokenizer([mixed], None)
+    with pytest.raises(UserError, match="another tokenizer than the model JSON's bert_token_file"):
+        check_tokenizer([mixed], "one")
+    with pytest.raises(UserError, match="another tokenizer than"):
+        check_tokenizer([mixed, opened(tmp_path / "a")], None)
 
 
 def test_ranks_share_the_files_that_are_compared_with_their_digests(tmp_path: Path) -> None:

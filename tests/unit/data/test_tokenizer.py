@@ -1,13 +1,16 @@
 """The tokenizer against stock transformers, and the fast encoder against the tokenizer."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
 
 from common.errors import UserError
@@ -99,8 +102,49 @@ def check_encoder(folder: Path, texts: list[str]) -> None:
             assert encoded.word_starts[part].tolist() == begins, text
 
 
+def test_added_tokens_of_several_words_are_kept_whole(vocabularies: dict[bool, Path], tmp_path: Path) -> None:
+    backend = Tokenizer.from_file(str(vocabularies[True] / "tokenizer.json"))
+    backend.add_tokens([AddedToken("new york", normalized=True), AddedToken("Fox Dog", normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    check_encoder(tmp_path, ["in New  York today", "in NÉW York", "the Fox Dog", "the fox dog", "plain words"])
+
+
 def test_training_twice_gives_the_same_vocabulary() -> None:
     assert train_tokenizer(TEXTS * 3, 300).digest == train_tokenizer(TEXTS * 3, 300).digest
+
+
+MANY_CHARACTERS = """
+import random, sys
+from data.tokenizer import train_tokenizer
+draw = random.Random(0)
+letters = [chr(code) for start, count in ((0x61, 26), (0x400, 400), (0x1200, 300), (0x4E00, 1500)) for code in
+           range(start, start + count)]
+texts = [" ".join("".join(draw.choices(letters, k=draw.randint(1, 6))) for _ in range(12)) for _ in range(1500)]
+tokenizer = train_tokenizer(texts, int(sys.argv[1]))
+print(tokenizer.digest, tokenizer.vocab_size, len(set("".join(texts))))
+"""
+
+
+@pytest.mark.parametrize("size", [4500, 500])
+def test_training_on_many_characters_gives_one_vocabulary_of_the_size_asked_for(size: int) -> None:
+    """In two processes with other hashes; the second size is far smaller than the alphabet."""
+    found = set()
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        command = [sys.executable, "-c", MANY_CHARACTERS, str(size)]
+        root = Path(__file__).parents[3]
+        found.add(subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1
+    _, tokens, characters = found.pop().split()
+    assert int(tokens) == size
+    assert int(characters) > 2000
+
+
+def test_words_with_characters_beyond_the_alphabet_do_not_train() -> None:
+    tokenizer = train_tokenizer(["walking talking", "wølking tбlking"] * 9 + ["walked talked"] * 99, 26)
+    assert tokenizer.vocab_size == 26
+    assert not any(letter in token for token in tokenizer.vocabulary for letter in "øб")
+    assert "[UNK]" not in tokenizer.backend.encode("walked talking").tokens
 
 
 def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
@@ -122,6 +166,51 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(tmp_path / "saved")("The fox")["input_ids"]
         == tokenizer.backend.encode("The fox").ids
     )
+
+
+KINDS = {
+    "no splitting": (None, models.BPE, trainers.BpeTrainer),
+    "Metaspace as one word": (pre_tokenizers.Metaspace(split=False), models.Unigram, trainers.UnigramTrainer),
+    "bytes as one word": (
+        pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False), models.BPE, trainers.BpeTrainer
+    ),
+    "words": (pre_tokenizers.Whitespace(), models.BPE, trainers.BpeTrainer),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_begin_at_blanks_whatever_the_tokenizer_splits(tmp_path: Path, kind: str) -> None:
+    splitter, model, trainer = KINDS[kind]
+    backend = Tokenizer(model())
+    if splitter is not None:
+        backend.pre_tokenizer = splitter
+    texts = TEXTS[:3] * 9 if model is models.Unigram else list(" abcdefghijklmnopqrstuvwxyzé") * 5
+    options = {"unk_token": "<unk>"} if model is models.Unigram else {}
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    backend.train_from_iterator(texts, trainer(vocab_size=300, special_tokens=names, show_progress=False, **options))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    encoder = Encoder(load_tokenizer(tmp_path))
+    text = "the quick brown café"
+    encoded = encoder.encode([text])
+    tokens = [encoder.tokenizer.backend.id_to_token(token) for token in encoded.ids.tolist()]
+    words = np.split(np.array(tokens, dtype=object), np.flatnonzero(encoded.word_starts)[1:])
+    assert len(words) == 4, words
+    assert "".join(words[0]).strip(" ▁Ġ") == "the"
+    assert "".join(words[2]).strip(" ▁Ġ") == "brown"
+    assert encoded.word_starts[0]
+
+
+def test_the_encoder_forgets_words_before_they_take_much_memory(
+    vocabularies: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.encode._MAX_REMEMBERED", 100)
+    tokenizer = load_tokenizer(vocabularies[True])
+    encoder = Encoder(tokenizer)
+    for first in range(0, 1000, 50):
+        texts = [f"word{number} and the fox{number % 7}" for number in range(first, first + 50)]
+        expected = [tokenizer.backend.encode(text, add_special_tokens=False).ids for text in texts]
+        assert encoder.encode(texts).ids.tolist() == [token for ids in expected for token in ids]
+        assert len(encoder._number_of) <= 100 + 60
 
 
 def test_casing_comes_from_the_files_unless_told(vocabularies: dict[bool, Path], tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""How a text is laid out: a sentence a line, a paragraph a line, or lines broken anywhere."""
+
+import re
+
+# Ends of sentences that a blank follows: Latin and most others, Devanagari, Arabic and Urdu, Armenian, Ethiopic, Khmer,
+# Myanmar. Those of Chinese and Japanese are followed by the next sentence at once.
+_ENDS = ".!?…।॥؟۔։።፧។៕။"
+_WIDE_ENDS = "。！？｡"
+_CLOSING = "\"')\\]”’»」』）"
+_OPENING = "\"'(“‘«"
+_NEXT_SENTENCE = re.compile(rf"[{_ENDS}][{_CLOSING}]*\s+[{_OPENING}]?(\w)")
+_NEXT_WIDE_SENTENCE = re.compile(rf"[{_WIDE_ENDS}][{_CLOSING}]*[^\s{_CLOSING}{_WIDE_ENDS}]")
+_LINE_END = re.compile(rf"[{_ENDS}{_WIDE_ENDS}:;：；][{_CLOSING}]*$")
+
+
+def layout_of(sample: str) -> str:
+    """The layout of a text, from its beginning.
+
+    sentences   one sentence a line, a blank line between documents
+    paragraphs  one paragraph a line, a blank line between documents
+    running     lines broken anywhere, a blank line between paragraphs; the file is one document
+    """
+    lines = [line.strip() for line in sample.split("\n") if line.strip()]
+    if not lines:
+        return "sentences"
+    closed = sum(1 for line in lines if _LINE_END.search(line)) / len(lines)
+    several = sum(1 for line in lines if _has_several(line)) / len(lines)
+    if closed < 0.5:
+        return "running"
+    return "paragraphs" if several > 0.3 else "sentences"
+
+
+def _has_several(line: str) -> bool:
+    """Whether a sentence ends inside the line: the next begins with no small letter, which an abbreviation would."""
+    if _NEXT_WIDE_SENTENCE.search(line):
+        return True
+    return any(letter.isalpha() and not letter.islower() for letter in _NEXT_SENTENCE.findall(line))
