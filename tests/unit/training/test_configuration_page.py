@@ -145,7 +145,9 @@ def test_every_row_has_an_effect_and_an_example() -> None:
             assert any(name in example for name in names_shown), cells
 
 
-@pytest.mark.parametrize("block", [*BLOCKS.keys() - {"bfloat16"}, *(f"zero_optimization.{name}" for name in OFFLOAD)])
+@pytest.mark.parametrize(
+    "block", [*sorted(BLOCKS.keys() - {"bfloat16"}), *(f"zero_optimization.{name}" for name in OFFLOAD)]
+)
 def test_examples_of_deepspeeds_blocks_are_values_that_it_takes(block: str) -> None:
     kind = OFFLOAD[block.split(".")[1]] if "." in block else BLOCKS[block]
     for row_names, example in EXAMPLES[f"`{block}`"]:
