@@ -1,4 +1,4 @@
-"""Examine this machine before a run: accelerator, instruction sets, versions, launcher, cores, limits, memory, disk."""
+"""Examine this machine before a run: versions, accelerator and its speed, launcher, cores, limits, memory, disk."""
 
 import argparse
 import os
@@ -20,10 +20,13 @@ from common.help import Parser, positive_int
 try:
     import torch
 
+    from nvidia.config import BertConfig
+    from training.flops import measure_matmul_speed
     from training.precision import (
         HALF_MATMUL,
         ISA_LIMIT,
         ISA_WITHOUT_AMX,
+        avoid_broken_amx,
         dies_of_illegal_instruction,
         find_abilities,
         read_cpu_flags,
@@ -32,6 +35,7 @@ except (ImportError, OSError):  # missing, or broken: a finding among the others
     torch = None
 
 GIB = 2**30
+WORTH_IT = 1.2  # times as fast: less is lost again outside of products
 INSTALL = "pip install -r requirements.txt, then activate .venv"
 
 
@@ -71,7 +75,7 @@ def examine(ranks: int, output_dir: Path) -> list[Finding]:
     return [
         examine_python(),
         *examine_versions((PROJECT / "requirements.txt").read_text()),
-        *([examine_accelerator(), examine_instructions(read_cpu_flags())] if torch else [examine_without_torch()]),
+        *(examine_computing() if torch else [examine_without_torch()]),
         examine_launcher(),
         examine_cores(ranks, len(os.sched_getaffinity(0)), dict(os.environ)),
         examine_limits(*read_limits(), len(os.sched_getaffinity(0))),
@@ -104,6 +108,28 @@ def examine_versions(requirements: str) -> list[Finding]:
 
 def examine_without_torch() -> Finding:
     return Finding("accelerator", "torch cannot be imported, so neither it nor the instructions are known", INSTALL)
+
+
+def examine_computing() -> list[Finding]:
+    return [examine_accelerator(), examine_instructions(read_cpu_flags()), examine_speed(measure_speeds())]
+
+
+def measure_speeds() -> dict[str, float]:
+    """FLOP/s of BERT-base's products in each precision that a run could have here; about a second."""
+    avoid_broken_amx()
+    abilities, base = find_abilities(), BertConfig(vocab_size=30528)
+    kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {name: measure_matmul_speed(base, 2048, kind, device) for name, kind in kinds.items() if abilities.can(name)}
+
+
+def examine_speed(speeds: dict[str, float]) -> Finding:
+    """Which precision is the fast one is a matter of the processor: half precision can be twice or half as fast."""
+    text = ", ".join(f"{name} {speed / 1e9:,.0f}" for name, speed in speeds.items())
+    fastest = max(speeds, key=lambda name: speeds[name])
+    gain = speeds[fastest] / speeds["fp32"]
+    advice = f"; --precision {fastest} is {gain:.1f} times as fast as fp32" if gain > WORTH_IT else ""
+    return Finding("matmul", f"{text} GFLOP/s{advice}")
 
 
 def examine_accelerator() -> Finding:

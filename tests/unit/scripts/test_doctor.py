@@ -40,6 +40,14 @@ def test_amx_that_is_announced_but_not_executed(monkeypatch: pytest.MonkeyPatch)
     assert doctor.examine_instructions({"avx2"}).remedy is None
 
 
+def test_the_fastest_precision_is_named_where_it_is_worth_it() -> None:
+    assert doctor.examine_speed({"fp32": 170e9, "bf16": 350e9}).text == (
+        "fp32 170, bf16 350 GFLOP/s; --precision bf16 is 2.1 times as fast as fp32"
+    )
+    assert doctor.examine_speed({"fp32": 170e9, "bf16": 180e9}).text == "fp32 170, bf16 180 GFLOP/s"
+    assert all(speed > 1e8 for speed in doctor.measure_speeds().values())
+
+
 def test_memory_and_disk(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16777216 kB\nMemAvailable:    1048576 kB\n")
