@@ -90,7 +90,7 @@ def mark_similar(folder: WorkFolder, pieces: Sequence[str], keep: Sequence[np.nd
     """Clear `keep` for every document that is similar to an earlier one that is kept; returns how many."""
     index = SignatureIndex(threshold)
     dropped = 0
-    with console.progress(total=len(pieces), desc="comparing", unit="piece") as bar:
+    with console.progress(total=len(pieces), desc="comparing", unit="piece", in_lines=True) as bar:
         for piece, mask in zip(pieces, keep, strict=True):
             signatures = folder.load_array("signatures", piece)
             for place in np.flatnonzero(mask).tolist():

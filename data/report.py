@@ -87,6 +87,12 @@ def describe(
         instances=[_decoded(rows, i, tokenizer) for i in range(min(_NUM_INSTANCES, len(rows)))],
     )
     found.warnings = _warnings(found, dataset.is_masked, bool((rows.next_sentence_labels < 0).all()), tokenizer)
+    if tokenizer is not None and dataset.tokenizer_digest not in (None, tokenizer.digest):
+        found.warnings.insert(
+            0,
+            "another tokenizer made these shards, so the words shown here are not what stands in them; give the right "
+            "one with --vocab_file",
+        )
     return found
 
 

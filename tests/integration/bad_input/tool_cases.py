@@ -51,6 +51,7 @@ PREPARE = {
         only("--input", "{root}/text", *FRESH, "--vocab_size", "100", "--tokenizer_sample_mb", "0"), "--tokenizer_sample_mb", "found '0'", "at least 1"
     ),
     "rows too short": (words("--max_seq_length", "4"), "--max_seq_length 4", "out of range", "usually 128 or 512"),
+    "a length twice": (words("--max_seq_length", "24", "24", "--max_predictions_per_seq", "4", "4"), "--max_seq_length: 24", "more than once", "give each once"),
     "lengths and predictions that do not pair": (
         words("--max_seq_length", "24", "32"), "--max_predictions_per_seq", "1 values for 2", "one for each"
     ),
