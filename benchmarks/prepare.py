@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SENTENCES_A_DOCUMENT = (6, 30)
+SYLLABLES = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er", "on")]
+NEW_WORDS_A_SENTENCE = 0.4  # of 20 words on average
 PEER_MB = 0.5
 
 
@@ -54,24 +56,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _vocabulary(rng: random.Random) -> list[str]:
     """Words of two to four syllables, met as often as words are: a few very often, most rarely."""
-    syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er", "on")]
-    return sorted({"".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(40_000)})
+    return sorted({"".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(40_000)})
+
+
+def _new_word(number: int) -> str:
+    """A word that no other number has: text never runs out of names, numbers and misspellings."""
+    word = "x"
+    while number:
+        number, place = divmod(number, len(SYLLABLES))
+        word += SYLLABLES[place]
+    return word
 
 
 def write_corpus(path: Path, megabytes: float) -> None:
-    """Raw sentences, one a line, blank lines between documents."""
+    """Raw sentences, one a line, blank lines between documents. One word in fifty is met for the first time."""
     rng = random.Random(1)
     words = _vocabulary(rng)
     weights = [1 / (rank + 5) for rank in range(len(words))]
     rng.shuffle(words)
     pool = rng.choices(words, weights, k=1_000_000)
-    size = 0
+    size = num_new = 0
     with path.open("w") as stream:
         while size < megabytes * 2**20:
             lines = []
             for _ in range(rng.randint(*SENTENCES_A_DOCUMENT)):
                 start = rng.randrange(len(pool) - 40)
-                lines.append(" ".join(pool[start : start + rng.randint(5, 35)]).capitalize() + ".")
+                words = pool[start : start + rng.randint(5, 35)]
+                if rng.random() < NEW_WORDS_A_SENTENCE:
+                    words[rng.randrange(len(words))] = _new_word(num_new)
+                    num_new += 1
+                lines.append(" ".join(words).capitalize() + ".")
             size += stream.write("\n".join(lines) + "\n\n")
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -24,13 +25,22 @@ def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tu
     else:
         # Spawned, not forked: the tokenizers library has threads, which do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_use_one_core) as pool:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
             yield pool, workers
 
 
-def _use_one_core() -> None:
-    """The workers share the cores already; the tokenizers library would take all of them in each."""
+def _begin_worker() -> None:
+    # The workers share the cores already; the tokenizers library would take all of them in each.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

@@ -1,21 +1,27 @@
 """Look into any folder of shards: `python -m data.inspect DIR`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.console import console
 from common.errors import Problems, UserError, run_command
-from common.files import check_folder_to_write
+from common.files import check_folder_to_write, write_atomically
 from common.help import HelpFormatter, Parser
 from data.reader import ShardFile
-from data.report import Description, describe, render, write_report
+from data.report import Description, Whole, describe, render, report_files
 from data.schema import SPLITS, Split
 from data.shards import list_shards, open_dataset, split_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 
-def inspect_folder(folder: Path, tokenizer: BertTokenizer | None, *, verify: bool = False) -> list[Description]:
-    """Describe every split that the folder has."""
+def inspect_folder(
+    folder: Path,
+    tokenizer: BertTokenizer | None,
+    *,
+    verify: bool = False,
+    wholes: Mapping[Split, Whole] | None = None,
+) -> list[Description]:
+    """Describe every split that the folder has; `wholes`: what the folder holds only a few shards of."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give one with .hdf5 shards")
     files = list_shards(folder)
@@ -32,7 +38,7 @@ def inspect_folder(folder: Path, tokenizer: BertTokenizer | None, *, verify: boo
             max_predictions_per_seq=max(first.max_predictions_per_seq, 1),
             verify=verify,
         )
-        found.append(describe(dataset, split, tokenizer))
+        found.append(describe(dataset, split, tokenizer, None if wholes is None else wholes[split]))
         dataset.close()
     return found
 
@@ -83,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.warn(f"{description.split}: {warning}")
     if arguments.report_dir is not None:
         arguments.report_dir.mkdir(parents=True, exist_ok=True)
-        write_report(arguments.report_dir, found)
+        for name, content in report_files(found).items():
+            write_atomically(arguments.report_dir / name, content)
         console.say(f"{arguments.report_dir}: report.md, report.json, lengths.png")
     return 0
 

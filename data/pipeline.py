@@ -1,5 +1,6 @@
 """Runs the stages of a preparation in order, each task once, on any executor."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from itertools import islice
@@ -39,7 +40,8 @@ class Pipeline:
         """The results of all tasks in order; those that an earlier run finished are not run again."""
         results: list[Any] = [self.folder.result(stage, name) for name, _ in tasks]
         missing = [i for i, result in enumerate(results) if result is None]
-        with console.progress(total=len(tasks), initial=len(tasks) - len(missing), desc=stage, unit=unit) as bar:
+        done = len(tasks) - len(missing)
+        with console.progress(total=len(tasks), initial=done, desc=stage, unit=unit, in_lines=True) as bar:
             for i, result in self._completed(stage, function, tasks, missing):
                 results[i] = result
                 bar.update()
@@ -127,7 +129,9 @@ class Pipeline:
             size += len(text)
             sample.extend(text.split("\n"))
         console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
+        started = time.perf_counter()
         trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+        console.say(f"trained a tokenizer of {trained.vocab_size:,} tokens in {time.perf_counter() - started:.1f} s")
         if trained.vocab_size < settings.vocab_size:
             console.warn(
                 f"the tokenizer has {trained.vocab_size:,} tokens, not the {settings.vocab_size:,} of --vocab_size: "

@@ -27,6 +27,7 @@ from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
 MARKER = "fingerprint"
+_SHARDS_FETCHED = 4  # of a split, for the report on output that is no local folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.overwrite:
         if _is_done(output, fingerprint, settings):
             console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
+            _close_work(work, fingerprint, arguments.keep_work)
             return 0
         if not _is_continued(work, fingerprint):
             _refuse_to_replace(output, settings)
@@ -57,11 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.say(f"{len({source.path for source in sources}):,} files: {_described(count_formats(sources))}")
             summary = prepare(Pipeline(job, executor, workers), sources, tokenizer, arguments.input)
     _save_tokenizer(Path(job.tokenizer), Storage(arguments.tokenizer_dir or f"{output.root}/tokenizer"))
+    _report(summary, output, load_tokenizer(Path(job.tokenizer)), work, time.perf_counter() - started)
     for length, shards in summary["shards"].items():
-        _write_manifest(output, length, shards, settings, fingerprint)
-    _report(summary, output, load_tokenizer(Path(job.tokenizer)), time.perf_counter() - started)
-    if not arguments.keep_work:
-        shutil.rmtree(work)
+        _write_manifest(output, length, shards, settings, fingerprint)  # last: from now on there is nothing to do
+    _close_work(work, fingerprint, arguments.keep_work)
     return 0
 
 
@@ -74,9 +75,29 @@ def prepare(
     dropped = pipeline.deduplicate(pieces)
     pipeline.tokenizer(pieces, tokenizer)
     encoded = dict(zip(pieces, pipeline.encode(pieces), strict=True))
-    shards = pipeline.write(pipeline.cut(encoded))
+    made = pipeline.cut(encoded)
+    counts = _counted(sources, read, dropped, list(encoded.values()))
+    _check_splits(pipeline.job.settings, {key: sum(part[3] for part in parts) for key, parts in made.items()}, counts)
+    shards = pipeline.write(made)
     broken = sorted({path for result in read for path in result["broken"]})
-    return {"counts": _counted(sources, read, dropped, list(encoded.values())), "shards": shards, "broken": broken}
+    return {"counts": counts, "shards": shards, "broken": broken}
+
+
+def _check_splits(settings: Settings, rows: dict[tuple[str, int], int], counts: dict[str, int]) -> None:
+    """Refuse a preparation without a row to train on, before a shard is written; tell an empty split that was meant."""
+    for length in settings.max_seq_lengths:
+        if not rows.get(("training", length)):
+            raise UserError(
+                f"--max_seq_length {length}: not one row to train on came out of {counts['documents']:,} documents, "
+                f"{counts['training_documents']:,} of them for training; give more text, or a smaller "
+                f"--validation_share, --test_share or --min_document_words"
+            )
+    for split, share in (("validation", settings.validation_share), ("test", settings.test_share)):
+        if share > 0 and not counts[f"{split}_documents"]:
+            console.warn(
+                f"no document is left for {split}: --{split}_share {share:g} of {counts['training_documents']:,} is "
+                f"less than one; give more text, or a larger share"
+            )
 
 
 def _described(counts: Mapping[str, int]) -> str:
@@ -214,6 +235,12 @@ def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings
                 output.remove(f"{length}/{name}")
 
 
+def _close_work(work: Path, fingerprint: str, keep: bool) -> None:
+    """Take the work folder away, also one that a run killed at its very end has left."""
+    if _is_continued(work, fingerprint) and not keep:
+        shutil.rmtree(work)
+
+
 def _save_tokenizer(made: Path, final: Storage) -> None:
     for path in sorted(made.iterdir()):
         final.write(path.name, path.read_bytes())
@@ -231,7 +258,7 @@ def _write_manifest(
     output.write(f"{length}/{MANIFEST_NAME}", json.dumps(manifest, indent=2) + "\n")
 
 
-def _report(summary: dict[str, Any], output: Storage, tokenizer: BertTokenizer, seconds: float) -> None:
+def _report(summary: dict[str, Any], output: Storage, tokenizer: BertTokenizer, work: Path, seconds: float) -> None:
     counts = summary["counts"]
     console.say(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count))
     for length, shards in summary["shards"].items():
@@ -243,24 +270,51 @@ def _report(summary: dict[str, Any], output: Storage, tokenizer: BertTokenizer, 
                 console.say(
                     f"{output.root}/{length}: {split}: {rows:,} rows in {len(mine)} files, filled to {fill:.0%}"
                 )
-        if output.is_local:
-            _write_report(output.path(str(length)), tokenizer, counts | {"seconds": round(seconds, 1)})
+        _write_report(output, length, shards, tokenizer, work, counts | {"seconds": round(seconds, 1)})
     if summary["broken"]:
         console.warn(f"of these files only what could be read was used; {describe_broken(summary['broken'])}")
     console.say(f"done in {seconds:.1f} s")
 
 
-def _write_report(folder: Path, tokenizer: BertTokenizer, counts: dict[str, Any]) -> None:
+def _write_report(
+    output: Storage,
+    length: int,
+    shards: Sequence[dict[str, Any]],
+    tokenizer: BertTokenizer,
+    work: Path,
+    counts: dict[str, Any],
+) -> None:
     # Imported here: torch and matplotlib are slow to load and no worker needs them.
     from data.inspect import inspect_folder
-    from data.report import write_report
+    from data.report import Whole, report_files
 
-    found = inspect_folder(folder, tokenizer)
-    write_report(folder, found, counts)
+    folder = f"{output.root}/{length}"
+    if output.is_local:
+        found = inspect_folder(output.path(str(length)), tokenizer)
+    else:
+        wholes = {}
+        for split in SPLITS:
+            mine = [shard for shard in shards if shard["split"] == split]
+            wholes[split] = Whole(folder, len(mine), sum(shard["rows"] for shard in mine))
+        found = inspect_folder(_fetch_some(output, length, shards, work), tokenizer, wholes=wholes)
+    for name, content in report_files(found, counts).items():
+        output.write(f"{length}/{name}", content)
     for description in found:
         for warning in description.warnings:
             console.warn(f"{folder}: {description.split}: {warning}")
     console.say(f"{folder}/report.md: what is in it")
+
+
+def _fetch_some(output: Storage, length: int, shards: Sequence[dict[str, Any]], work: Path) -> Path:
+    """A few shards of each split, spread over it, where a report can read them."""
+    folder = work / "report" / str(length)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        names = [shard["name"] for shard in shards if shard["split"] == split]
+        step = max(1, -(-len(names) // _SHARDS_FETCHED))
+        for name in names[::step]:
+            write_atomically(folder / name, output.read_bytes(f"{length}/{name}"))
+    return folder
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import UserError
 from data.hdf5_checks import find_chunks, overlap, reason_to_refuse, stored_extents
-from data.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, WORD_STARTS, Rows
+from data.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, LONGEST_ROW, WORD_STARTS, Rows
 
 PREPARE_COMMAND = "python -m data.prepare"
 REMEDY = f"prepare it anew with `{PREPARE_COMMAND}`, or copy it again from where it came"
@@ -151,6 +151,11 @@ def _checked_shapes(path: Path, datasets: dict[str, h5py.Dataset]) -> tuple[int,
         expected = tuple(sizes[letter] for letter in letters)
         if datasets[name].shape != expected:
             raise UserError(f"{path}: {name!r} has the shape {datasets[name].shape}, expected {expected}; {REMEDY}")
+    if sizes["S"] > LONGEST_ROW or sizes["P"] > LONGEST_ROW:
+        raise UserError(
+            f"{path}: declares rows of {sizes['S']:,} tokens and {sizes['P']:,} predictions, expected up to "
+            f"{LONGEST_ROW:,}; {REMEDY}"
+        )
     if 0 in sizes.values():
         raise UserError(f"{path}: has {sizes['N']} rows of {sizes['S']} tokens and {sizes['P']} predictions; {REMEDY}")
     return sizes["N"], sizes["S"], sizes["P"]

@@ -4,12 +4,10 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.files import write_atomically
 from data.schema import Rows, concatenate_rows
 from data.shards import PretrainingDataset
 from data.statistics import text_tokens
@@ -46,8 +44,19 @@ class Description:
     warnings: list[str] = field(default_factory=list)
 
 
-def describe(dataset: PretrainingDataset, split: str, tokenizer: BertTokenizer | None) -> Description:
+class Whole(NamedTuple):
+    """All of a split, where only some of its shards are at hand."""
+
+    folder: str
+    files: int
+    rows: int
+
+
+def describe(
+    dataset: PretrainingDataset, split: str, tokenizer: BertTokenizer | None, whole: Whole | None = None
+) -> Description:
     """Look at a sample of rows spread over the dataset."""
+    whole = whole or Whole(str(dataset.files[0].parent), len(dataset.files), dataset.num_rows)
     rows = _sample(dataset)
     tokens = text_tokens(rows)
     lengths = rows.input_mask.sum(axis=1, dtype=np.int64)
@@ -56,15 +65,15 @@ def describe(dataset: PretrainingDataset, split: str, tokenizer: BertTokenizer |
     predictions = (rows.masked_lm_positions > 0).sum(axis=1)
     width = rows.input_ids.shape[1]
     found = Description(
-        folder=str(dataset.files[0].parent),
+        folder=whole.folder,
         split=split,
-        files=len(dataset.files),
-        rows=dataset.num_rows,
+        files=whole.files,
+        rows=whole.rows,
         rows_looked_at=len(rows),
         max_seq_length=width,
         max_predictions_per_seq=rows.masked_lm_positions.shape[1],
         fill=float(lengths.mean() / width),
-        tokens=round(float(lengths.mean()) * dataset.num_rows),
+        tokens=round(float(lengths.mean()) * whole.rows),
         predictions_a_row=float(predictions.mean()),
         masked_share=float(predictions.sum() / lengths.sum()),
         random_next_share=float((rows.next_sentence_labels == 1).mean()),
@@ -78,6 +87,12 @@ def describe(dataset: PretrainingDataset, split: str, tokenizer: BertTokenizer |
         instances=[_decoded(rows, i, tokenizer) for i in range(min(_NUM_INSTANCES, len(rows)))],
     )
     found.warnings = _warnings(found, dataset.is_masked, bool((rows.next_sentence_labels < 0).all()), tokenizer)
+    if tokenizer is not None and dataset.tokenizer_digest not in (None, tokenizer.digest):
+        found.warnings.insert(
+            0,
+            "another tokenizer made these shards, so the words shown here are not what stands in them; give the right "
+            "one with --vocab_file",
+        )
     return found
 
 
@@ -149,12 +164,14 @@ def _warnings(found: Description, is_masked: bool, without_pairs: bool, tokenize
     return warnings
 
 
-def write_report(folder: Path, found: Sequence[Description], preparation: dict[str, Any] | None = None) -> None:
-    """report.md, report.json and lengths.png in `folder`."""
+def report_files(found: Sequence[Description], preparation: dict[str, Any] | None = None) -> dict[str, str | bytes]:
+    """The report as files by name."""
     document = {"preparation": preparation, "splits": [asdict(description) for description in found]}
-    write_atomically(folder / "report.json", json.dumps(document, indent=2) + "\n")
-    write_atomically(folder / "report.md", render(found, preparation))
-    write_atomically(folder / "lengths.png", plot_lengths(found))
+    return {
+        "report.json": json.dumps(document, indent=2) + "\n",
+        "report.md": render(found, preparation),
+        "lengths.png": plot_lengths(found),
+    }
 
 
 def render(found: Sequence[Description], preparation: dict[str, Any] | None = None) -> str:

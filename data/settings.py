@@ -8,6 +8,7 @@ from typing import Any
 from common.errors import Problems
 from data.instances import OBJECTIVES, Objective
 from data.masking import UNITS, Unit
+from data.schema import LONGEST_ROW
 from data.tokenizer import SMALLEST_VOCABULARY
 
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the paper's two phases
@@ -52,8 +53,16 @@ class Settings:
                 "--max_seq_length; give one for each, such as 20 for 128 and 80 for 512"
             )
         for length in self.max_seq_lengths:
-            if not 8 <= length <= 8192:
-                problems.add(f"--max_seq_length {length} is out of range; expected 8 to 8192, usually 128 or 512")
+            if not 8 <= length <= LONGEST_ROW:
+                problems.add(
+                    f"--max_seq_length {length} is out of range; expected 8 to {LONGEST_ROW}, usually 128 or 512"
+                )
+        repeated = sorted({length for length in self.max_seq_lengths if self.max_seq_lengths.count(length) > 1})
+        if repeated:
+            problems.add(
+                f"--max_seq_length: {', '.join(map(str, repeated))} stands there more than once; each length is one "
+                f"output folder, so give each once"
+            )
         # Of different numbers, which was told above, those that have a partner are still looked at.
         for length, predictions in zip(self.max_seq_lengths, self.max_predictions, strict=False):
             if not 1 <= predictions <= length:

@@ -38,6 +38,9 @@ class Storage:
     def read_text(self, name: str) -> str:
         return self.path(name).read_text() if self.is_local else self._system.cat_file(f"{self._base}/{name}").decode()
 
+    def read_bytes(self, name: str) -> bytes:
+        return self.path(name).read_bytes() if self.is_local else self._system.cat_file(f"{self._base}/{name}")
+
     def write(self, name: str, content: str | bytes) -> None:
         if self.is_local:
             self.path(name).parent.mkdir(parents=True, exist_ok=True)

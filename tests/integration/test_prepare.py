@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import zstandard
 
@@ -137,6 +138,54 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
 
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 8_000)
+    command = [sys.executable, "-m", "data.prepare", "--input", str(corpus), "--vocab_size", "300", "--workers", "2",
+               "--output_dir", str(tmp_path / "out"), "--max_seq_length", "32"]  # fmt: skip
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    workers: list[psutil.Process] = []
+    while len(workers) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        children = psutil.Process(process.pid).children() if process.poll() is None else []
+        workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    time.sleep(1)  # until they have begun to watch
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+
+
+@pytest.mark.parametrize("moment", ["_report", "_write_manifest", "_close_work"])
+def test_killed_at_the_very_end_it_still_leaves_a_report_and_no_work(
+    corpus: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, moment, kill)
+        with pytest.raises(Killed):
+            run(corpus, tmp_path)
+    run(corpus, tmp_path)
+    assert not (tmp_path / ".work").exists()
+    assert (tmp_path / "32" / "report.md").is_file()
+    assert (tmp_path / "32" / "manifest.json").is_file()
+
+
+def test_splits_that_come_out_empty_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 4)
+    run(corpus, tmp_path / "all", "--validation_share", "0.0001")
+    assert "no document is left for validation: --validation_share 0.0001" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"not one row to train on came out of 4 documents, 0 of them for training"):
+        run(corpus, tmp_path / "none", "--validation_share", "0.9999")
+    assert not (tmp_path / "none").exists()
+
+
 def test_several_lengths_in_one_go(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, "--max_seq_length", "32", "64", "--max_predictions_per_seq", "5", "10")
     for length, predictions in ((32, 5), (64, 10)):
@@ -258,6 +307,14 @@ def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     for name, digest in digests(tmp_path / "local").items():
         assert hashlib.sha256(memory.cat_file(f"/prepared/{name}")).hexdigest() == digest
+    here, there = (
+        json.loads(text)["splits"]
+        for text in ((tmp_path / "local/32/report.json").read_text(), memory.cat_file("/prepared/32/report.json"))
+    )
+    assert [split["rows"] for split in there] == [split["rows"] for split in here]
+    assert [split["folder"] for split in there] == ["memory://prepared/32"] * 2
+    assert there[0]["fill"] == pytest.approx(here[0]["fill"], rel=0.02)
+    assert memory.cat_file("/prepared/32/lengths.png").startswith(b"\x89PNG")
     with pytest.raises(UserError, match="--work_dir"):
         run(corpus, "memory://elsewhere")
 

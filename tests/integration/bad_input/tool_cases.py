@@ -62,12 +62,14 @@ PREPARE = {
         only("--input", "{root}/text", *FRESH, "--vocab_size", "100", "--tokenizer_sample_mb", "0"), "--tokenizer_sample_mb", "found '0'", "at least 1"
     ),
     "rows too short": (words("--max_seq_length", "4"), "--max_seq_length 4", "out of range", "usually 128 or 512"),
+    "a length twice": (words("--max_seq_length", "24", "24", "--max_predictions_per_seq", "4", "4"), "--max_seq_length: 24", "more than once", "give each once"),
     "lengths and predictions that do not pair": (
         words("--max_seq_length", "24", "32"), "--max_predictions_per_seq", "1 values for 2", "one for each"
     ),
     "more predictions than tokens": (words("--max_predictions_per_seq", "99"), "--max_predictions_per_seq 99", "24 tokens", "try 4"),
     "masking all": (words("--masking_rate", "1"), "--masking_rate 1.0", "out of range", "usually 0.15"),
     "nothing to train on": (words("--validation_share", "0.6", "--test_share", "0.6"), "--validation_share", "nothing", "smaller"),
+    "a split that takes every document": (words("--validation_share", "0.9999"), "--max_seq_length 24", "not one row", "smaller --validation_share"),
     "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "negative", "expected 0"),
     "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "0.8"),

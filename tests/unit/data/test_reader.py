@@ -172,6 +172,16 @@ def test_hostile_structure_is_refused(tmp_path: Path, kind: str) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_rows_wider_than_any_model_reads_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "training_0.hdf5"
+    with h5py.File(path, "w") as file:
+        for name, (letters, kind) in DATASETS.items():
+            shape = tuple({"N": 2, "S": 9000, "P": 4}[letter] for letter in letters)
+            file.create_dataset(name, data=np.zeros(shape, kind))
+    with pytest.raises(UserError, match="declares rows of 9,000 tokens and 4 predictions, expected up to 8,192"):
+        read_all(path)
+
+
 def test_a_chunk_larger_than_memory_should_hold_is_refused(tmp_path: Path) -> None:
     change = replaced("input_ids", shape=(2**22, 24), dtype="i4", chunks=(2**22, 24), compression="gzip")
     with pytest.raises(UserError, match="chunks of"):

@@ -12,8 +12,9 @@ from data import inspect
 from data.schema import Rows
 from data.shards import PretrainingDataset, open_dataset
 from data.statistics import text_tokens, unigram_cross_entropy
+from data.tokenizer import SPECIALS, BertTokenizer, load_tokenizer
 from data.writer import write_shard
-from tests.unit.data.shards_on_disk import CLS, SEP, make_rows, write_nvidias
+from tests.unit.data.shards_on_disk import CLS, SEP, UNK, make_rows, write_nvidias
 
 
 def test_inspect_describes_nvidia_s_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +38,44 @@ def test_inspect_warns_of_data_that_leaves_a_loss_stuck(tmp_path: Path) -> None:
     (found,) = inspect.inspect_folder(tmp_path, None)
     assert any("repeat" in warning for warning in found.warnings)
     assert any("labelled 1" in warning for warning in found.warnings)
+
+
+def warnings_of(folder: Path, rows: Rows, tokenizer: BertTokenizer | None = None, **attributes: object) -> str:
+    write_shard(folder / "training_0.hdf5", rows, attributes)
+    (found,) = inspect.inspect_folder(folder, tokenizer)
+    return "\n".join(found.warnings)
+
+
+def test_inspect_s_warnings_one_by_one(tmp_path: Path) -> None:
+    """Each from data that is good but for one thing; the remedy is part of it."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *(f"word{number}" for number in range(4995))]) + "\n")
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    good = make_rows(400)
+    told = warnings_of(tmp_path / "good", good, tokenizer, tokenizer_digest=tokenizer.digest)
+    assert told.count("\n") == 0
+    assert "400 rows are few" in told
+    assert "another tokenizer made these shards" in warnings_of(
+        tmp_path / "other", good, tokenizer, tokenizer_digest="0" * 64
+    )
+    unknown = good.replace(input_ids=np.where(good.input_ids % 7 == 0, UNK, good.input_ids).astype(np.int32))
+    assert "of tokens are unknown" in warnings_of(tmp_path / "unknown", unknown, tokenizer)
+    short = make_rows(400, width=100)
+    keep = np.arange(100) < 24
+    short = short.replace(
+        input_mask=(short.input_mask * keep).astype(np.int8),
+        segment_ids=(short.segment_ids * keep).astype(np.int8),
+        masked_lm_positions=np.zeros_like(short.masked_lm_positions),
+    )
+    told = warnings_of(tmp_path / "short", short)
+    assert "rows are filled to 2" in told
+    assert "0.0% of tokens are to be predicted" in told
+    lone = good.replace(next_sentence_labels=np.ones(400, dtype=np.int8))
+    assert "100% of pairs are labelled 1" in warnings_of(tmp_path / "lone", lone)
+    table = good.replace(input_ids=np.where(good.input_ids % 3 == 0, 77, good.input_ids).astype(np.int32))
+    assert "'#77' is 26%" in warnings_of(tmp_path / "table", table)
+    few = make_rows(10_000).replace(masked_lm_ids=np.zeros((10_000, 4), np.int32) + 9)
+    few = few.replace(input_ids=(few.input_ids % 700 + (few.input_ids >= 700) * 5).astype(np.int32))
+    assert "of 5,000 tokens ever appear" in warnings_of(tmp_path / "few", few, tokenizer)
 
 
 def test_inspect_tells_what_is_no_folder_of_shards(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.console import console
 from data.pipeline import choose_donors, plan_shards
 from data.settings import Settings
 from data.sources import Source
@@ -64,6 +65,21 @@ def test_many_shards_of_many_pieces_are_planned_at_once() -> None:
     started = time.process_time()
     assert len(plan_shards("training", 128, 20, parts, 32768)) == 12208
     assert time.process_time() - started < 10, "shards times pieces would take minutes"
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seconds, lines in ((0.01, range(3, 9)), (30.0, [0])):
+        monkeypatch.setattr("common.console.SECONDS_A_LINE", seconds)
+        with console.progress(total=5, desc="reading", unit="part", in_lines=True) as bar:
+            for _ in range(5):
+                time.sleep(0.02)
+                bar.update()
+        told = capsys.readouterr().err
+        assert len(told.splitlines()) in lines
+        assert "\r" not in told
+        assert not told or "reading: 100%" in told
 
 
 def test_donors_are_of_another_document_where_there_is_one() -> None:
