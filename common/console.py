@@ -1,31 +1,69 @@
 """The only place that writes to the terminal."""
 
+import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 
 class Console:
-    """Where a process speaks. A rank that should stay silent gets `enabled=False`."""
+    """Where a process speaks. A rank that should stay silent gets `enabled=False`.
+
+    No write fails: a pipe that nobody reads any more or a full disk behind stdout costs the words, never the run.
+    """
 
     def __init__(self) -> None:
         self.enabled = True
 
     def say(self, text: str = "") -> None:
         if self.enabled:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            reason = _write(sys.stdout, text)
+            if reason is not None:
+                self.warn(f"standard output cannot be written any more ({reason}); it goes on without")
 
     def warn(self, text: str) -> None:
         if self.enabled:
-            tqdm.write(f"warning: {text}", file=sys.stderr)
-            sys.stderr.flush()
+            _write(sys.stderr, f"warning: {text}")
 
     def progress(self, iterable: Iterable[Any] | None = None, **options: Any) -> tqdm:
         """A tqdm bar on stderr; silent when this rank is, or when stderr is no terminal."""
-        return tqdm(iterable, disable=not (self.enabled and sys.stderr.isatty()), **options)
+        is_shown = self.enabled and sys.stderr is not None and sys.stderr.isatty()
+        return tqdm(iterable, disable=not is_shown, **options)
+
+
+def tell_error(text: str) -> None:
+    """The last words of a process, whether or not it is one that speaks."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):
+                stream.flush()
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO | None, text: str) -> str | None:
+    """Write a line; why that was not possible, once: what comes after it goes nowhere."""
+    if stream is None:  # closed before Python began
+        return None
+    try:
+        tqdm.write(text, file=stream)
+        stream.flush()
+    except UnicodeEncodeError:  # a terminal that has no such characters
+        return _write(stream, text.encode("ascii", "replace").decode())
+    except (OSError, ValueError) as error:
+        _send_nowhere(stream)
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def _send_nowhere(stream: TextIO) -> None:
+    """What is still in its buffer would fail again at the process's end, and make its exit code 120."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 console = Console()

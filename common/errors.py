@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from common.console import console
+from common.console import console, tell_error
 from common.processes import USER_ERROR_EXIT_CODE
 
 
@@ -90,7 +90,7 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
             raise
         _end_with(message)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        tell_error("interrupted")
         sys.exit(130)
 
 
@@ -98,6 +98,5 @@ def _end_with(message: str) -> NoReturn:
     if not console.enabled:
         # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
         time.sleep(5)
-    sys.stdout.flush()
-    sys.stderr.write(f"error: {message}\n")
+    tell_error(f"error: {message}")
     sys.exit(USER_ERROR_EXIT_CODE)

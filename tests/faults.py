@@ -173,6 +173,17 @@ def _stop_in_commit(fault: Fault) -> None:
     _before(checkpoint, "write_manifest", lambda *_: _ask_to_stop())
 
 
+def _stop_at(fault: Fault) -> None:
+    """Asked to stop right before the step of these samples."""
+    from training import loop
+
+    def ask(_engine: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"]:
+            os.kill(os.getpid(), fault.get("signal", signal.SIGTERM))
+
+    _before(loop, "take_step", ask)
+
+
 def _stop_in_validation(_: Fault) -> None:
     from training import validation
 
@@ -188,6 +199,15 @@ def _reader_dies(fault: Fault) -> None:
             raise OSError(5, "Input/output error", "shard_3.hdf5")
 
     _before(TrainingStream, "_make_step", fail)
+
+
+def _lose_output(fault: Fault) -> None:
+    """Standard output (and with `both` errors too) leads to a full disk, or to a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    target = os.open("/dev/full", os.O_WRONLY) if fault["how"] == "full" else writer
+    for descriptor in (1, 2) if fault.get("both") else (1,):
+        os.dup2(target, descriptor)
 
 
 def _patience(fault: Fault) -> None:
@@ -227,6 +247,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "forget_optimizer_state": _forget_optimizer_state,
     "hang": _hang,
     "kill": _kill,
+    "lose_output": _lose_output,
     "not_a_number": _not_a_number,
     "patience": _patience,
     "reader_dies": _reader_dies,
@@ -234,6 +255,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "slow_micro_steps": _slow_micro_steps,
     "slow_steps": _slow_steps,
     "spoil_weights": _spoil_weights,
+    "stop_at": _stop_at,
     "stop_in_commit": _stop_in_commit,
     "stop_in_validation": _stop_in_validation,
 }

@@ -160,12 +160,16 @@ class Loop:
     def leave_early(self) -> None:
         """Save what there is since the last checkpoint; the next start goes on from here."""
         run, reason = self.run, self.run.stop.reason or "another rank was asked to stop"
-        if run.state.step > self.saver.saved_step:
-            if self.window.num_steps:
-                self.window.report()
+        is_unsaved = run.state.step > self.saver.saved_step
+        has_figures = is_unsaved and self.window.num_steps > 0
+        if has_figures:
+            self.window.sum_up()
+        if is_unsaved:
             self.saver.save_last(None, self.window.phases, patience=0.0)
         else:
             self.saver.wait()
+        if has_figures:
+            self.window.tell()
         console.say(f"stopped at step {run.state.step} ({reason}); the same command goes on from here")
 
 

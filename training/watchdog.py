@@ -8,7 +8,6 @@ ends the others.
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common.console import tell_error
 from common.files import write_plainly
 from common.processes import STUCK_EXIT_CODE
 from training.stopping import Launcher, StopRequests
@@ -105,8 +105,7 @@ class Watchdog:
         behind = find_stuck(beats, self.world_size, time.time(), self.stuck_seconds)
         speaker = min({beat.rank for beat in beats} - {beat.rank for beat in behind}, default=self.rank)
         if self.rank == speaker:
-            sys.stderr.write(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}\n")
-            sys.stderr.flush()
+            tell_error(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}")
 
 
 def _read(path: Path) -> Beat | None:

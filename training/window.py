@@ -80,9 +80,17 @@ class Window:
 
     def report(self) -> None:
         """Figures of the window, over all ranks, to the console and every sink."""
-        run = self.run
+        self.sum_up()
+        self.tell()
+
+    def sum_up(self) -> None:
+        """Turn the counts into figures, and begin anew. Called by all ranks together."""
         self.step_losses = self._losses_by_step()
         self.figures = self._take()
+        self.begin_anew()
+
+    def tell(self) -> None:
+        run = self.run
         with self.phases.measure("logging"):
             left = seconds_left(run, self.figures["seconds_per_step"])
             last = None if run.budget.total is not None else run.horizon.last_step()
@@ -90,7 +98,6 @@ class Window:
             for sentence in self.health.check(run.state.step, self.figures):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
-        self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget what was counted since the last report."""

@@ -208,6 +208,26 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(
     assert checkpoints(tmp_path).newest_valid() == "step_00000005"
 
 
+@pytest.mark.parametrize("how", ["full", "pipe"])
+def test_an_output_that_is_lost_does_not_cost_the_run(how: str, rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "4", "--save_every_steps", "2"]
+    outcome = rank_server.run(words, 1, tmp_path, faults=[{"kind": "lose_output", "how": how}])
+    assert outcome.codes == [0], outcome.text
+    assert outcome.text.count("standard output cannot be written any more") == 1
+    assert "could not be written" not in outcome.text
+    assert checkpoints(tmp_path).tags() == ["step_00000002", "step_00000004"]
+
+
+def test_a_stop_without_any_output_saves(rank_server: RankServer, tmp_path: Path) -> None:
+    """Ctrl-C to `… 2>&1 | tee log` ends tee first: nothing can be said, and all is to be saved."""
+    words = [*write_project(tmp_path), "--max_steps", "100"]
+    faults = [{"kind": "lose_output", "how": "pipe", "both": True}, {"kind": "stop_at", "next_sample": 5 * BATCH}]
+    outcome = rank_server.run(words, 1, tmp_path, faults=faults)
+    assert outcome.codes == [STOPPED_EXIT_CODE]
+    assert checkpoints(tmp_path).newest_valid() == "step_00000005"
+    assert len(losses(tmp_path)) == 5
+
+
 def test_a_stop_waits_for_the_checkpoint_that_is_being_committed(rank_server: RankServer, tmp_path: Path) -> None:
     """Asked to stop right after a save, while rank 0 still takes digests: it must be there when the ranks leave."""
     words = [*write_project(tmp_path, train_micro_batch_size_per_gpu=1), "--max_steps", "30", "--save_every_steps", "3"]
