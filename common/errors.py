@@ -19,6 +19,14 @@ class ToldElsewhere(Exception):
     """The main rank has failed and tells why; this one ends without a word."""
 
 
+class RankLost(Exception):
+    """Another rank has gone, or never came. Nothing to mend here: `code` is that of a run to be started again."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Problems:
     """Collects the mistakes of one check, so that all of them are reported at once."""
 
@@ -81,6 +89,8 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         sys.exit(main(None))
     except UserError as error:
         _end_with(str(error))
+    except RankLost as error:
+        _end_with(str(error), error.code)
     except ToldElsewhere:
         time.sleep(5)
         sys.exit(USER_ERROR_EXIT_CODE)
@@ -94,9 +104,9 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         sys.exit(130)
 
 
-def _end_with(message: str) -> NoReturn:
+def _end_with(message: str, code: int = USER_ERROR_EXIT_CODE) -> NoReturn:
     if not console.enabled:
         # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
         time.sleep(5)
     tell_error(f"error: {message}")
-    sys.exit(USER_ERROR_EXIT_CODE)
+    sys.exit(code)

@@ -1,6 +1,8 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
 import hashlib
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
-from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
+from training.checkpoint import CheckpointFolder, TrainingState, hold, read_skips, read_state
 from training.engine import build_engine, seed_of
 from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
@@ -68,19 +70,35 @@ class Datasets(NamedTuple):
         digests = [data.digest for data in self.training]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
+    @property
+    def summary(self) -> str:
+        return " and ".join(f"{data.num_rows:,} rows in {len(data.files)} files" for data in self.training)
+
 
 def build_run(
-    settings: Settings, datasets: Datasets, place: Place, device: torch.device, stop: StopRequests | None = None
+    settings: Settings,
+    datasets: Datasets,
+    place: Place,
+    device: torch.device,
+    stop: StopRequests | None = None,
+    note: Callable[[str], None] = lambda _phase: None,
 ) -> Run:
+    """`note` is told what is being done."""
     training, validation = datasets
+    note("choosing a checkpoint")
     torch.manual_seed(settings.flags.seed)
     model = build_model(settings)
     checkpoints = CheckpointFolder(settings.saved_models)
-    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
-    load_first_weights(model, settings, origin)
-    replace_blocks(model, settings, place)
-    engine = put_in_engine(model, settings)
-    state = resume(engine, settings, place, datasets, origin)
+    with held_origin(settings, checkpoints) as origin:
+        note("preparing the model")
+        load_first_weights(model, settings, origin)
+        replace_blocks(model, settings, place)
+        note("building the engine")
+        engine = put_in_engine(model, settings)
+        note("loading the checkpoint")
+        state = resume(engine, settings, place, datasets, origin)
+    if origin is not None and origin.is_own and place.is_main and not settings.flags.dry_run:
+        checkpoints.mend_pointers(origin.tag, state)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     plan = build_plan(settings, place, training)
     run = Run(
@@ -156,9 +174,8 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, origin: "Ori
     if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights)
     if origin is not None and origin.is_only_weights:
-        with in_use(origin.path):
-            check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
-            model.load_state_dict(read_weights(origin.path))
+        check_model(read_state(origin.path), settings.model_config.to_dict(), settings.flags.preln, origin.path)
+        model.load_state_dict(read_weights(origin.path))
 
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) -> None:
@@ -219,6 +236,23 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | N
     return None
 
 
+@contextmanager
+def held_origin(settings: Settings, checkpoints: CheckpointFolder) -> Generator[Origin | None]:
+    """find_origin()'s choice, kept from being removed while it is read. Where it vanished first, the next newest."""
+    for _ in range(3):
+        origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
+        with ExitStack() as stack:
+            has_gone = origin is not None and not hold(origin.path, stack)
+            if not distributed.any_rank(has_gone)[0]:
+                yield origin
+                return
+    assert origin is not None
+    raise UserError(
+        f"{origin.path}: was removed by the run that owns it; start again to take a newer one, or raise that run's "
+        f"--keep_last"
+    )
+
+
 def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, origin: Origin | None) -> TrainingState:
     """Load `origin` into the engine, and the state to go on with."""
     fresh = TrainingState(
@@ -237,18 +271,24 @@ def resume(engine: Any, settings: Settings, place: Place, datasets: Datasets, or
         is_preln=settings.flags.preln,
         recipe=settings.recipe(),
         is_kernel=settings.flags.deepspeed_transformer_kernel,
+        data_summary=datasets.summary,
     )
     if origin is None or origin.is_only_weights:
         return fresh
-    with in_use(origin.path):
-        saved = read_state(origin.path)
-        check_match(saved, fresh, origin)
-        load_engine(engine, origin, saved, place)
+    saved = read_state(origin.path)
+    check_match(saved, fresh, origin)
+    load_engine(engine, origin, saved, place)
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
         skips = read_skips(origin.folder) or saved.skips
-        return replace(saved, world_size=place.world_size, recipe=fresh.recipe, skips=skips)
+        return replace(
+            saved,
+            world_size=place.world_size,
+            recipe=fresh.recipe,
+            skips=skips,
+            data_summary=fresh.data_summary,
+        )
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 
@@ -259,7 +299,9 @@ def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place)
         console.say(f"{origin.path}: saved by {saved.world_size} ranks, cut anew for {place.world_size}")
         load_for_other_ranks(engine, origin.path)
     else:
-        engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+        found, _ = engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+        if found is None:
+            raise UserError(f"{origin.path}: DeepSpeed finds no files of its own there; use another checkpoint")
     set_optimizer_options(engine, options)
 
 
@@ -313,14 +355,17 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
             f"--job_name from its weights with --load_training_checkpoint {origin.folder} --finetune"
         )
     if origin.is_own and saved.data_digest != now.data_digest:
+        there, here = (f"{state.data_summary or 'data'} (digest {state.data_digest[:12]})" for state in (saved, now))
         raise UserError(
-            f"{where}: was trained on other data than is there now; restore that data, or pass another --job_name with "
-            f"--load_training_checkpoint {origin.folder}"
+            f"{where}: was trained on other data than is there now: {there} then, {here} now; restore that data, or "
+            f"pass another --job_name with --load_training_checkpoint {origin.folder}"
         )
-    if origin.is_own and saved.tokenizer_digest != now.tokenizer_digest:
+    digests = (saved.tokenizer_digest, now.tokenizer_digest)
+    if digests[0] != digests[1] and (origin.is_own or all(digests)):
+        there, here = (f"digest {digest[:12]}" if digest else "none" for digest in digests)
         raise UserError(
-            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file; restore that file, or "
-            f"pass another --job_name"
+            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file: {there} then, {here} "
+            f"now; restore that file, or pass another --job_name and begin from new weights"
         )
 
 
@@ -379,7 +424,8 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
     ):
         console.say(f"note: {note}")
     for name, text in settings.sources.items():
-        run.sinks.text(name, f"```json\n{text}\n```")
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        run.sinks.text(name, f"```json\n{shown}\n```")
 
 
 def describe_data(run: Run) -> str:

@@ -95,7 +95,12 @@ def test_bad_steps_in_a_row_end_the_run(rank_server: RankServer, tmp_path: Path)
     assert outcome.codes == [2], outcome.text
     assert "--max_bad_steps" in outcome.text
     assert "bad_batches_rank_0.jsonl" in outcome.text
-    assert checkpoints(tmp_path).newest_valid() == "step_00000002"
+    assert checkpoints(tmp_path).newest_valid() == "step_00000003", "the steps before them are not lost"
+    skips = f"[[{3 * BATCH}, {6 * BATCH}]]"
+    assert f"write {skips} to {checkpoints(tmp_path).folder}/skips.json" in outcome.text
+    (checkpoints(tmp_path).folder / "skips.json").write_text(skips)
+    assert rank_server.run([*words, "--max_steps", "5"], 1, tmp_path, faults=[]).codes == [0]
+    assert [row["samples"] for row in read_metrics(tmp_path, "train")][3:] == [7 * BATCH, 8 * BATCH]
 
 
 def test_a_spike_is_told_and_rolled_back(rank_server: RankServer, tmp_path: Path) -> None:
@@ -126,6 +131,56 @@ def test_a_stuck_rank_is_named(how: str, rank_server: RankServer, tmp_path: Path
     assert "rank 1 (host" in outcome.text
     if how == "asleep":  # a stopped process cannot tell where it is
         assert "is stuck in data_wait at step 2" in outcome.text
+
+
+def test_the_first_to_leave_lets_the_others_speak(rank_server: RankServer, tmp_path: Path) -> None:
+    """Three ranks: one is stuck, one has to tell, and the third must not take both down before that."""
+    words = [*write_project(tmp_path, train_batch_size=6), "--max_steps", "10", "--stuck_after_minutes", "0.07"]
+    faults = [{"kind": "hang", "rank": 1, "next_sample": 18}, {"kind": "slow_to_tell", "rank": 0, "seconds": 1.5}]
+    outcome = rank_server.run(words, 3, tmp_path, faults=faults, grace=0.2)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 1 (host" in outcome.text
+
+
+def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.1"]
+    outcome = rank_server.run(words, 2, tmp_path, faults=[{"kind": "hang_in_build", "rank": 1}], grace=2.0)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 1 (host" in outcome.text
+    assert "is stuck in preparing the model" in outcome.text
+
+
+def test_a_rank_that_never_comes(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    faults = [{"kind": "late", "rank": 1, "seconds": 600}, {"kind": "short_join", "rank": 0, "seconds": 3}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "not all of the 2 ranks came to 127.0.0.1:" in outcome.text
+    assert "start again" in outcome.text
+    assert "Traceback" not in outcome.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_waiting_for_a_rank(number: int, rank_server: RankServer, tmp_path: Path) -> None:
+    """Inside a call during which Python runs no handler."""
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    late = [{"kind": "late", "rank": 1, "seconds": 600}]
+    sent = [{"after": 3.0, "signal": int(number), "ranks": [0]}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=late, signals=sent, grace=1.0)
+    assert outcome.codes[0] == STOPPED_EXIT_CODE, outcome.text
+    assert outcome.seconds < 12
+    assert outcome.text.count("stopped before the first step") == 1
+    assert "Traceback" not in outcome.text
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_signal_while_a_rank_builds(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    stuck = [{"kind": "hang_in_build", "rank": 1}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=stuck, signals=[{"after": 5.0, "signal": 15, "ranks": [1]}])
+    assert outcome.codes == [STOPPED_EXIT_CODE] * 2, outcome.text
+    assert outcome.seconds < 12
+    assert "Traceback" not in outcome.text
 
 
 def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server: RankServer, tmp_path: Path) -> None:
