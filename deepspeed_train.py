@@ -1,5 +1,10 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
+from common.starting import start
+
+if __name__ == "__main__":
+    start.begin()  # before the imports below, which take seconds: a request to stop must not wait for them
+
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -7,6 +12,7 @@ from functools import partial
 
 from common.console import console
 from common.errors import run_command
+from common.outcome import leave_outcome, sign_of_life
 from common.processes import STOPPED_EXIT_CODE
 from training import distributed
 from training.arguments import read_arguments
@@ -20,32 +26,44 @@ from training.precision import avoid_broken_amx
 from training.run import build_run, open_data
 from training.settings import resolve_settings
 from training.stopping import StopRequests
+from training.watchdog import Watchdog
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     """`began`: when the process did, by time.monotonic(), from where --time_budget counts; None: now."""
     began = time.monotonic() if began is None else began
-    flags, problems = read_arguments(argv)
-    place = find_place()
-    console.enabled = place.is_main
-    avoid_broken_amx()
-    share_cores(place)
-    settings = resolve_settings(flags, place, problems)
-    datasets = open_data(settings, place)
-    device = pick_device(place)
     with ExitStack() as stack:
-        stop = stack.enter_context(StopRequests())
+        stack.callback(start.end)
+        start.begin()
+        flags, problems = read_arguments(argv)
+        place = find_place()
+        stack.enter_context(sign_of_life(place.rank))
+        console.enabled = place.is_main
+        avoid_broken_amx()
+        share_cores(place)
+        settings = resolve_settings(flags, place, problems)
+        datasets = open_data(settings, place)
+        device = pick_device(place)
         if place.is_main and not flags.dry_run:
             stack.enter_context(lock_folder(settings.saved_models))
         send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
+        stack.enter_context(distributed.told_of_lost_ranks())
         distributed.start(device)
-        run = build_run(settings, datasets, place, device, stop, began)
+        stop = StopRequests()
+        beats = None if flags.dry_run else settings.runs / "ranks"
+        watchdog = stack.enter_context(Watchdog(beats, place, stop, 60 * flags.stuck_after_minutes, start.launcher))
+        run = build_run(settings, datasets, place, device, stop, began, watchdog.note)
+        stack.callback(run.checkpoints.join)  # before the folder is let go
         begin_logs()
         if flags.dry_run:
             dry_run(run)
-        is_stopped = not flags.dry_run and not train(run)
+        distributed.barrier()  # until here a request to stop ends the process; from here on all ranks save first
+        stack.enter_context(stop)
+        is_finished = flags.dry_run or train(run, watchdog)
         distributed.leave()
-    return STOPPED_EXIT_CODE if is_stopped else 0
+    code = 0 if is_finished else STOPPED_EXIT_CODE
+    leave_outcome(code, place.is_main)
+    return code
 
 
 if __name__ == "__main__":

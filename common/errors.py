@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
-from common.console import console
+from common.console import console, tell_error
 from common.processes import USER_ERROR_EXIT_CODE
 
 T = TypeVar("T")
@@ -26,6 +26,14 @@ class UserError(ValueError):
 
 class ToldElsewhere(Exception):
     """The main rank has failed and tells why; this one ends without a word."""
+
+
+class RankLost(Exception):
+    """Another rank has gone, or never came. Nothing to mend here: `code` is that of a run to be started again."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Problems:
@@ -100,6 +108,8 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         sys.exit(main(None))
     except UserError as error:
         _end_with(str(error))
+    except RankLost as error:
+        _end_with(str(error), error.code)
     except ToldElsewhere:
         time.sleep(5)
         sys.exit(USER_ERROR_EXIT_CODE)
@@ -109,14 +119,13 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
             raise
         _end_with(message)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        tell_error("interrupted")
         sys.exit(130)
 
 
-def _end_with(message: str) -> NoReturn:
+def _end_with(message: str, code: int = USER_ERROR_EXIT_CODE) -> NoReturn:
     if not console.enabled:
         # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
         time.sleep(5)
-    sys.stdout.flush()
-    sys.stderr.write(f"error: {message}\n")
-    sys.exit(USER_ERROR_EXIT_CODE)
+    tell_error(f"error: {message}")
+    sys.exit(code)

@@ -1,15 +1,9 @@
-"""How a run ends, and how its processes are told apart: shared by the ranks and by what starts them."""
+"""How a run ends: shared by the ranks and by what starts them."""
 
 import signal
-from collections.abc import Sequence
 
 USER_ERROR_EXIT_CODE = 2
 STUCK_EXIT_CODE = 71  # a rank made no progress; the system's EX_OSERR
 STOPPED_EXIT_CODE = 75  # saved and to be started again; the system's EX_TEMPFAIL
 # What asks a run to stop: schedulers and launchers, Ctrl-C, and Slurm's early warning (--signal=USR1@120).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-def is_launcher(command_line: Sequence[str]) -> bool:
-    """Whether it is that of the `deepspeed` command, or of the launcher that it starts on each machine."""
-    return any(word == "deepspeed.launcher.launch" or word.endswith("/deepspeed") for word in command_line[:4])

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from common.console import console
 from common.errors import UserError, run_command
 from common.help import HelpFormatter
-from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, is_launcher
+from common.launchers import is_launcher
+from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
 
 SCRIPT = "deepspeed_train.py"
 COUNT_FLAGS = ("--num_gpus", "--num_accelerators")

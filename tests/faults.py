@@ -118,16 +118,25 @@ def _loss_is_not_a_number(fault: Fault) -> None:
 
 
 def _spoil_weights(fault: Fault) -> None:
-    """Before the step of these samples make the model forget, so that the loss jumps; healed by going back."""
+    """Before the step of these samples make the model forget, so that the loss jumps; healed by going back.
+
+    With `always` it happens whenever that step number comes again, whatever samples it is of.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+
     from training import loop
 
     done: list[int] = []
 
     def spoil(target: Any, step: Any, *_: Any) -> None:
-        if step.next_sample == fault["next_sample"] and not done:
+        is_due = step.next_sample == fault["next_sample"] and not done
+        if fault.get("always"):
+            is_due = target.global_steps - target.skipped_steps == fault["next_sample"] // 8 - 1
+        if is_due:
             done.append(1)
-            with torch.no_grad():
-                target.module.bert.embeddings.word_embeddings.weight.mul_(-30.0)
+            weight = target.module.bert.embeddings.word_embeddings.weight
+            with torch.no_grad(), GatheredParameters([weight], modifier_rank=0, enabled=hasattr(weight, "ds_id")):
+                weight.mul_(-30.0)
 
     _before(loop, "take_step", spoil)
 
@@ -143,6 +152,36 @@ def _hang(fault: Fault) -> None:
             time.sleep(600)
 
     _before(loop, "take_step", hang)
+
+
+def _late(fault: Fault) -> None:
+    """A rank that does not come to where the others wait."""
+    time.sleep(fault["seconds"])
+
+
+def _short_join(fault: Fault) -> None:
+    """Wait less for the other ranks than half an hour."""
+    import datetime
+
+    import deepspeed
+
+    original = deepspeed.init_distributed
+    deepspeed.init_distributed = lambda **options: original(
+        timeout=datetime.timedelta(seconds=fault["seconds"]), **options
+    )
+
+
+def _hang_in_build(_: Fault) -> None:
+    from training import run
+
+    _before(run, "replace_blocks", lambda *_: time.sleep(600))
+
+
+def _slow_to_tell(fault: Fault) -> None:
+    """The rank whose it is to name the stuck one needs some time for it."""
+    from training import watchdog
+
+    _before(watchdog.Watchdog, "_tell", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _slow_steps(fault: Fault) -> None:
@@ -195,6 +234,17 @@ def _stop_in_commit(fault: Fault) -> None:
     _before(checkpoint, "write_manifest", lambda *_: _ask_to_stop())
 
 
+def _stop_at(fault: Fault) -> None:
+    """Asked to stop right before the step of these samples."""
+    from training import loop
+
+    def ask(_engine: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"]:
+            os.kill(os.getpid(), fault.get("signal", signal.SIGTERM))
+
+    _before(loop, "take_step", ask)
+
+
 def _stop_in_validation(_: Fault) -> None:
     from training import validation
 
@@ -224,6 +274,57 @@ def _reader_dies(fault: Fault) -> None:
     _before(TrainingStream, "_make_step", fail)
 
 
+def _lose_output(fault: Fault) -> None:
+    """Standard output (and with `both` errors too) leads to a full disk, or to a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    target = os.open("/dev/full", os.O_WRONLY) if fault["how"] == "full" else writer
+    for descriptor in (1, 2) if fault.get("both") else (1,):
+        os.dup2(target, descriptor)
+
+
+def _file_elsewhere(_: Fault) -> None:
+    """What this rank writes lands on a disk that rank 0 does not see."""
+    from training import checkpoint_files, manifest
+
+    manifest.APPEARING_SECONDS = 0.3
+    original = checkpoint_files.CheckedFiles.save
+
+    def save(self: Any, state_dict: Any, path: str) -> None:
+        original(self, state_dict, path)
+        if int(os.environ["RANK"]) == 1:
+            Path(path).unlink()
+
+    checkpoint_files.CheckedFiles.save = save  # type: ignore[method-assign]
+
+
+def _origin_vanishes(fault: Fault) -> None:
+    """The run that owns the checkpoint `tag` removes it right after it was chosen."""
+    from training import run
+
+    original = run.find_origin
+
+    def find_origin(*args: Any) -> Any:
+        origin = original(*args)
+        if origin is not None and origin.tag == fault["tag"]:
+            origin.path.rename(origin.folder / f".dropped_{origin.tag}")
+        return origin
+
+    run.find_origin = find_origin
+
+
+def _fill_disk(fault: Fault) -> None:
+    """Another process takes the last byte of the disk of `folder` right before the step of these samples."""
+    from training import loop
+
+    def fill(_engine: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"]:
+            free = os.statvfs(fault["folder"])
+            Path(fault["folder"], "filler").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
+
+    _before(loop, "take_step", fill)
+
+
 def _patience(fault: Fault) -> None:
     """Wait less for space than people would want to."""
     from training import saving
@@ -247,6 +348,16 @@ def _claim_fp16(_: Fault) -> None:
     settings.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
 
 
+def _no_compiler(_: Fault) -> None:
+    """DeepSpeed's Muon compiles an Adam for the other parameters, or computes it without where it cannot."""
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    def load(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no compiler here")
+
+    OpBuilder.load = load  # type: ignore[method-assign]
+
+
 def _forget_optimizer_state(_: Fault) -> None:
     """Resharding that loses what the optimizer knew."""
     from training import zero_files
@@ -267,18 +378,28 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "allow_fp16": _allow_fp16,
     "claim_fp16": _claim_fp16,
     "believe_in_space": _believe_in_space,
+    "file_elsewhere": _file_elsewhere,
+    "fill_disk": _fill_disk,
     "forget_optimizer_state": _forget_optimizer_state,
     "hang": _hang,
+    "hang_in_build": _hang_in_build,
     "kill": _kill,
+    "late": _late,
+    "lose_output": _lose_output,
     "loss_is_not_a_number": _loss_is_not_a_number,
+    "no_compiler": _no_compiler,
     "not_a_number": _not_a_number,
+    "origin_vanishes": _origin_vanishes,
     "patience": _patience,
     "reader_dies": _reader_dies,
+    "short_join": _short_join,
     "slow_commit": _slow_commit,
     "slow_forward": _slow_forward,
     "slow_micro_steps": _slow_micro_steps,
     "slow_steps": _slow_steps,
+    "slow_to_tell": _slow_to_tell,
     "spoil_weights": _spoil_weights,
+    "stop_at": _stop_at,
     "stop_in_commit": _stop_in_commit,
     "stop_in_validation": _stop_in_validation,
     "worse_validation": _worse_validation,

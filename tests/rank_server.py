@@ -70,6 +70,8 @@ class RankServer:
 
 
 def serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries that write at import must not meet the answers
     # Imported here once, for all forks. A ZeRO engine imports the second, which takes seconds.
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 
@@ -77,8 +79,8 @@ def serve() -> None:
 
     for line in sys.stdin:
         answer = _train(Request(**json.loads(line)))
-        sys.stdout.write(json.dumps(asdict(answer)) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(asdict(answer)) + "\n")
+        answers.flush()
 
 
 def _train(request: Request) -> Outcome:

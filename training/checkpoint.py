@@ -7,25 +7,27 @@ pointer `latest` moves. A folder without a valid manifest is not a checkpoint. D
 
 import fcntl
 import json
-import os
 import re
 import shutil
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from common.console import console
-from common.errors import UserError
-from common.files import file_digest, flush_folder, lock_file, write_atomically
-from training import distributed
-from training.retention import Best, Retention, read_best, retire, step_of, sweep
+from pydantic import TypeAdapter, ValidationError
 
-MANIFEST = "manifest.json"
-STATE = "bert_pretraining.json"
+from common.console import console
+from common.errors import UserError, shortened
+from common.files import flush_folder, lock_file, write_atomically
+from training import distributed
+from training.json_files import load_json
+from training.manifest import MANIFEST, STATE, WrittenFile, find_damage, size_in, write_manifest
+from training.retention import Best, Retention, is_ours, read_best, retire, step_of, sweep, write_best
+
 STAGING = ".saving"
+DAMAGED = ".damaged"
 SKIPS = "skips.json"
 A_RUNS_FOLDER = "give a run's <output_dir>/saved_models/<job_name> with complete checkpoints in it"
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -56,6 +58,12 @@ class TrainingState:
     longest_pause: float = 0.0  # seconds of a validation or checkpoint: what --time_budget keeps back for the last ones
     skips: tuple[tuple[int, int], ...] = ()  # samples from … to … that a rollback leaves out
     recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to tell what has changed on resume
+    data_summary: str | None = None  # files and rows, to tell what has changed
+    best_tag: str | None = None  # with --keep_best: the checkpoint of best_validation_loss
+    best_is_only: bool = False  # whether that one was saved for its loss alone
+
+
+STATE_TYPE = TypeAdapter(TrainingState)
 
 
 class SaveFailed(Exception):
@@ -75,7 +83,7 @@ class CheckpointFolder:
         self,
         engine: Any,
         state: TrainingState,
-        sources: dict[str, str],
+        sources: dict[str, str | bytes],
         retention: Retention,
         best: Best | None = None,
     ) -> None:
@@ -90,19 +98,43 @@ class CheckpointFolder:
         if problem is not None:
             raise SaveFailed(problem)
         if is_known:
-            if best is not None:
-                distributed.ask_main_rank(lambda: retire(self.folder, self.tags(), retention, best))
+            if best is not None and distributed.is_main():
+                self.note_best(retention, best)
             return
         engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
-        failure = engine.checkpoint_engine.take_failure()
+        names, failure = engine.checkpoint_engine.take_outcome()
         if distributed.any_rank(failure is not None)[0]:
             distributed.ask_main_rank(lambda: shutil.rmtree(staging, ignore_errors=True))
             raise SaveFailed(self.explain(failure, tag, engine))
-        distributed.barrier()
+        written = distributed.gather(names)
         if distributed.is_main():
-            task = (staging / tag, state, sources, retention, best)
+            files = [WrittenFile(rank, *file) for rank, found in enumerate(written) for file in found]
+            task = (staging / tag, state, sources, retention, best, files)
             self._commit = threading.Thread(target=self._commit_quietly, args=task, name="commit")
             self._commit.start()
+
+    def note_best(self, retention: Retention, best: Best) -> None:
+        """Mark a checkpoint that is there already."""
+        try:
+            retire(self.folder, self.tags(), retention, best)
+        except OSError as error:
+            console.warn(f"{self.folder}: {best.tag} is the best so far, but best.json cannot be written ({error})")
+
+    def mend_pointers(self, tag: str, state: TrainingState) -> None:
+        """What a kill right after the rename left undone: `latest`, and `best.json` from the state of `tag`."""
+        with suppress(OSError):
+            if _read_pointer(self.folder) != tag:
+                point_to(self.folder, tag)
+            noted, lowest = self.best(), state.best_validation_loss
+            if state.best_tag not in self.tags() or lowest is None or (noted and noted.mlm_loss <= lowest):
+                return
+            assert state.best_tag is not None
+            write_best(self.folder, Best(state.best_tag, lowest, state.best_is_only))
+
+    def join(self) -> None:
+        """Wait for the commit in the background, on this rank alone and whatever comes of it."""
+        if self._commit is not None:
+            self._commit.join()
 
     def finish(self) -> None:
         """Wait for the commit in the background; SaveFailed on all ranks when it could not be done."""
@@ -135,19 +167,24 @@ class CheckpointFolder:
 
     def size_of_next(self, engine: Any) -> int:
         """Bytes that a checkpoint takes: as the newest one did, else by the number of parameters."""
-        for tag in reversed(self.tags()):
-            files = _read_manifest(self.folder / tag)
-            if files is not None:
-                return sum(int(entry["size"]) for entry in files.values())
+        newest = self.newest_sound()
+        if newest is not None:
+            return size_in(self.folder / newest)
         return 12 * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+
+    def newest_sound(self) -> str | None:
+        """The newest of those that this process has verified or written. Reads no large file."""
+        return next((tag for tag in reversed(self.tags()) if tag in self.sound), None)
 
     def explain(self, failure: Exception | None, tag: str, engine: Any) -> str:
         reason = "a file could not be written on another rank" if failure is None else str(failure)
-        good = (self.tags() or ["none yet"])[-1]
-        text = f"{self.folder}: {tag} was not saved ({reason}); the last good checkpoint is {good}"
+        good = self.newest_sound()
+        text = f"{self.folder}: {tag} was not saved ({reason}); the last good checkpoint is {good or 'none yet'}"
+        if isinstance(failure, FileNotFoundError):  # not for want of space
+            return text
         try:
             free = shutil.disk_usage(self.folder).free
-            needed = self.size_of_next(engine) if engine is not None or self.tags() else 0
+            needed = self.size_of_next(engine) if engine is not None or good is not None else 0
         except OSError:
             return f"{text}; the folder cannot be reached"
         missing = max(0, needed - free)
@@ -174,13 +211,22 @@ class CheckpointFolder:
         found = [
             path
             for path in self.folder.iterdir()
-            if not path.is_symlink() and TAG.fullmatch(path.name) and (path / MANIFEST).is_file()
+            if not path.is_symlink()
+            and TAG.fullmatch(path.name)
+            and not path.name.endswith(DAMAGED)
+            and (path / MANIFEST).is_file()
         ]
         return [path.name for path in sorted(found, key=lambda path: (step_of(path.name), path.name))]
 
+    def incomplete(self) -> list[str]:
+        """Names of folders that look like checkpoints of ours but have no manifest."""
+        if not self.folder.is_dir():
+            return []
+        return [path.name for path in self.folder.iterdir() if is_ours(path.name) and not (path / MANIFEST).is_file()]
+
     def newest_valid(self, before_step: int | None = None) -> str | None:
         """The newest checkpoint whose files are all there and unchanged; those passed over are named."""
-        for tag in reversed(self.tags()):
+        for tag in sorted([*self.tags(), *self.incomplete()], key=lambda tag: (step_of(tag), tag), reverse=True):
             if before_step is not None and step_of(tag) >= before_step:
                 continue
             problem = find_damage(self.folder / tag)
@@ -215,15 +261,16 @@ def commit(
     folder: Path,
     staged: Path,
     state: TrainingState,
-    sources: dict[str, str],
+    sources: dict[str, str | bytes],
     retention: Retention,
     best: Best | None,
+    written: Sequence[WrittenFile] = (),
 ) -> None:
     """Rank 0's part, in the order that makes a kill at any moment harmless."""
     write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
     for name, text in sources.items():
         write_atomically(staged / name, text)
-    write_manifest(staged)
+    write_manifest(staged, written)
     publish(staged, folder / staged.name)
     shutil.rmtree(staged.parent, ignore_errors=True)
     console.say(f"checkpoint: {folder / staged.name}" + (" (the best so far)" if best else ""))
@@ -236,85 +283,79 @@ def commit(
         console.warn(f"{folder}: the checkpoint is there, but its pointers could not be written ({error})")
 
 
-def write_manifest(folder: Path) -> None:
-    """List every file of `folder` with size and digest, and flush them to disk."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
-    flush_folder(folder)
-    write_atomically(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=2) + "\n")
-
-
 def publish(staged: Path, target: Path) -> None:
     """The one rename that makes a checkpoint of the folder. What is in its place can only be a damaged one."""
     if target.exists():
-        aside = staged.with_name(f"{target.name}.damaged")
+        aside = target.with_name(f"{target.name}{DAMAGED}")
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
+        console.warn(f"{target}: was damaged and is written anew; the old one is now {aside.name}, for you to remove")
     staged.rename(target)
     flush_folder(target.parent)
 
 
 def point_to(folder: Path, tag: str) -> None:
-    """Move DeepSpeed's pointer. We do not read it."""
+    """Move DeepSpeed's pointer. What it says is not believed: we go by the manifests."""
     write_atomically(folder / "latest", tag)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
+def _read_pointer(folder: Path) -> str | None:
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return (folder / "latest").read_text()
+    except (OSError, ValueError):
         return None
-    return files if isinstance(files, dict) else None
-
-
-def find_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
-    try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-        for name, expected in files.items():
-            path = folder / name
-            if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != expected["size"]:
-                return f"{name} has {path.stat().st_size} bytes, its manifest says {expected['size']}"
-            if file_digest(path) != expected["sha256"]:
-                return f"{name} differs from its digest in the manifest"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be used ({error})"
-    return None if STATE in files else f"{STATE} is missing"
 
 
 def read_state(folder: Path) -> TrainingState:
-    """Our part of a checkpoint that has been found sound."""
-    content = json.loads((folder / STATE).read_text())
+    """Our part of a checkpoint that has been found sound. Its values are a stranger's until they are checked."""
+    path = folder / STATE
+    content = load_json(path, "the state of a run")
     names = {field.name for field in fields(TrainingState)}
     required = {field.name for field in fields(TrainingState) if field.default is MISSING}
-    if not isinstance(content, dict) or not required <= set(content) <= names:
-        raise UserError(f"{folder / STATE}: was written by another version of this project (keys differ); use that one")
-    skips = tuple((first, last) for first, last in content.get("skips", ()))
-    return TrainingState(**{**content, "skips": skips})
+    if not required <= set(content) <= names:
+        raise UserError(f"{path}: was written by another version of this project (keys differ); use that one")
+    try:
+        as_skips(content.get("skips", []))
+        state = STATE_TYPE.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        place = ".".join(map(str, detail["loc"]))
+        raise UserError(
+            f"{path}: {place}: found {shortened(detail['input'])}, but {detail['msg']}; use another checkpoint"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; use another checkpoint") from None
+    _check_ranges(state, path)
+    return state
+
+
+def _check_ranges(state: TrainingState, path: Path) -> None:
+    numbers = {
+        field.name: value
+        for field in fields(state)
+        if isinstance(value := getattr(state, field.name), int | float) and field.name != "best_validation_loss"
+    }
+    for name, value in numbers.items():
+        if not 0 <= value < 2**63:
+            raise UserError(f"{path}: {name}: found {shortened(value)}, expected 0 to 2^63 - 1; use another checkpoint")
+    if state.world_size < 1 or state.zero_stage > 3 or state.start_step > state.step:
+        raise UserError(
+            f"{path}: world_size {state.world_size}, zero_stage {state.zero_stage}, start_step {state.start_step} and "
+            f"step {state.step} cannot be; use another checkpoint"
+        )
 
 
 def tag_of(state: TrainingState) -> str:
     return f"step_{state.step:08d}"
 
 
-@contextmanager
-def in_use(checkpoint: Path) -> Generator[None]:
-    """Keep a checkpoint from being retired by the run that owns it while it is read."""
-    with ExitStack() as stack:
-        try:
-            stream = stack.enter_context((checkpoint / MANIFEST).open())
-            is_there = lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
-        except FileNotFoundError:
-            is_there = False
-        if not is_there:
-            raise UserError(f"{checkpoint}: was removed by the run that owns it; start again to take a newer one")
-        yield
+def hold(checkpoint: Path, stack: ExitStack) -> bool:
+    """Keep a checkpoint from being retired by the run that owns it until `stack` closes; False: it has gone."""
+    try:
+        stream = stack.enter_context((checkpoint / MANIFEST).open())
+        return lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
+    except FileNotFoundError:
+        return False
 
 
 def write_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
@@ -324,11 +365,21 @@ def write_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
 
 def read_skips(folder: Path) -> tuple[tuple[int, int], ...]:
     try:
-        return tuple((int(first), int(end)) for first, end in json.loads((folder / SKIPS).read_text()))
+        return as_skips(json.loads((folder / SKIPS).read_text()))
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to skip nothing") from None
+
+
+def as_skips(content: Any) -> tuple[tuple[int, int], ...]:
+    """Ranges of samples from a JSON list of pairs; ValueError for anything else."""
+    pairs = content if isinstance(content, list) else [content]
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)
+        if not is_pair or not 0 <= pair[0] < pair[1] < 2**63:
+            raise ValueError(f"skips: found {shortened(pair)}, expected [first, end] with 0 <= first < end")
+    return tuple((first, end) for first, end in pairs)
 
 
 def _megabytes(size: int) -> str:

@@ -52,6 +52,7 @@ class CheckedFiles(TorchCheckpointEngine):
     def __init__(self) -> None:
         super().__init__()
         self.failure: OSError | None = None
+        self.written: list[tuple[str, int]] = []  # names and sizes since the last outcome was taken
 
     def save(self, state_dict: Any, path: str) -> None:
         try:
@@ -59,6 +60,7 @@ class CheckedFiles(TorchCheckpointEngine):
                 torch.save(state_dict, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
+                self.written.append((Path(path).name, os.fstat(stream.fileno()).st_size))
         except OSError as error:
             self._give_up(path, error)
         except RuntimeError as error:  # torch's writer wraps what the stream raised
@@ -75,6 +77,8 @@ class CheckedFiles(TorchCheckpointEngine):
         # Not mapped: DeepSpeed keeps some tensors as they come, and the file must not have to outlive them.
         return read_file(Path(path), is_mapped=False)
 
-    def take_failure(self) -> OSError | None:
-        failure, self.failure = self.failure, None
-        return failure
+    def take_outcome(self) -> tuple[list[tuple[str, int]], OSError | None]:
+        """Names and sizes of the files written since the last call, and why one could not be."""
+        written, failure = self.written, self.failure
+        self.written, self.failure = [], None
+        return written, failure

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.console import console
-from common.errors import Problems, nearest, shortened
+from common.errors import Problems, UserError, nearest, shortened
 from training.deepspeed_blocks import LayerDropBlock, check_blocks, find_refusal
 from training.json_files import load_json
 from training.optimizer import check_optimizer
@@ -65,6 +65,8 @@ class DeepSpeedFile:
 
     def for_engine(self, precision: str, has_monitors: bool = True) -> dict[str, Any]:
         """The dictionary that deepspeed.initialize() gets. Monitors write or send from the moment they are built."""
+        if precision == "bf16" and self.zero_stage == 1:
+            _check_sums(self.content, self.path)
         config = copy.deepcopy(self.content)
         for key in MODEL_KEYS if has_monitors else (*MODEL_KEYS, *MONITOR_KEYS):
             config.pop(key, None)
@@ -101,6 +103,11 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
             f"{path}: 'checkpoint.load_universal' cannot be used here: it is not needed, since any number of ranks can "
             f"resume any checkpoint, and it loads files that were not checked; remove it"
         )
+    if isinstance(checkpoint, dict) and checkpoint.get("use_node_local_storage"):
+        problems.add(
+            f"{path}: 'checkpoint.use_node_local_storage' cannot be used here: a checkpoint counts only when the files "
+            f"of all ranks lie in one folder; remove it, and give an --output_dir that all machines see"
+        )
     _move_old_clipping(content, path)
     _check_values(content, path, problems)
     batch = _resolve_batch(content, path, world_size, problems)
@@ -124,6 +131,15 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     return file
 
 
+def _check_sums(content: dict[str, Any], path: Path) -> None:
+    """At stage 1 DeepSpeed takes another optimizer for this, with files of another layout and without our guards."""
+    if content.get("data_types", {}).get("grad_accum_dtype") in ("fp32", "float32", "torch.float32"):
+        raise UserError(
+            f"{path}: data_types.grad_accum_dtype fp32 with bf16 and ZeRO stage 1: DeepSpeed's optimizer for that does "
+            f"not skip a step whose gradient is not finite; use ZeRO stage 2, or remove the key"
+        )
+
+
 def _check_objects(content: dict[str, Any], path: Path, problems: Problems) -> None:
     for key in OBJECTS:
         if not isinstance(content.get(key, {}), dict):
@@ -139,6 +155,11 @@ def _check_values(content: dict[str, Any], path: Path, problems: Problems) -> No
     if type(stage) is not int or stage not in (0, 1, 2, 3):
         problems.add(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, but found {shortened(stage)}")
         content["zero_optimization"] = {}
+    if content.get("zero_optimization", {}).get("parameter_alignment"):
+        problems.add(
+            f"{path}: zero_optimization.parameter_alignment puts gaps between parameters, so that a checkpoint could "
+            f"not be cut anew for another number of ranks; remove it"
+        )
     clipping = content.get("gradient_clipping", 1.0)
     if isinstance(clipping, bool) or not isinstance(clipping, int | float) or not 0 <= clipping < 1e300:
         problems.add(

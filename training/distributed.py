@@ -1,7 +1,8 @@
 """The few collectives a run needs, through DeepSpeed's communication layer."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -9,9 +10,13 @@ import deepspeed
 import deepspeed.comm as dist
 import torch
 
-from common.errors import ToldElsewhere, UserError
+from common.errors import RankLost, ToldElsewhere, UserError
+from common.processes import STUCK_EXIT_CODE
 
 T = TypeVar("T")
+LOST_RANK_EXIT_CODE = 1
+# What gloo and NCCL say when the other side of a connection has gone.
+LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 def start(device: torch.device) -> None:
@@ -21,11 +26,37 @@ def start(device: torch.device) -> None:
     try:
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     except torch.distributed.DistNetworkError as error:
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = "is in use" if "EADDRINUSE" in str(error) else f"cannot be reached ({str(error).splitlines()[0]})"
         raise UserError(
-            f"environment variables MASTER_ADDR and MASTER_PORT: {place} {reason}; choose another free port "
+            f"environment variables MASTER_ADDR and MASTER_PORT: {_meeting_point()} {reason}; choose another free port "
             f"(`deepspeed --master_port N`), the same on all machines"
+        ) from None
+    except torch.distributed.DistStoreError as error:
+        reason = str(error).splitlines()[0]
+        raise RankLost(
+            f"not all of the {os.environ.get('WORLD_SIZE')} ranks came to {_meeting_point()} ({reason}); see which of "
+            f"them wrote nothing, look at its machine and at the network, and start again",
+            STUCK_EXIT_CODE,
+        ) from None
+
+
+def _meeting_point() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+@contextmanager
+def told_of_lost_ranks() -> Generator[None]:
+    """A connection that breaks is another rank's end: one message instead of the traceback of who waited for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not any(sign in text for sign in LOST_SIGNS):
+            raise
+        raise RankLost(
+            f"the connection to another rank broke ({text.splitlines()[0][:200]}): that rank has ended, and its own "
+            f"message says why",
+            LOST_RANK_EXIT_CODE,
         ) from None
 
 
@@ -77,6 +108,14 @@ def ask_main_rank(action: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     return result  # type: ignore[return-value]
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's `value`, in the order of the ranks."""
+    gathered = [value] * dist.get_world_size()
+    if len(gathered) > 1:
+        torch.distributed.all_gather_object(gathered, value, group=_host_group())
+    return gathered
 
 
 def leave() -> None:

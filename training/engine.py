@@ -1,5 +1,6 @@
 """The DeepSpeed engine: built around our model and optimizer, and stepped."""
 
+import glob
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,9 @@ def build_engine(
     engine.checkpoint_engine = CheckedFiles()
     # It copies a script beside the checkpoints, on rank 0 alone: on a full disk the others would wait for it for ever.
     engine._copy_recovery_script = lambda _path: None
+    find_files = engine._get_all_ckpt_names
+    # It looks for files by a pattern, in which a folder's own [ * ? would count.
+    engine._get_all_ckpt_names = lambda folder, tag: find_files(glob.escape(folder), tag)
     return engine
 
 

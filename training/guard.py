@@ -11,6 +11,7 @@ from typing import Any
 from common.console import console
 from common.errors import UserError
 from data.loader import StepBatches
+from training.checkpoint import SKIPS
 from training.run import Run
 
 SPIKE_HISTORY = 200  # steps that the median is taken over
@@ -30,6 +31,7 @@ class BadSteps:
         self.run = run
         self.limit = run.settings.flags.max_bad_steps
         self.in_row = 0
+        self.first_sample = 0  # of those in a row
         self.skipped = run.engine.skipped_steps
         self.file = run.settings.runs / f"bad_batches_rank_{run.place.rank}.jsonl"
 
@@ -45,14 +47,18 @@ class BadSteps:
         self.in_row += 1
         self._write(batches)
         first = batches.next_sample - self.run.stream.rows_per_step
+        if self.in_row == 1:
+            self.first_sample = first
         what = (
             f"after step {self.run.state.step} the gradient was infinite or not a number for samples {first} to "
             f"{batches.next_sample - 1}; no rank applied it ({self.in_row} in a row). Their rows are in {self.file}"
         )
         if self.in_row >= self.limit:
+            skips = [*map(list, self.run.state.skips), [self.first_sample, batches.next_sample]]
             raise UserError(
                 f"{what}. That is --max_bad_steps; look at those rows, lower the learning rate, or train in another "
-                f"precision. The last checkpoint is good"
+                f"precision. The weights from before them are saved; to leave those rows out, write "
+                f"{json.dumps(skips)} to {self.run.checkpoints.folder / SKIPS}"
             )
         console.warn(what)
         return True
@@ -120,10 +126,13 @@ class Spikes:
         return median, median + max(SPIKE_MARGIN, SPIKE_DEVIATIONS * spread)
 
 
-def next_unskipped(sample: int, skips: Sequence[tuple[int, int]]) -> int:
-    """`sample`, or the end of the range it lies in, and of any that it then lies in."""
+def next_unskipped(sample: int, skips: Sequence[tuple[int, int]], rows: int) -> int:
+    """Where the next step of `rows` samples can begin without one that is left out: at `sample`, or later.
+
+    A range can begin inside a step when the batch has grown since it was noted; the rows before it go with it.
+    """
     for first, end in sorted(skips):
-        if first <= sample < end:
+        if sample < end and first < sample + rows:
             sample = end
     return sample
 

@@ -31,15 +31,24 @@ def lock_folder(folder: Path) -> Generator[None]:
             raise UserError(
                 f"{folder}: another run is writing there ({holder}); wait for it, stop it, or pass another --job_name"
             )
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        stream.flush()
+        _sign(folder / LOCK)
         try:
             yield
-        except UserError:  # the run could not begin: a folder made for it goes again, if nothing else came into it
-            if made:
-                (folder / LOCK).unlink(missing_ok=True)
-            for place in made:
-                with suppress(OSError):
-                    place.rmdir()
+        except UserError:
+            if made and [path.name for path in folder.iterdir()] == [LOCK]:
+                _unmake(folder, made)  # the run could not begin
             raise
+
+
+def _sign(path: Path) -> None:
+    """Say who holds it, for the message of who comes later. The lock itself needs no space; a full disk has none."""
+    with suppress(OSError), path.open("w") as stream:
+        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+
+
+def _unmake(folder: Path, made: list[Path]) -> None:
+    """Remove the lock's file and the folders that were made for it, as far as nothing else came into them."""
+    with suppress(OSError):
+        (folder / LOCK).unlink(missing_ok=True)
+        for place in made:
+            place.rmdir()

@@ -1,15 +1,19 @@
 """The training loop."""
 
+import math
 import time
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from common.console import console
+from common.errors import UserError
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
@@ -30,29 +34,33 @@ from training.validation import validate
 from training.watchdog import Watchdog
 from training.window import Window, seconds_left
 
+MOST_ROLLBACKS = 3  # to one checkpoint: then it is not the batches that make the loss jump
 
-def train(run: Run) -> bool:
+
+def train(run: Run, watchdog: Watchdog) -> bool:
     """Step until the horizon; report, validate and save on the way. False: stopped on request, with all saved."""
+
+    def note(phase: str) -> None:
+        watchdog.note(phase, run.state.step)
+
     if run.horizon.is_finished(run.state.step, run.state.samples) or run.budget.is_over(run.state.seconds, 0.0):
         console.say(f"finished already, at step {run.state.step}: nothing to do")
-        if not make_up_for_the_end(run):
+        if not make_up_for_the_end(run, note):
+            console.say("stopped during the last validation; the same command makes up for it")
             return False
-        export_last_checkpoint(run)
-        return True
-    loop = Loop(run)
-    place, minutes = run.place, run.settings.flags.stuck_after_minutes
-    with Watchdog(run.settings.runs / "ranks", place.rank, place.world_size, run.stop, 60 * minutes) as watchdog:
-        loop.window.phases.on_begin = lambda phase: watchdog.note(phase, run.state.step)
-        is_finished = loop.go()
-    if not is_finished:
-        run.sinks.close()
-        return False
-    run.sinks.finish(hyperparameters(run), run.state)
+    else:
+        loop = Loop(run)
+        loop.window.phases.on_begin = note
+        if not loop.go():
+            run.sinks.close()
+            return False
+        run.sinks.finish(hyperparameters(run), run.state)
+    note("export")
     export_last_checkpoint(run)
     return True
 
 
-def make_up_for_the_end(run: Run) -> bool:
+def make_up_for_the_end(run: Run, note: Callable[[str], None]) -> bool:
     """What a stop in the last validation left out: it, the mark of the best, the guesses, the table of runs.
 
     False: stopped on request again.
@@ -62,7 +70,9 @@ def make_up_for_the_end(run: Run) -> bool:
         lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
     )
     if run.validation is not None and not has_validation:
-        best = report_validation(run, is_save=True, phases=Phases(run.device))
+        phases = Phases(run.device)
+        phases.on_begin = note
+        best = report_validation(run, is_save=True, phases=phases)
         if best is not None:
             Saver(run).save(best)  # the checkpoint is there, and is only marked
     if run.stop.is_agreed():
@@ -82,6 +92,7 @@ class Loop:
         self.saver = Saver(run)
         self.bad_steps = BadSteps(run)
         self.spikes = Spikes()
+        self.rollbacks: Counter[int] = Counter()  # by the step gone back to
         self.samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
         total = None if run.budget.total is not None else run.horizon.last_step()
         self.progress = console.progress(total=total, initial=run.state.step, unit="step", dynamic_ncols=True)
@@ -121,13 +132,26 @@ class Loop:
         if not is_taken:
             window.tally.sums = sums
             return False
-        self.bad_steps.check(batches)
+        try:
+            self.bad_steps.check(batches)
+        except UserError:
+            window.tally.sums = sums
+            self.save_before_bad_steps()
+            raise
         advance(run, batches)
         if run.engine.skipped_steps > skipped:
             window.tally.sums = sums  # not a number, perhaps; it would be that for the whole window
         else:
             window.count(batches)
         return True
+
+    def save_before_bad_steps(self) -> None:
+        """None of them was applied, so the weights are good; the cursor goes back to where they began."""
+        self.run.state = replace(self.run.state, samples=self.bad_steps.first_sample)
+        if self.run.state.step > self.saver.saved_step:
+            if self.window.num_steps:
+                self.window.sum_up()
+            self.saver.save_last(None, self.window.phases, patience=0.0)
 
     def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> bool:
         """After a step: report, validate and save what is due. True: a spike took the run back to an earlier step.
@@ -169,6 +193,13 @@ class Loop:
         if not go_back(run, spike.step, (spike.first_sample, spike.next_sample)):
             console.warn("there is no checkpoint from before it to go back to; training goes on")
             return False
+        self.rollbacks[run.state.step] += 1
+        if self.rollbacks[run.state.step] > MOST_ROLLBACKS:
+            raise UserError(
+                f"{describe_spike(*found[0])}: after going back to step {run.state.step} {MOST_ROLLBACKS} times the "
+                f"loss still jumps, so it is not the batches; lower the learning rate, or lengthen the warm-up, and "
+                f"start again. The checkpoint of that step is good"
+            )
         self.bad_steps.skipped = run.engine.skipped_steps
         self.window.begin_anew()
         self.saver.saved_step = run.state.step
@@ -178,12 +209,17 @@ class Loop:
     def leave_early(self) -> None:
         """Save what there is since the last checkpoint; the next start goes on from here."""
         run, reason = self.run, self.run.stop.reason or "another rank was asked to stop"
+        has_figures = run.state.step > self.saver.saved_step and self.window.num_steps > 0
+        is_back = False
+        if has_figures:
+            self.window.sum_up()
+            is_back = self.answer_spikes()
         if run.state.step > self.saver.saved_step:
-            if self.window.num_steps:
-                self.window.report()
             self.saver.save_last(None, self.window.phases, patience=0.0)
         else:
             self.saver.wait()
+        if has_figures and not is_back:
+            self.window.tell()
         console.say(f"stopped at step {run.state.step} ({reason}); the same command goes on from here")
 
 
@@ -200,9 +236,18 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     load_engine(run.engine, origin, saved, run.place)
     guard_engine(run.engine)
     run.state = replace(saved, world_size=run.place.world_size, skips=skips)
-    distributed.ask_main_rank(lambda: write_skips(run.checkpoints.folder, skips))
+    if run.place.is_main:
+        note_skips(run.checkpoints.folder, skips)
     run.sinks.go_back(run.state)
     return True
+
+
+def note_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
+    """For a start before the next checkpoint, which holds them too."""
+    try:
+        write_skips(folder, skips)
+    except OSError as error:
+        console.warn(f"{folder}: the samples left out cannot be noted ({error.strerror}); the next checkpoint does")
 
 
 def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
@@ -211,14 +256,16 @@ def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     Jumps over the rest of an epoch that has had its steps.
     """
     while True:
-        cursor = next_unskipped(run.state.samples, run.state.skips)
-        run.state = replace(run.state, samples=cursor)
-        segment = run.plan.at(cursor)
+        segment = run.plan.at(run.state.samples)
+        cursor = next_unskipped(run.state.samples, run.state.skips, segment.rows)
+        if cursor != run.state.samples:
+            run.state = replace(run.state, samples=cursor)
+            continue  # perhaps of another size there
         run.stream = build_stream(run.settings, run.place, run.training, segment)
         set_batch(run.engine, segment)
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
             while run.state.samples == cursor and run.plan.at(cursor) is segment:
-                if next_unskipped(cursor, run.state.skips) != cursor:
+                if next_unskipped(cursor, run.state.skips, segment.rows) != cursor:
                     break
                 with phases.measure("data_wait"):
                     batches = next(steps)
@@ -303,12 +350,15 @@ def report_validation(run: Run, is_save: bool, phases: Phases) -> Best | None:
         return None
     run.budget.note_pause(time.perf_counter() - began)
     loss, lowest = figures["mlm_loss"], run.state.best_validation_loss
-    is_best = lowest is None or loss < lowest
+    is_best = math.isfinite(loss) and (lowest is None or loss < lowest)
+    is_kept = is_best and run.settings.flags.keep_best
     if is_best:
         run.state = replace(run.state, best_validation_loss=loss)
+    if is_kept:
+        run.state = replace(run.state, best_tag=tag_of(run.state), best_is_only=not is_save)
     say_validation(run.state.step, figures)
     run.sinks.record("validation", run.state.step, run.state.samples, figures)
-    if not (is_best and run.settings.flags.keep_best):
+    if not is_kept:
         return None
     return Best(tag_of(run.state), loss, is_only_best=not is_save)
 

@@ -107,14 +107,17 @@ def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> Non
             f"another order; pass --seed {saved.seed}, or another --job_name"
         )
     if origin.is_own and saved.data_digest != now.data_digest:
+        there, here = (f"{state.data_summary or 'data'} (digest {state.data_digest[:12]})" for state in (saved, now))
         problems.add(
-            f"{where}: was trained on other data than is there now; restore that data, or pass another --job_name with "
-            f"--load_training_checkpoint {origin.folder}"
+            f"{where}: was trained on other data than is there now: {there} then, {here} now; restore that data, or "
+            f"pass another --job_name with --load_training_checkpoint {origin.folder}"
         )
-    if origin.is_own and saved.tokenizer_digest != now.tokenizer_digest:
+    digests = (saved.tokenizer_digest, now.tokenizer_digest)
+    if digests[0] != digests[1] and (origin.is_own or all(digests)):
+        there, here = (f"digest {digest[:12]}" if digest else "none" for digest in digests)
         problems.add(
-            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file; restore that file, or "
-            f"pass another --job_name"
+            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file: {there} then, {here} "
+            f"now; restore that file, or pass another --job_name and begin from new weights"
         )
     problems.raise_if_any()
 

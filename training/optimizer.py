@@ -159,6 +159,11 @@ def _check_pairing(kind: str, params: dict[str, Any], zero: dict[str, Any], wher
             f"{where}: Lamb with ZeRO stage {zero.get('stage')} would be wrong: its trust ratios need the norm of each "
             f"whole parameter, but ZeRO cuts them into flat pieces; set zero_optimization.stage to 0, or use AdamW"
         )
+    if kind == "muon" and zero.get("stage", 0) == 3 and zero.get("reduce_scatter", True) is not False:
+        problems.add(
+            f"{where}: Muon with ZeRO stage 3 needs whole gradients; set zero_optimization.reduce_scatter to false, or "
+            f"use another stage"
+        )
     if kind == "adam" and params.get("adam_w_mode", True) is False and params.get("bias_correction") is False:
         problems.add(
             f"{where}: Adam with adam_w_mode false and bias_correction false is not available; leave out one of the two"

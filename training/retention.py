@@ -34,17 +34,22 @@ def read_best(folder: Path, tags: list[str]) -> Best | None:
     """The checkpoint with the lowest validation loss, where one was marked and is among `tags`."""
     try:
         best = Best(**json.loads((folder / BEST).read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return best if best.tag in tags else None
+    is_usable = isinstance(best.mlm_loss, int | float) and isinstance(best.tag, str)
+    return best if is_usable and best.tag in tags else None
 
 
 def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:
-    """Note a new `best`, then drop what need not stay. `tags` are all there are, oldest first."""
+    """Note a new `best`, then drop what need not stay. `tags` are all there are, oldest first.
+
+    A copy under another name is somebody's own: it neither counts nor goes.
+    """
     before = read_best(folder, tags)
-    surplus = [] if retention.keep_last is None else tags[: -retention.keep_last]
+    ours = [tag for tag in tags if is_ours(tag)]
+    surplus = [] if retention.keep_last is None else ours[: -retention.keep_last]
     if best is not None:
-        write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
+        write_best(folder, best)
         if before is not None and before.is_only_best and before.tag != best.tag:
             surplus = [*surplus, before.tag]
     kept = best or before
@@ -52,6 +57,15 @@ def retire(folder: Path, tags: list[str], retention: Retention, best: Best | Non
         is_kept_step = retention.keep_every is not None and step_of(tag) % retention.keep_every == 0
         if not is_kept_step and (kept is None or tag != kept.tag):
             _drop(folder / tag)
+
+
+def write_best(folder: Path, best: Best) -> None:
+    write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
+
+
+def is_ours(tag: str) -> bool:
+    """Whether a run gave this name to a checkpoint."""
+    return re.fullmatch(r"step_\d+", tag) is not None
 
 
 def step_of(tag: str) -> int:

@@ -1,7 +1,8 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
-from training.checkpoint import CheckpointFolder, TrainingState, in_use, read_skips, read_state
+from training.checkpoint import CheckpointFolder, TrainingState, hold, read_skips, read_state
 from training.data_fit import check_fit
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
@@ -76,6 +77,10 @@ class Datasets(NamedTuple):
         digests = [data.digest for data in self.training]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
+    @property
+    def summary(self) -> str:
+        return " and ".join(f"{data.num_rows:,} rows in {len(data.files)} files" for data in self.training)
+
 
 def build_run(
     settings: Settings,
@@ -84,18 +89,25 @@ def build_run(
     device: torch.device,
     stop: StopRequests | None = None,
     began: float | None = None,
+    note: Callable[[str], None] = lambda _phase: None,
 ) -> Run:
-    """`began`: when the process did, by time.monotonic()."""
+    """`began`: when the process did, by time.monotonic(). `note` is told what is being done."""
     training, validation = datasets
+    note("choosing a checkpoint")
     checkpoints = CheckpointFolder(settings.saved_models)
     fresh = first_state(settings, place, datasets)
-    origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints, fresh))
-    torch.manual_seed(settings.flags.seed)
-    model = build_model(settings)
-    load_first_weights(model, settings, origin)
-    replace_blocks(model, settings, place)
-    engine = put_in_engine(model, settings)
-    state = resume(engine, place, fresh, origin)
+    with held_origin(settings, checkpoints, fresh) as origin:
+        note("preparing the model")
+        torch.manual_seed(settings.flags.seed)
+        model = build_model(settings)
+        load_first_weights(model, settings, origin)
+        replace_blocks(model, settings, place)
+        note("building the engine")
+        engine = put_in_engine(model, settings)
+        note("loading the checkpoint")
+        state = resume(engine, place, fresh, origin)
+    if origin is not None and origin.is_own and place.is_main and not settings.flags.dry_run:
+        checkpoints.mend_pointers(origin.tag, state)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     plan = build_plan(settings, place, training)
     run = Run(
@@ -173,8 +185,7 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, origin: Orig
     if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights)
     if origin is not None and origin.is_only_weights:
-        with in_use(origin.path):
-            model.load_state_dict(read_weights(origin.path))
+        model.load_state_dict(read_weights(origin.path))
 
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) -> None:
@@ -205,11 +216,8 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
     return build_engine(model, config, optimizer, groups)
 
 
-def find_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState) -> Origin | None:
-    """This run's newest sound checkpoint; else the one the user named; else None, a new run.
-
-    What does not fit this run is refused here, before anything is built.
-    """
+def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
+    """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
     own = checkpoints.newest_valid()
     if own is None and checkpoints.tags():
         raise UserError(
@@ -218,20 +226,40 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
     if own is not None:
         best = checkpoints.best()
         is_before = best is not None and step_of(best.tag) <= step_of(own)
-        origin = Origin(checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None)
-    elif settings.flags.load_training_checkpoint is not None:
+        return Origin(checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None)
+    if settings.flags.load_training_checkpoint is not None:
         other = CheckpointFolder(settings.flags.load_training_checkpoint)
         tag = other.choose(settings.flags.load_checkpoint_id)
-        origin = Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
-    else:
-        return None
-    with in_use(origin.path):
-        saved = read_state(origin.path)
+        return Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
+    return None
+
+
+@contextmanager
+def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState) -> Generator[Origin | None]:
+    """find_origin()'s choice, kept from being removed while it is read. Where it vanished first, the next newest."""
+    for _ in range(3):
+        origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
+        with ExitStack() as stack:
+            has_gone = origin is not None and not hold(origin.path, stack)
+            if not distributed.any_rank(has_gone)[0]:
+                if origin is not None:
+                    distributed.ask_main_rank(partial(check_origin, origin, fresh))
+                yield origin
+                return
+    assert origin is not None
+    raise UserError(
+        f"{origin.path}: was removed by the run that owns it; start again to take a newer one, or raise that run's "
+        f"--keep_last"
+    )
+
+
+def check_origin(origin: Origin, fresh: TrainingState) -> None:
+    """Refuse what a run that would begin as `fresh` cannot go on from, before anything is built."""
+    saved = read_state(origin.path)
     if origin.is_only_weights:
         check_model(saved, fresh.model_config, fresh.is_preln, origin.path)
     else:
         check_match(saved, fresh, origin)
-    return origin
 
 
 def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:
@@ -252,6 +280,7 @@ def first_state(settings: Settings, place: Place, datasets: Datasets) -> Trainin
         is_preln=settings.flags.preln,
         recipe=settings.recipe(),
         is_kernel=settings.flags.deepspeed_transformer_kernel,
+        data_summary=datasets.summary,
     )
 
 
@@ -259,9 +288,8 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
     """Load `origin` into the engine, and the state to go on with."""
     if origin is None or origin.is_only_weights:
         return fresh
-    with in_use(origin.path):
-        saved = read_state(origin.path)
-        load_engine(engine, origin, saved, place)
+    saved = read_state(origin.path)
+    load_engine(engine, origin, saved, place)
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
@@ -273,6 +301,7 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
             recipe=fresh.recipe,
             skips=skips,
             best_validation_loss=min(losses, default=None),
+            data_summary=fresh.data_summary,
         )
     return replace(fresh, step=saved.step, start_step=saved.step)
 
@@ -284,7 +313,9 @@ def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place)
         console.say(f"{origin.path}: saved by {saved.world_size} ranks, cut anew for {place.world_size}")
         load_for_other_ranks(engine, origin.path)
     else:
-        engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+        found, _ = engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
+        if found is None:
+            raise UserError(f"{origin.path}: DeepSpeed finds no files of its own there; use another checkpoint")
     set_optimizer_options(engine, options)
 
 
@@ -378,7 +409,8 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         for note in find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device)):
             console.say(f"note: {note}")
     for name, text in settings.sources.items():
-        run.sinks.text(name, f"```json\n{text}\n```")
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        run.sinks.text(name, f"```json\n{shown}\n```")
 
 
 def describe_length(run: Run, outlook: Outlook) -> str:

@@ -63,7 +63,7 @@ class Settings:
     lengths: tuple[Length, ...]  # of rows, in the order of the run; the last is --max_seq_length
     validation_folder: Path | None
     first_weights: Path | None  # --use_pretrain's Hugging Face folder
-    sources: dict[str, str]  # the user's files, verbatim, to lie beside each checkpoint
+    sources: dict[str, str | bytes]  # the user's files, verbatim, to lie beside each checkpoint
 
     @property
     def batch_schedule(self) -> TokenSchedule | None:
@@ -157,8 +157,8 @@ def resolve_settings(flags: Namespace, place: Place, problems: Problems | None =
         validation_folder=find_validation_folder(model_file, flags),
         first_weights=parts.first_weights,
         sources={
-            "model.json": flags.config_file.read_text(),
-            "deepspeed.json": deepspeed.path.read_text(),
+            "model.json": flags.config_file.read_bytes(),
+            "deepspeed.json": deepspeed.path.read_bytes(),
             "resolved.json": json.dumps(
                 {"flags": vars(flags), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
             ),

@@ -154,11 +154,13 @@ class Sinks:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a torn last line is left out."""
+    """The rows of a metrics file; a torn last line is left out, and so is whatever else is no row."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step", 0), int):
+                rows.append(row)
     return rows
 
 

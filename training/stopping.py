@@ -4,12 +4,11 @@ SIGTERM is what schedulers and the launcher send, SIGINT is Ctrl-C, SIGUSR1 is S
 (`--signal=USR1@120`). A second Ctrl-C does not wait.
 """
 
-import os
 import signal
 import types
-from pathlib import Path
 
-from common.processes import STOP_SIGNALS, is_launcher
+from common.processes import STOP_SIGNALS
+from common.starting import start
 from training import distributed
 
 
@@ -24,6 +23,7 @@ class StopRequests:
     def __enter__(self) -> "StopRequests":
         for number in STOP_SIGNALS:
             self._before[number] = signal.signal(number, self._note)
+        start.hand_over()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,31 +42,3 @@ class StopRequests:
         """Whether any rank was asked to stop. The same answer on all."""
         self.agreed = self.agreed or distributed.any_rank(self.reason is not None)[0]
         return self.agreed
-
-
-class Launcher:
-    """The DeepSpeed launcher above this process, if there is one: it dies without telling its ranks."""
-
-    def __init__(self) -> None:
-        parent = os.getppid()
-        self.chain = [(os.getpid(), parent)] if _is_launcher(parent) else []
-        if self.chain and _is_launcher(grandparent := _parent_of(parent)):
-            self.chain.append((parent, grandparent))
-
-    def is_gone(self) -> bool:
-        return any(_parent_of(child) != parent for child, parent in self.chain)
-
-
-def _parent_of(process: int) -> int:
-    try:
-        # After the command's name, which is in parentheses and may hold anything: state, then the parent.
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _is_launcher(process: int) -> bool:
-    try:
-        return is_launcher(Path(f"/proc/{process}/cmdline").read_text().split("\0"))
-    except (OSError, ValueError):
-        return False

@@ -8,7 +8,6 @@ ends the others.
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +15,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common.console import tell_error
 from common.files import write_plainly
+from common.launchers import Launcher
 from common.processes import STUCK_EXIT_CODE
-from training.stopping import Launcher, StopRequests
+from training.environment import Place
+from training.stopping import StopRequests
 
 LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
+HEARING_SECONDS = 5.0  # that the others give the one who tells: the first to leave takes all down
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,22 @@ class Beat:
 
 
 class Watchdog:
-    """Use as a context manager around the loop; `note()` at every phase."""
+    """Use as a context manager from where ranks can wait for each other; `note()` at every phase."""
 
     def __init__(
         self,
         folder: Path | None,
-        rank: int,
-        world_size: int,
+        place: Place,
         stop: StopRequests,
         stuck_seconds: float,
+        launcher: Launcher | None = None,
         leave: Callable[[int], None] = os._exit,
     ) -> None:
         """`folder` None: nothing is written or watched but the launcher."""
-        self.folder, self.rank, self.world_size, self.stop = folder, rank, world_size, stop
+        self.folder, self.rank, self.world_size, self.stop = folder, place.rank, place.world_size, stop
         self.stuck_seconds, self.leave = stuck_seconds, leave
-        self.launcher = Launcher()
+        self.launcher = launcher or Launcher()
+        self.made: list[Path] = []  # folders
         self.count, self.phase, self.step = 0, "start", 0
         self.since = time.monotonic()
         self._ended = threading.Event()
@@ -59,6 +63,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if self.folder is not None:
+            self.made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             with suppress(OSError):
                 self.folder.mkdir(parents=True, exist_ok=True)
         self._write()
@@ -71,8 +76,10 @@ class Watchdog:
         if self.folder is not None:
             with suppress(OSError):
                 self._file(self.rank).unlink(missing_ok=True)
+                for place in self.made:  # a run that could not begin leaves nothing behind
+                    place.rmdir()
 
-    def note(self, phase: str, step: int) -> None:
+    def note(self, phase: str, step: int = 0) -> None:
         self.phase, self.step = phase, step
         self.count += 1
         self.since = time.monotonic()
@@ -87,7 +94,8 @@ class Watchdog:
                 self._write()
                 next_write = time.monotonic() + min(10.0, self.stuck_seconds / 4)
             if self.folder is not None and time.monotonic() - self.since > self.stuck_seconds:
-                self._tell()
+                if not self._tell():
+                    time.sleep(HEARING_SECONDS)
                 self.leave(STUCK_EXIT_CODE)
 
     def _write(self) -> None:
@@ -100,13 +108,14 @@ class Watchdog:
         assert self.folder is not None
         return self.folder / f"rank_{rank}.json"
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
+        """Name who is stuck, if that is this rank's to do; whether it was."""
         beats = [beat for rank in range(self.world_size) if (beat := _read(self._file(rank))) is not None]
         behind = find_stuck(beats, self.world_size, time.time(), self.stuck_seconds)
         speaker = min({beat.rank for beat in beats} - {beat.rank for beat in behind}, default=self.rank)
         if self.rank == speaker:
-            sys.stderr.write(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}\n")
-            sys.stderr.flush()
+            tell_error(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}")
+        return self.rank == speaker
 
 
 def _read(path: Path) -> Beat | None:

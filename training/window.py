@@ -104,9 +104,17 @@ class Window:
 
     def report(self) -> None:
         """Figures of the window, over all ranks, to the console and every sink."""
-        run = self.run
+        self.sum_up()
+        self.tell()
+
+    def sum_up(self) -> None:
+        """Turn the counts into figures, and begin anew. Called by all ranks together."""
         self.step_losses = self._losses_by_step()
         self.figures = self._take()
+        self.begin_anew()
+
+    def tell(self) -> None:
+        run = self.run
         with self.phases.measure("logging"):
             left = seconds_left(run, self.seconds_per_micro_step)
             last = None if run.budget.total is not None else run.horizon.last_step()
@@ -115,7 +123,6 @@ class Window:
             for sentence in self.health.check(run.state.step, self.figures, self.forward):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
-        self.begin_anew()
 
     def _note_early_end(self) -> None:
         """Once: a time budget that the data does not last for."""

@@ -2,7 +2,8 @@
 
 Stages 1 and 2 lay the parameters of a group end to end and cut the whole into equal parts, one a rank; stage 3 cuts
 each parameter by itself, padded to a multiple of the ranks, and lays the pieces of a group end to end. The names and
-shapes are in the model's file. Tensors of the optimizer with a number for every parameter are laid out the same way.
+shapes are in the model's file. Tensors of the optimizer with a number for every parameter are laid out the same way,
+but for Muon's momentum at stages 1 and 2: each rank has that of every parameter its part touches, whole.
 """
 
 import math
@@ -18,6 +19,7 @@ from common.errors import UserError
 from training.checkpoint_files import read_file
 
 WEIGHT = "fp32"  # beside the optimizer's own names: exp_avg, exp_avg_sq …
+MOMENTUM = "momentum_buffer"  # Muon's
 Pieces = list[Tensor]
 
 
@@ -49,11 +51,19 @@ class ZeroCheckpoint:
         """For each parameter by name: its fp32 weight and its optimizer states, whole and flat."""
         tensors: dict[str, dict[str, Tensor]] = {}
         for index, shapes in enumerate(self.model["param_shapes"]):
+            sizes = {name: shape.numel() for name, shape in shapes.items()}
             for key, pieces in self._group(index).items():
-                join = _join_sliced if self.is_sliced else _join_flat
-                for name, tensor in join(pieces, {name: shape.numel() for name, shape in shapes.items()}).items():
+                for name, tensor in self._join(index, key, pieces, sizes).items():
                     tensors.setdefault(name, {})[key] = tensor
         return tensors
+
+    def _join(self, index: int, key: str, pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
+        if self.is_sliced:
+            return _join_sliced(pieces, sizes)
+        length = self.ranks[0]["single_partition_of_fp32_groups"][index].numel()
+        if key == MOMENTUM and _is_whole(pieces, sizes, length):
+            return _join_whole(pieces, sizes, length)
+        return _join_flat(pieces, sizes)
 
     def weights(self) -> dict[str, Tensor]:
         """The fp32 weights by name, in their shapes; tied ones under each of their names."""
@@ -70,7 +80,8 @@ class ZeroCheckpoint:
         states = [self.state_of(rank, index) for rank in self.ranks]
         for key, value in states[0].items():
             if is_laid_out(value):
-                parts[key] = [state[key] for state in states]
+                # A rank whose part is all padding has no momentum.
+                parts[key] = [state.get(key, value[:0]) if key == MOMENTUM else state[key] for state in states]
         return parts
 
     def state_of(self, rank: dict[str, Any], index: int) -> dict[str, Any]:
@@ -91,6 +102,33 @@ def _join_flat(pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
     whole = torch.cat([piece.flatten() for piece in pieces])
     cuts = whole[: sum(sizes.values())].split(list(sizes.values()))
     return dict(zip(sizes, cuts, strict=True))
+
+
+def _names_in_part(sizes: dict[str, int], rank: int, length: int) -> list[str]:
+    """The parameters that lie in a rank's part, wholly or not, when parts are `length` long."""
+    names, offset = [], 0
+    for name, size in sizes.items():
+        if offset < (rank + 1) * length and offset + size > rank * length:
+            names.append(name)
+        offset += size
+    return names
+
+
+def _is_whole(pieces: Pieces, sizes: dict[str, int], length: int) -> bool:
+    """Whether these are the momenta of whole parameters; with the optimizer on the CPU they are cut as all else is."""
+    return all(
+        piece.numel() == sum(sizes[name] for name in _names_in_part(sizes, rank, length))
+        for rank, piece in enumerate(pieces)
+    )
+
+
+def _join_whole(pieces: Pieces, sizes: dict[str, int], length: int) -> dict[str, Tensor]:
+    """A parameter that two ranks share is on both, and the same."""
+    joined: dict[str, Tensor] = {}
+    for rank, piece in enumerate(pieces):
+        names = _names_in_part(sizes, rank, length)
+        joined.update(zip(names, piece.split([sizes[name] for name in names]), strict=True))
+    return {name: joined[name] for name in sizes}
 
 
 def _join_sliced(pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
@@ -114,8 +152,12 @@ def load_for_other_ranks(engine: Any, folder: Path) -> None:
     groups = engine.optimizer.fp16_groups if saved.is_sliced else engine.optimizer.round_robin_bit16_groups
     layout = [[names[id(parameter)] for parameter in group] for group in groups]
     lengths = [part.numel() for part in local_parts(engine.optimizer)]
+    is_whole = not saved.is_sliced and not engine.zero_cpu_offload()
     engine.optimizer.load_state_dict(
-        [_state_for(saved, cut, layout, lengths, world, other, with_optimizer=other == rank) for other in range(world)],
+        [
+            _state_for(saved, cut, layout, lengths, world, other, with_optimizer=other == rank, is_whole=is_whole)
+            for other in range(world)
+        ],
         load_optimizer_states=True,
         load_from_fp32_weights=True,
     )
@@ -139,13 +181,21 @@ def _state_for(
     world: int,
     rank: int,
     with_optimizer: bool,
+    is_whole: bool,
 ) -> dict[str, Any]:
-    """What `rank` of `world` would have saved: DeepSpeed's own record with the parts of other ranks put in."""
+    """What `rank` of `world` would have saved: DeepSpeed's own record with the parts of other ranks put in.
+
+    `is_whole`: Muon's momentum is that of whole parameters.
+    """
     first = saved.ranks[0]
 
     def part(index: int, key: str) -> Tensor:
-        whole = [saved.tensors[name][key] for name in layout[index]]
-        return cut(whole, world, rank, lengths[index])
+        names = layout[index]
+        if key == MOMENTUM and is_whole:
+            sizes = {name: saved.tensors[name][key].numel() for name in names}
+            names = _names_in_part(sizes, rank, lengths[index])
+            return torch.cat([saved.tensors[name][key] for name in names] or [torch.zeros(0)])
+        return cut([saved.tensors[name][key] for name in names], world, rank, lengths[index])
 
     weights = [part(index, WEIGHT) for index in range(len(layout))]
     key = "optimizer_state_dict" if saved.is_sliced else "base_optimizer_state"

@@ -110,7 +110,12 @@ def test_bad_steps_in_a_row_end_the_run(rank_server: RankServer, tmp_path: Path)
     assert outcome.codes == [2], outcome.text
     assert "--max_bad_steps" in outcome.text
     assert "bad_batches_rank_0.jsonl" in outcome.text
-    assert checkpoints(tmp_path).newest_valid() == "step_00000002"
+    assert checkpoints(tmp_path).newest_valid() == "step_00000003", "the steps before them are not lost"
+    skips = f"[[{3 * BATCH}, {6 * BATCH}]]"
+    assert f"write {skips} to {checkpoints(tmp_path).folder}/skips.json" in outcome.text
+    (checkpoints(tmp_path).folder / "skips.json").write_text(skips)
+    assert rank_server.run([*words, "--max_steps", "5"], 1, tmp_path, faults=[]).codes == [0]
+    assert [row["samples"] for row in read_metrics(tmp_path, "train")][3:] == [7 * BATCH, 8 * BATCH]
 
 
 def test_a_spike_is_told_and_rolled_back(rank_server: RankServer, tmp_path: Path) -> None:
@@ -155,6 +160,56 @@ def test_a_stuck_rank_is_named(how: str, rank_server: RankServer, tmp_path: Path
     assert "rank 1 (host" in outcome.text
     if how == "asleep":  # a stopped process cannot tell where it is
         assert "is stuck in data_wait at step 2" in outcome.text
+
+
+def test_the_first_to_leave_lets_the_others_speak(rank_server: RankServer, tmp_path: Path) -> None:
+    """Three ranks: one is stuck, one has to tell, and the third must not take both down before that."""
+    words = [*write_project(tmp_path, train_batch_size=6), "--max_steps", "10", "--stuck_after_minutes", "0.07"]
+    faults = [{"kind": "hang", "rank": 1, "next_sample": 18}, {"kind": "slow_to_tell", "rank": 0, "seconds": 1.5}]
+    outcome = rank_server.run(words, 3, tmp_path, faults=faults, grace=0.2)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 1 (host" in outcome.text
+
+
+def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.1"]
+    outcome = rank_server.run(words, 2, tmp_path, faults=[{"kind": "hang_in_build", "rank": 1}], grace=2.0)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 1 (host" in outcome.text
+    assert "is stuck in preparing the model" in outcome.text
+
+
+def test_a_rank_that_never_comes(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    faults = [{"kind": "late", "rank": 1, "seconds": 600}, {"kind": "short_join", "rank": 0, "seconds": 3}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
+    assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
+    assert "not all of the 2 ranks came to 127.0.0.1:" in outcome.text
+    assert "start again" in outcome.text
+    assert "Traceback" not in outcome.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_waiting_for_a_rank(number: int, rank_server: RankServer, tmp_path: Path) -> None:
+    """Inside a call during which Python runs no handler."""
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    late = [{"kind": "late", "rank": 1, "seconds": 600}]
+    sent = [{"after": 3.0, "signal": int(number), "ranks": [0]}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=late, signals=sent, grace=1.0)
+    assert outcome.codes[0] == STOPPED_EXIT_CODE, outcome.text
+    assert outcome.seconds < 12
+    assert outcome.text.count("stopped before the first step") == 1
+    assert "Traceback" not in outcome.text
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_signal_while_a_rank_builds(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    stuck = [{"kind": "hang_in_build", "rank": 1}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=stuck, signals=[{"after": 5.0, "signal": 15, "ranks": [1]}])
+    assert outcome.codes == [STOPPED_EXIT_CODE] * 2, outcome.text
+    assert outcome.seconds < 12
+    assert "Traceback" not in outcome.text
 
 
 def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server: RankServer, tmp_path: Path) -> None:
@@ -235,6 +290,26 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(
     assert "No space left on device" in outcome.text
     assert outcome.text.count("No space left on device") < 4, "told once a sink, not once a step"
     assert checkpoints(tmp_path).newest_valid() == "step_00000005"
+
+
+@pytest.mark.parametrize("how", ["full", "pipe"])
+def test_an_output_that_is_lost_does_not_cost_the_run(how: str, rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "4", "--save_every_steps", "2"]
+    outcome = rank_server.run(words, 1, tmp_path, faults=[{"kind": "lose_output", "how": how}])
+    assert outcome.codes == [0], outcome.text
+    assert outcome.text.count("standard output cannot be written any more") == 1
+    assert "could not be written" not in outcome.text
+    assert checkpoints(tmp_path).tags() == ["step_00000002", "step_00000004"]
+
+
+def test_a_stop_without_any_output_saves(rank_server: RankServer, tmp_path: Path) -> None:
+    """Ctrl-C to `… 2>&1 | tee log` ends tee first: nothing can be said, and all is to be saved."""
+    words = [*write_project(tmp_path), "--max_steps", "100"]
+    faults = [{"kind": "lose_output", "how": "pipe", "both": True}, {"kind": "stop_at", "next_sample": 5 * BATCH}]
+    outcome = rank_server.run(words, 1, tmp_path, faults=faults)
+    assert outcome.codes == [STOPPED_EXIT_CODE]
+    assert checkpoints(tmp_path).newest_valid() == "step_00000005"
+    assert len(losses(tmp_path)) == 5
 
 
 def test_a_stop_waits_for_the_checkpoint_that_is_being_committed(rank_server: RankServer, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.processes import STOPPED_EXIT_CODE, is_launcher
+from common.launchers import is_launcher
+from common.processes import STOPPED_EXIT_CODE
 from tests.distributed.test_ranks import without_dropout
 from tests.support import PROJECT, free_port, read_metrics, run_deepspeed, write_project
 from training.checkpoint import CheckpointFolder, read_state
@@ -27,6 +28,18 @@ def checkpoints(folder: Path) -> CheckpointFolder:
 @contextmanager
 def running(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]]:
     """A command that has written its first checkpoint."""
+    with started(command, folder) as process:
+        deadline = time.monotonic() + 150
+        while not checkpoints(folder).tags():
+            assert process.poll() is None, (folder / "output.txt").read_text()
+            assert time.monotonic() < deadline, "no checkpoint in time"
+            time.sleep(0.02)
+        yield process
+
+
+@contextmanager
+def started(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]]:
+    """A command whose processes, wherever it has put them, are gone afterwards."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     with (folder / "output.txt").open("w") as output:
@@ -34,16 +47,18 @@ def running(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]
             command, cwd=PROJECT, env=environment, text=True, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 150
-        while not checkpoints(folder).tags():
-            assert process.poll() is None, (folder / "output.txt").read_text()
-            assert time.monotonic() < deadline, "no checkpoint in time"
-            time.sleep(0.02)
         yield process
     finally:
         for member in psutil.process_iter():
-            if _session(member) == process.pid:
+            if _session(member) == process.pid or str(folder) in " ".join(_words(member)):
                 member.kill()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _session(process: psutil.Process) -> int | None:
@@ -67,14 +82,25 @@ def deepspeed(words: list[str]) -> list[str]:
     return ["deepspeed", "--num_gpus", "2", "--master_port", str(free_port()), "deepspeed_train.py", *words]
 
 
-@pytest.mark.parametrize("target", ["rank", "launcher", "launcher killed"])
+# Which process gets which signal, and the exit code of the `deepspeed` command.
+ENDS = {
+    "rank": (signal.SIGTERM, STOPPED_EXIT_CODE),
+    "launcher": (signal.SIGTERM, 1),
+    "launcher killed": (signal.SIGKILL, 0),  # DeepSpeed's; scripts/supervise.py knows better
+    "command": (signal.SIGTERM, -signal.SIGTERM),
+    "command interrupted": (signal.SIGINT, -signal.SIGINT),
+}
+
+
+@pytest.mark.parametrize("target", ENDS)
 def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), *ENDLESS]
+    number, expected = ENDS[target]
     with running(deepspeed(words), tmp_path) as process:
         members = family(process)
         assert len(members["rank"]) == 2
-        victim = members[target.split()[0]][-1]
-        victim.send_signal(signal.SIGKILL if "killed" in target else signal.SIGTERM)
+        victim = psutil.Process(process.pid) if "command" in target else members[target.split()[0]][-1]
+        victim.send_signal(number)
         began = time.monotonic()
         code = process.wait(60)
         _, alive = psutil.wait_procs([*members["rank"], *members["launcher"]], timeout=30)
@@ -82,11 +108,41 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) 
         assert time.monotonic() - began < 30
     text = (tmp_path / "output.txt").read_text()
     assert "stopped at step" in text, text
-    if target == "rank":
-        assert code == STOPPED_EXIT_CODE
+    assert code == expected
     newest = checkpoints(tmp_path).newest_valid()
     assert newest is not None
     assert f"stopped at step {read_state(checkpoints(tmp_path).folder / newest).step} " in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_path: Path) -> None:
+    """Ranks are seconds away from their first step, and must not go on to it alone."""
+    words = [*write_project(tmp_path), *ENDLESS]
+    with started(deepspeed(words), tmp_path) as process:
+        deadline = time.monotonic() + 60
+        while len(family(process)["rank"]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.5)  # Python itself takes a moment to its first line
+        members = family(process)
+        members["launcher"][-1].send_signal(number)
+        _, alive = psutil.wait_procs([*members["rank"], *members["launcher"]], timeout=15)
+        assert not alive, "orphans"
+        process.wait(15)
+    text = (tmp_path / "output.txt").read_text()
+    assert "stopped before the first step" in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), *ENDLESS]
+    with started([sys.executable, "deepspeed_train.py", *words], tmp_path) as process:
+        time.sleep(1.0)
+        process.send_signal(number)
+        assert process.wait(10) == STOPPED_EXIT_CODE
+    text = (tmp_path / "output.txt").read_text()
+    assert text == f"stopped before the first step ({number.name}): there was nothing to save\n"
 
 
 def test_a_lost_rank_is_replaced_by_a_restart(tmp_path: Path) -> None:

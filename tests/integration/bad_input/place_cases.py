@@ -28,8 +28,10 @@ from tests.integration.bad_input.case import (
     variables,
     words,
 )
+from tests.integration.bad_input.good import WORDS
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
+from training.manifest import write_manifest
 
 SHARD = "wiki_training_0.hdf5"
 ROWS = 37  # of that shard
@@ -114,6 +116,33 @@ def narrow_weights(setup: Setup) -> None:
     save_file({name: tensor[..., 1:].contiguous() for name, tensor in load_file(path).items()}, path)
 
 
+def state_of(text: str) -> Spoil:
+    """The newest checkpoint with another state, and with a manifest that agrees."""
+
+    def spoil(setup: Setup) -> None:
+        folder = setup.root / "out" / "saved_models" / "tiny" / "step_00000002"
+        (folder / "bert_pretraining.json").write_text(text)
+        (folder / "manifest.json").unlink()
+        write_manifest(folder)
+        RESUMED(setup)
+
+    return spoil
+
+
+def state_with(**changes: object) -> Spoil:
+    def spoil(setup: Setup) -> None:
+        path = setup.root / "out" / "saved_models" / "tiny" / "step_00000002" / "bert_pretraining.json"
+        state_of(json.dumps({**json.loads(path.read_text()), **changes}))(setup)
+
+    return spoil
+
+
+def _other_words() -> str:
+    """As many tokens as the good setup's tokenizer has, in another order."""
+    return "".join(f"{token}\n" for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *reversed(WORDS)))
+
+
+OTHER_TOKENIZER = both(replaced("v.txt", _other_words()), edited("model.json", "bert_token_file", "v.txt"))
 SHARDS = {
     "no folder": (NO_DATA, "data", "no such folder", "data.prepare"),
     "an empty folder": (removed("data/*"), "data", "no HDF5 file", "data.prepare"),
@@ -170,7 +199,33 @@ CHECKPOINTS = {
     "another optimizer": (
         both(RESUMED, edited("deepspeed.json", "optimizer.type", "Muon")), "step_00000002", "the optimizer adamw", "the same optimizer.type"
     ),
-    "other data": (both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "other data", "restore that data"),
+    "other data": (
+        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "restore that data"
+    ),
+    "another tokenizer": (
+        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "another tokenizer than the model JSON's bert_token_file: digest", "restore that file"
+    ),
+    "another run's tokenizer": (
+        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "restore that file"
+    ),
+    "a state of words": (
+        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "use another checkpoint"
+    ),
+    "a state beyond numbers": (
+        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "use another checkpoint"
+    ),
+    "a state with half a range": (
+        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "use another checkpoint"
+    ),
+    "a state that is no JSON": (
+        state_of("{"), "bert_pretraining.json", "no valid JSON", "mend it"
+    ),
+    "a state of another version": (
+        state_with(seeds=1), "bert_pretraining.json", "another version", "use that one"
+    ),
+    "skips that are none": (
+        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "remove it to skip nothing"
+    ),
 }  # fmt: skip
 
 FIRST_WEIGHTS = {

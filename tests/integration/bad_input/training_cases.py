@@ -198,6 +198,22 @@ DEEPSPEED_JSON = {
         both(edited("deepspeed.json", "optimizer.type", "Lamb"), edited("deepspeed.json", "zero_optimization.stage", 2)),
         "deepspeed.json", "Lamb with ZeRO stage 2", "use AdamW",
     ),
+    "Muon with ZeRO 3": (
+        both(edited("deepspeed.json", "optimizer.type", "Muon"), edited("deepspeed.json", "zero_optimization.stage", 3)),
+        "deepspeed.json", "Muon with ZeRO stage 3", "reduce_scatter to false",
+    ),
+    "checkpoints on each machine": (
+        edited("deepspeed.json", "checkpoint.use_node_local_storage", True), "deepspeed.json", "use_node_local_storage", "remove it"
+    ),
+    "parameters aligned": (
+        edited("deepspeed.json", "zero_optimization", {"stage": 1, "parameter_alignment": True}),
+        "deepspeed.json", "parameter_alignment", "remove it",
+    ),
+    "fp32 sums of bf16 gradients at stage 1": (
+        both(edited("deepspeed.json", "zero_optimization.stage", 1), edited("deepspeed.json", "bf16.enabled", True),
+             edited("deepspeed.json", "data_types.grad_accum_dtype", "fp32")),
+        "deepspeed.json", "data_types.grad_accum_dtype", "stage 2",
+    ),
     "a sparse mode that is none": (
         both(edited("deepspeed.json", "sparse_attention.mode", "fixxed"), words("--deepspeed_sparse_attention")),
         "sparse_attention", "'fixxed'", "did you mean 'fixed'?",

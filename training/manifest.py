@@ -1,0 +1,108 @@
+"""A checkpoint's manifest: what its folder must hold, and what is wrong with one that does not."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.files import file_digest, flush_folder, write_atomically
+
+MANIFEST = "manifest.json"
+STATE = "bert_pretraining.json"
+MODEL_FILE = "mp_rank_00_model_states.pt"
+# At stage 3 every rank has a model file too; in bf16 DeepSpeed marks the optimizer's files.
+RANK_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
+APPEARING_SECONDS = 10.0  # that a network file system may take to show one machine what another has written
+
+
+class WrittenFile(NamedTuple):
+    """A file that a rank has written, for the main rank to find again."""
+
+    rank: int
+    name: str
+    size: int
+
+
+def write_manifest(folder: Path, written: Sequence[WrittenFile] = ()) -> None:
+    """List every file of `folder` with size and digest, and flush them to disk.
+
+    FileNotFoundError when one that a rank has `written` does not arrive there as it was.
+    """
+    await_files(folder, written)
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
+    flush_folder(folder)
+    write_atomically(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=2) + "\n")
+
+
+def await_files(folder: Path, written: Sequence[WrittenFile]) -> None:
+    deadline = time.monotonic() + APPEARING_SECONDS
+    for file in written:
+        while (found := _size_of(folder / file.name)) != file.size:
+            if time.monotonic() > deadline:
+                there = "is not there" if found is None else f"has {found} bytes"
+                raise FileNotFoundError(
+                    f"rank {file.rank} wrote {file.size} bytes to {file.name}, but on rank 0 it {there}; --output_dir "
+                    f"must be on a file system that all machines see"
+                )
+            time.sleep(0.2)
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        for name, expected in files.items():
+            path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["size"]:
+                return f"{name} has {path.stat().st_size} bytes, its manifest says {expected['size']}"
+            if file_digest(path) != expected["sha256"]:
+                return f"{name} differs from its digest in the manifest"
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}: it was never completed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{MANIFEST} cannot be used ({error})"
+    missing = find_missing(folder, files)
+    return None if missing is None else f"{missing} is missing in the folder and in {MANIFEST}"
+
+
+def find_missing(folder: Path, files: dict[str, Any]) -> str | None:
+    """The first file that a checkpoint of so many ranks must hold, but that its manifest does not list."""
+    if STATE not in files:
+        return STATE
+    try:
+        state = json.loads((folder / STATE).read_text())
+        stage, world_size = state["zero_stage"], state["world_size"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # not for us to judge: read_state() says what is wrong with it
+    if type(stage) is not int or type(world_size) is not int:
+        return None
+    found = {(match[2], int(match[1])) for name in files if (match := RANK_FILE.fullmatch(name))}
+    for rank in range(min(world_size, len(files) + 1) if stage > 0 else 0):
+        if ("optim", rank) not in found:
+            return f"the optimizer's file of rank {rank}"
+        if stage == 3 and ("model", rank) not in found:
+            return f"the model's file of rank {rank}"
+    return MODEL_FILE if stage < 3 and MODEL_FILE not in files else None
+
+
+def size_in(folder: Path) -> int:
+    """Bytes that a checkpoint takes, which has been found sound."""
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    return sum(int(entry["size"]) for entry in files.values())
