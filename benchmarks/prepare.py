@@ -29,10 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 5, 20, 200], help="how the cost grows")
     parser.add_argument("--rss_mb", type=float, default=20, help="the 1x corpus whose memory is compared with 10x")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--sample_mb", type=float, default=5, help="text that the tokenizer is trained on")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="prepare-") as name:
         folder = Path(name)
-        tokenizer = _tokenizer(folder)
+        tokenizer = _tokenizer(folder, arguments.sample_mb)
         print(f"{'corpus':>10} {'instances':>10} {'wall s':>8} {'cpu s':>8} {'inst/s/core':>12} {'peak MB':>8}")
         sizes = sorted({*arguments.sizes_mb, arguments.rss_mb, arguments.rss_mb * 10})
         results = {size: _measure(folder, tokenizer, size, arguments.workers) for size in sizes}
@@ -89,10 +90,10 @@ def write_corpus(path: Path, megabytes: float) -> None:
             size += stream.write("\n".join(lines) + "\n\n")
 
 
-def _tokenizer(folder: Path) -> Path:
+def _tokenizer(folder: Path, megabytes: float) -> Path:
     from data.tokenizer import train_tokenizer
 
-    write_corpus(folder / "sample.txt", 5)
+    write_corpus(folder / "sample.txt", megabytes)
     train_tokenizer((folder / "sample.txt").read_text().split("\n"), 30_000).save(folder / "tokenizer")
     return folder / "tokenizer"
 

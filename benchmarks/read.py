@@ -30,6 +30,7 @@ MICRO_BATCH = 64
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.read", description="Measure reading.")
     parser.add_argument("--rows", type=int, default=200_000, help="rows to read of each kind of shard")
+    parser.add_argument("--file_rows", type=int, default=50_000, help="rows a shard, of which there are four")
     parser.add_argument("--child", nargs=2, metavar=("DIR", "MASKING"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="read-") as name:
         folder = Path(name)
-        _write(folder, 4, 50_000)
+        _write(folder, 4, arguments.file_rows)
         print(f"{'shards':<16} {'masking':<8} {'rows/s of CPU':>14} {'rows/s':>9} {'first batch s':>14} {'peak MB':>8}")
         results = {}
         for kind in ("ours", "uncompressed", "nvidia"):

@@ -50,7 +50,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "RANGE_BYTES", 200_000)
 
 
-def run(corpus: Path, output: Path | str, *extra: str) -> None:
+def run(corpus: Path | str, output: Path | str, *extra: str) -> None:
     arguments = [
         "--input", str(corpus), "--output_dir", str(output), "--vocab_size", "300", "--max_seq_length", "32",
         "--dupe_factor", "2", "--shard_rows", "3000", "--workers", "1", "--validation_share", "0.1", *extra,
@@ -297,6 +297,44 @@ def test_a_tokenizer_smaller_than_asked_for_is_told(
     size = load_tokenizer(tmp_path / "tokenizer").vocab_size
     assert f"the tokenizer has {size:,} tokens, not the 5,000 of --vocab_size" in capsys.readouterr().err
     assert size < 5000
+
+
+@pytest.mark.parametrize(
+    "flags", [("--objective", "sop", "--masking_unit", "span"), ("--objective", "mlm", "--masking_unit", "word")]
+)
+def test_other_objectives_and_units_through_the_command(corpus: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    run(corpus, tmp_path, "--dupe_factor", "1", *flags)
+    dataset = opened(tmp_path / "32")
+    rows = dataset.read_range(0, dataset.num_rows)
+    attributes = dataset.shards[0].attributes or {}
+    assert [attributes["objective"], attributes["masking_unit"]] == [flags[1], flags[3]]
+    assert rows.word_starts is not None
+    starts = np.unpackbits(rows.word_starts, axis=1, count=32).astype(bool)
+    masked = np.zeros_like(starts)
+    row, column = np.nonzero(rows.masked_lm_positions)
+    masked[row, rows.masked_lm_positions[row, column]] = True
+    special = np.isin(rows.with_originals().input_ids, attributes["special_ids"])
+    inside = ~starts[:, 1:] & ~special[:, 1:] & ~special[:, :-1]  # a segment may begin within a word
+    assert inside.sum() > 1000
+    assert np.array_equal(masked[:, 1:][inside], masked[:, :-1][inside]), "a word is masked whole or not at all"
+    if flags[1] == "sop":
+        assert 0.4 < rows.next_sentence_labels.mean() < 0.6
+        together = (masked[:, 1:] & masked[:, :-1] & starts[:, 1:]).sum() / masked.sum()
+        assert together > 0.3, "spans take words that stand side by side"
+    else:
+        assert not rows.segment_ids.any()
+        assert (rows.next_sentence_labels == -1).all()
+
+
+def test_input_from_a_url_with_two_workers(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(corpus.read_text().split("\n\n")[:400]):
+        (tmp_path / "in" / f"{number:03d}.txt").write_text(text)
+    run(tmp_path / "in", tmp_path / "here", "--layout", "sentences")
+    run(f"file://{tmp_path}/in", tmp_path / "there", "--layout", "sentences", "--workers", "2")
+    assert digests(tmp_path / "there").keys() == digests(tmp_path / "here").keys()
+    counts = [json.loads((tmp_path / place / "32" / "report.json").read_text()) for place in ("here", "there")]
+    assert counts[0]["preparation"]["documents"] == counts[1]["preparation"]["documents"] == 400
 
 
 def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.errors import UserError
 from data.batches import Batch
@@ -23,8 +25,8 @@ def opened(folders: list[Path], split: str = "training", **options: object) -> P
 
 
 def stream(dataset: PretrainingDataset, rank: int = 0, world_size: int = 1, **options: object) -> TrainingStream:
-    settings = {"seed": 5, "micro_batch_size": 3, "gradient_accumulation_steps": 2, **options}
-    return TrainingStream(dataset, rank=rank, world_size=world_size, **settings)  # type: ignore[arg-type]
+    chosen = {"seed": 5, "micro_batch_size": 3, "gradient_accumulation_steps": 2, **options}
+    return TrainingStream(dataset, rank=rank, world_size=world_size, **chosen)  # type: ignore[arg-type]
 
 
 def rows_of(dataset: PretrainingDataset, steps: int, first: int = 0, **options: object) -> list[tuple[int, ...]]:
@@ -90,6 +92,36 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(folder: Path, world
     ]
     together = [tuple(row for share in shares for row in share[step]) for step in range(5)]
     assert together == alone
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 3, 8]),
+    st.integers(1, 3),
+    st.integers(0, 2**40),
+    st.integers(0, 60),
+)
+def test_any_shards_ranks_seeds_and_jumps(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], world_size: int, micro: int, seed: int, jump: int
+) -> None:
+    """From any step on: the ranks' slices are the stream of one rank, and each epoch of it has every row once."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_ours(folder, sizes)
+    dataset = opened([folder])
+    batch, total = world_size * micro, sum(sizes)
+    steps = -(-2 * total // batch)
+    options = {"seed": seed, "gradient_accumulation_steps": 1}
+    alone = rows_of(dataset, steps + jump % 5, micro_batch_size=batch, **options)
+    flat = [row for step in alone for row in step]
+    assert sorted(flat[:total]) == sorted(flat[total : 2 * total]) == list(range(total))
+    first = jump % steps
+    count = len(alone) - first
+    shares = [
+        rows_of(dataset, count, first * batch, rank=rank, world_size=world_size, micro_batch_size=micro, **options)
+        for rank in range(world_size)
+    ]
+    assert [tuple(row for share in shares for row in share[step]) for step in range(count)] == alone[first:]
 
 
 def test_every_row_once_an_epoch_and_a_batch_crosses_its_end(folder: Path) -> None:

@@ -375,6 +375,20 @@ def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -
         documents_of("hf:owner/name")
 
 
+def test_a_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` takes a folder of the current one for a name, so no hub is needed."""
+    pytest.importorskip("datasets")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.jsonl").write_text(
+        "".join(json.dumps({"text": " ".join(document)}) + "\n" for document in DOCUMENTS)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert documents_of("hf:mine") == DOCUMENTS
+    assert documents_of("hf:mine:train") == DOCUMENTS
+    with pytest.raises(UserError, match="hf:mine:test: cannot be loaded"):
+        documents_of("hf:mine:test")
+
+
 def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     bad = b"One bad \xff byte is here."

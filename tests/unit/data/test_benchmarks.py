@@ -1,0 +1,31 @@
+"""The data benchmarks end with the figures that are promised, here at tiny sizes."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from benchmarks import prepare, read
+
+PROMISED = {
+    "prepare": (
+        prepare.main,
+        ["--sizes_mb", "0.1", "--rss_mb", "0.1", "--sample_mb", "0.2"],
+        {"instances_per_s_per_core", "rss_1x_mb", "rss_10x_mb"},
+    ),
+    "read": (read.main, ["--rows", "2000", "--file_rows", "600"], {"rows_per_s", "rows_per_s_nvidia", "rss_mb"}),
+}
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_last_line_is_json_with_the_promised_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main: Callable[[Sequence[str]], int]
+    main, words, keys = PROMISED[name]
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert keys <= figures.keys()
+    assert all(figures[key] > 0 for key in keys)
+
+
+def test_the_benchmark_s_text_never_runs_out_of_new_words() -> None:
+    assert len({prepare._new_word(number) for number in range(50_000)}) == 50_000
