@@ -248,6 +248,19 @@ def test_a_large_archive_is_cleaned_by_many_workers(corpus: Path, tmp_path: Path
     assert (counts["files_of_sentences"], counts["files_of_jsonl"]) == (1, 1)
 
 
+def test_files_that_are_cut_short_are_named_at_the_end(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(corpus.read_bytes()[:50_000])
+    (tmp_path / "in" / "b.txt.gz").write_bytes(gzip.compress(corpus.read_bytes())[:-100])
+    run(tmp_path / "in", tmp_path / "out")
+    assert f"damaged or cut short: {tmp_path}/in/b.txt.gz; copy them again" in capsys.readouterr().err
+    counts = json.loads((tmp_path / "out" / "32" / "report.json").read_text())["preparation"]
+    assert counts["files_cut_short"] == 1
+    assert counts["documents"] > 1000
+
+
 def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
     pytest.importorskip("datasketch")
     corpus = write_corpus(tmp_path / "a.txt", 200)
