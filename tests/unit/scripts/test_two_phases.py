@@ -127,7 +127,8 @@ def test_interrupted_in_phase_one_it_goes_through_to_the_end(
 
     threading.Thread(target=interrupt, daemon=True).start()
     assert main(words) == STOPPED_EXIT_CODE
-    assert psutil.Process().children(recursive=True) == []
+    _, orphans = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=10)
+    assert orphans == []
     stopped = len(read_metrics(tmp_path, "train", f"two_{SHORT}"))
     assert stopped < 150
     assert not (tmp_path / "out" / "saved_models" / f"two_{LONG}").exists()
