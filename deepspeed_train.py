@@ -23,6 +23,7 @@ from training.lock import lock_folder
 from training.logs import begin_logs, send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
+from training.restarting import restart_alone
 from training.run import build_run, open_data
 from training.settings import resolve_settings
 from training.stopping import StopRequests
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.callback(start.end)
         start.begin()
         flags, problems = read_arguments(argv)
+        if flags.max_restarts is not None and not problems.messages:
+            return restart_alone(flags.max_restarts)
         place = find_place()
         stack.enter_context(sign_of_life(place.rank))
         console.enabled = place.is_main

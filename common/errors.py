@@ -2,6 +2,8 @@
 
 import difflib
 import errno
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -90,6 +92,7 @@ SYSTEM_REMEDIES = {
     errno.ENOTDIR: "a file stands where a folder is expected; remove it, or choose another place",
     errno.EISDIR: "a folder stands where a file is expected; remove it, or choose another place",
     errno.EMFILE: "raise the limit on open files with `ulimit -n 4096`",
+    errno.EIO: "the disk or the network file system fails; look at it, and start again",
     errno.ESTALE: "the network file system lost it; mount it again",
 }
 
@@ -111,7 +114,7 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     except RankLost as error:
         _end_with(str(error), error.code)
     except ToldElsewhere:
-        time.sleep(5)
+        _let_others_speak(USER_ERROR_EXIT_CODE)
         sys.exit(USER_ERROR_EXIT_CODE)
     except OSError as error:
         message = describe_system_error(error)
@@ -123,9 +126,15 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         sys.exit(130)
 
 
+def _let_others_speak(code: int) -> None:
+    """Wait a little; a launcher that ends this process meanwhile gets its code all the same."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    time.sleep(5)
+
+
 def _end_with(message: str, code: int = USER_ERROR_EXIT_CODE) -> NoReturn:
     if not console.enabled:
         # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
-        time.sleep(5)
+        _let_others_speak(code)
     tell_error(f"error: {message}")
     sys.exit(code)

@@ -60,6 +60,7 @@ class TrainingStream:
         self.masking = masking
         self.prefetch_steps = prefetch_steps
         self.origin = origin
+        self.failure: BaseException | None = None  # that ended the thread: known steps before it is raised
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
         self.rows_per_step = world_size * self.rows_per_rank
 
@@ -88,6 +89,7 @@ class TrainingStream:
                 sample = step.next_sample
                 _put(ready, step, stop)
         except BaseException as error:  # handed over whole: it is raised as itself where the step is asked for
+            self.failure = error
             _put(ready, error, stop)
         finally:
             if source is not None:

@@ -22,7 +22,7 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from common.processes import STOPPED_EXIT_CODE
-from scripts.supervise import run_once
+from common.supervision import DIED_UNSEEN, Supervisor
 from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
@@ -58,16 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, passed_on = build_parser().parse_known_args(argv)
     phases = remaining_phases(flags)
     checked = check_phases(flags, phases, passed_on)
-    for phase in phases:
-        console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
-        code, is_asked = run_once([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
-        if code == 0 and not is_finished(flags, phase, checked[phase]):
-            code = 1  # the `deepspeed` command ends with 0 when the launcher below it was killed
-        if code == 0 and is_asked and phase != phases[-1]:
-            code = STOPPED_EXIT_CODE
-        if code != 0:
-            console.warn(f"phase {phase + 1} ended with code {code}; the same command goes on from its last checkpoint")
-            return code
+    with Supervisor() as supervisor:
+        for phase in phases:
+            console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
+            code = supervisor.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
+            if code == 0 and not is_finished(flags, phase, checked[phase]):
+                code = DIED_UNSEEN
+            if code == 0 and supervisor.is_asked.is_set() and phase != phases[-1]:
+                code = STOPPED_EXIT_CODE
+            if code != 0:
+                console.warn(
+                    f"phase {phase + 1} ended with code {code}; the same command goes on from its last checkpoint"
+                )
+                return code
     return 0
 
 

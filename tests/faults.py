@@ -198,13 +198,15 @@ def _slow_forward(fault: Fault) -> None:
     _before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
 
 
-def _slow_micro_steps(fault: Fault) -> None:
+def _stop_in_accumulation(fault: Fault) -> None:
+    """Asked to stop between the second and the third micro-step of the step of these samples."""
     from training import engine
 
     original = engine.seed_of
 
     def seed_of(purpose: str, *numbers: int) -> int:
-        time.sleep(fault["seconds"])
+        if purpose == "dropout" and numbers[1] == fault["next_sample"] and numbers[2] == 1:
+            _ask_to_stop()
         return original(purpose, *numbers)
 
     engine.seed_of = seed_of
@@ -264,14 +266,17 @@ def _worse_validation(_: Fault) -> None:
 
 
 def _reader_dies(fault: Fault) -> None:
-    """The thread that reads ahead fails at these samples, as it would on a disk error."""
-    from data.loader import TrainingStream
+    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it."""
+    from data.reader import ShardFile
 
-    def fail(_self: Any, _source: Any, first_sample: int) -> None:
-        if first_sample >= fault["sample"]:
-            raise OSError(5, "Input/output error", "shard_3.hdf5")
+    files: list[Path] = []
 
-    _before(TrainingStream, "_make_step", fail)
+    def lose(self: Any, *_: Any, **__: Any) -> None:
+        files.append(self.path)
+        if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
+            self._file.close()
+
+    _before(ShardFile, "read", lose)
 
 
 def _lose_output(fault: Fault) -> None:
@@ -395,11 +400,11 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "short_join": _short_join,
     "slow_commit": _slow_commit,
     "slow_forward": _slow_forward,
-    "slow_micro_steps": _slow_micro_steps,
     "slow_steps": _slow_steps,
     "slow_to_tell": _slow_to_tell,
     "spoil_weights": _spoil_weights,
     "stop_at": _stop_at,
+    "stop_in_accumulation": _stop_in_accumulation,
     "stop_in_commit": _stop_in_commit,
     "stop_in_validation": _stop_in_validation,
     "worse_validation": _worse_validation,

@@ -1,8 +1,8 @@
 """Kill runs, resume them, and compare with runs that were left alone: python -m tests.kill_campaign --kills 300
 
 Each case trains a tiny model with dropout and gradient accumulation, kills one or all ranks with SIGKILL at a stage of
-a save or at a random moment, starts the same command again (killing it again while there are kills left for the case),
-and then asks for the same losses, the same samples and the same weights, bit for bit. The last line is JSON.
+a save or at a random moment, or their launcher, starts the same command again (killing it again while there are kills
+left for the case), and then asks for the same losses, samples, pointer and weights, bit for bit. The last line is JSON.
 """
 
 import argparse
@@ -58,15 +58,21 @@ class Setup:
 
 @dataclass(frozen=True)
 class Kill:
-    """At a stage of a save (`stage`, `step`), or `after` so many seconds. `rank` None: all ranks."""
+    """At a stage of a save (`stage`, `step`), or `after` so many seconds. `rank` None: all ranks.
+
+    `is_launcher`: it is their launcher that is killed; the ranks notice and save.
+    """
 
     stage: str | None = None
     step: int = 4
     after: float = 0.0
     rank: int | None = 0
+    is_launcher: bool = False
 
     @property
     def moment(self) -> str:
+        if self.is_launcher:
+            return "launcher"
         return "random" if self.stage is None else self.stage
 
 
@@ -77,6 +83,7 @@ class Trace:
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
+    pointer: str = ""  # what `latest` names
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -87,12 +94,14 @@ class Trace:
             [row["loss"] for row in rows],
             [row["samples"] for row in rows],
             [row["mlm_loss"] for row in read_metrics(folder, "validation")],
+            (found.folder / "latest").read_text(),
             {name: tensor.clone() for name, tensor in read_weights(found.folder / found.choose(None)).items()},
         )
 
     def differences(self, other: "Trace") -> list[str]:
         """In what `other` is not the same, bit for bit."""
-        found = [name for name in ("losses", "samples", "validation") if getattr(self, name) != getattr(other, name)]
+        names = ("losses", "samples", "validation", "pointer")
+        found = [name for name in names if getattr(self, name) != getattr(other, name)]
         if self.weights.keys() != other.weights.keys() or any(
             not torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items()
         ):
@@ -106,9 +115,11 @@ def train(server: RankServer, setup: Setup, folder: Path, kill: Kill | None = No
     ranks = list(range(setup.num_ranks)) if kill is None or kill.rank is None else [kill.rank]
     if kill is not None and kill.stage is not None:
         faults += [{"kind": "kill", "rank": rank, "stage": kill.stage, "step": kill.step} for rank in ranks]
-    elif kill is not None:
+    elif kill is not None and not kill.is_launcher:
         signals = [{"after": kill.after, "signal": int(signal.SIGKILL), "ranks": ranks}]
-    return server.run(setup.write(folder), setup.num_ranks, folder, faults=faults, signals=signals, grace=5.0)
+    options: dict[str, Any] = {"launcher_dies": kill.after} if kill is not None and kill.is_launcher else {}
+    words = setup.write(folder)
+    return server.run(words, setup.num_ranks, folder, faults=faults, signals=signals, grace=5.0, **options)
 
 
 def leave_alone(server: RankServer, setup: Setup, folder: Path) -> tuple[Trace, float]:
@@ -125,7 +136,7 @@ def interrupt(
     hits = 0
     for kill in kills:
         codes = train(server, setup, folder, kill).codes
-        hits += -signal.SIGKILL in codes
+        hits += any(codes) if kill.is_launcher else -signal.SIGKILL in codes
     outcome = train(server, setup, folder)
     if outcome.codes != [0] * setup.num_ranks:
         return hits, [f"exit codes {outcome.codes}: {outcome.text[-2000:]}"]
@@ -133,9 +144,8 @@ def interrupt(
 
 
 SETUPS = [
-    *(Setup(stage, ranks) for stage in (0, 1, 2, 3) for ranks in (1, 2)),
-    Setup(0, 1, "fp16"),
-    Setup(1, 2, "fp16"),
+    *(Setup(stage, ranks, precision) for precision in ("fp32", "fp16") for stage in (0, 1, 2, 3) for ranks in (1, 2)),
+    Setup(1, 2, "bf16"),
     Setup(3, 2, "bf16"),
 ]
 
@@ -178,11 +188,13 @@ def draw(generator: random.Random, setup: Setup, seconds: float) -> list[Kill]:
         if stage not in ("before", "first_file"):
             rank = 0  # the later stages are rank 0's
         return [Kill(stage, step=generator.choice([2, 4, 6, 8]), rank=rank)]
+    if generator.random() < 0.25:
+        return [Kill(after=generator.uniform(0.3, seconds), is_launcher=True)]
     return [Kill(after=generator.uniform(0.0, seconds), rank=rank) for _ in range(generator.randint(1, 3))]
 
 
 def say_table(hits: Counter[tuple[str, str]]) -> None:
-    moments = [*SAVE_STAGES, "random"]
+    moments = [*SAVE_STAGES, "random", "launcher"]
     console.say(f"{'kills that hit':26}" + "".join(f"{moment:>14}" for moment in moments))
     for setup in SETUPS:
         console.say(f"{setup.name:26}" + "".join(f"{hits[setup.name, moment]:>14}" for moment in moments))

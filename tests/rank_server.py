@@ -5,6 +5,7 @@ real processes that meet over gloo, die of real signals, and are ended when one 
 Faults (tests/faults.py) are put into a rank after the fork, so that the product's code has no hooks for them.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 
 from tests.support import PROJECT, free_port
 
+PR_SET_CHILD_SUBREAPER = 36  # orphans of our children become ours
+
 
 @dataclass(frozen=True)
 class Request:
@@ -28,6 +31,7 @@ class Request:
     signals: list[dict[str, Any]] = field(default_factory=list)
     timeout: float = 90.0
     grace: float = 30.0  # between the launcher's SIGTERM to the other ranks and its SIGKILL
+    launcher_dies: float | None = None  # ranks get a launcher of their own, which is killed after so many seconds
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class RankServer:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that write at import must not meet the answers
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     # Imported here once, for all forks. A ZeRO engine imports the second, which takes seconds.
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 
@@ -86,10 +91,31 @@ def serve() -> None:
 def _train(request: Request) -> Outcome:
     began = time.monotonic()
     Path(request.output).mkdir(parents=True, exist_ok=True)
-    children = [_fork(request, rank) for rank in range(request.num_ranks)]
-    codes = _wait(children, request, began)
+    if request.launcher_dies is None:
+        codes = _wait([_fork(request, rank) for rank in range(request.num_ranks)], request, began)
+    else:
+        codes = _lose_launcher(request, began)
     text = "".join((Path(request.output) / f"{rank}.txt").read_text() for rank in range(request.num_ranks))
     return Outcome(codes, text, time.monotonic() - began)
+
+
+def _lose_launcher(request: Request, began: float) -> list[int]:
+    """Ranks below a process that is killed; they then become this one's children, and are waited for."""
+    pids = Path(request.output) / "pids.json"
+    pids.unlink(missing_ok=True)
+    launcher = os.fork()
+    if not launcher:
+        children = [_fork(request, rank) for rank in range(request.num_ranks)]
+        pids.with_suffix(".tmp").write_text(json.dumps(children))
+        pids.with_suffix(".tmp").rename(pids)
+        signal.pause()
+        os._exit(99)
+    assert request.launcher_dies is not None
+    while not pids.exists() or time.monotonic() - began < request.launcher_dies:
+        time.sleep(0.005)
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    return _wait(json.loads(pids.read_text()), request, began)
 
 
 def _fork(request: Request, rank: int) -> int:

@@ -198,6 +198,11 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         default=10,
         help="stop after N steps in a row whose gradient is infinite or not a number (none of them is applied)",
     )
+    flags.count(
+        "--max_restarts",
+        help="start again up to N times when the run dies, from its last checkpoint; for `python` alone, under a "
+        "launcher use scripts/supervise.py",
+    )
     flags.add(
         "--on_spike",
         choices=("report", "rollback"),

@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tqdm import tqdm
 
 from common.console import console
-from common.errors import UserError
+from common.errors import ToldElsewhere, UserError
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
@@ -108,7 +108,11 @@ class Loop:
                 is_taken = self.take(next(steps))
                 is_finished = is_taken and should_stop(run, self.window)
                 wants_stop = run.stop.reason is not None or not is_taken
-                is_stopped, is_overdue = distributed.any_rank(wants_stop, self.saver.is_overdue())
+                is_stopped, is_overdue, is_unread = distributed.any_rank(
+                    wants_stop, self.saver.is_overdue(), run.stream.failure is not None
+                )
+                if is_unread and not is_finished:
+                    self.leave_unread()
                 if is_taken and not (is_stopped and not is_finished):
                     is_back = self.look_after(epoch, is_finished, is_overdue, is_new=run.state.step > step)
                     is_finished = is_finished and not is_back
@@ -148,10 +152,7 @@ class Loop:
     def save_before_bad_steps(self) -> None:
         """None of them was applied, so the weights are good; the cursor goes back to where they began."""
         self.run.state = replace(self.run.state, samples=self.bad_steps.first_sample)
-        if self.run.state.step > self.saver.saved_step:
-            if self.window.num_steps:
-                self.window.sum_up()
-            self.saver.save_last(None, self.window.phases, patience=0.0)
+        self.save_now()
 
     def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> bool:
         """After a step: report, validate and save what is due. True: a spike took the run back to an earlier step.
@@ -205,6 +206,25 @@ class Loop:
         self.saver.saved_step = run.state.step
         console.warn(f"went back to step {run.state.step}; samples {spike.first_sample} on are left out")
         return True
+
+    def leave_unread(self) -> NoReturn:
+        """A rank cannot read on: save what there is, then end with its reader's own message, told by one rank."""
+        run, failure = self.run, self.run.stream.failure
+        self.save_now()
+        speaker = distributed.gather(failure is not None).index(True)
+        if failure is None or run.place.rank != speaker:
+            raise ToldElsewhere(f"rank {speaker} cannot read its data; its message says why")
+        console.enabled = True
+        raise failure
+
+    def save_now(self) -> None:
+        """What there is since the last checkpoint, without waiting for space."""
+        if self.run.state.step > self.saver.saved_step:
+            if self.window.num_steps:
+                self.window.sum_up()
+            self.saver.save_last(None, self.window.phases, patience=0.0)
+        else:
+            self.saver.wait()
 
     def leave_early(self) -> None:
         """Save what there is since the last checkpoint; the next start goes on from here."""

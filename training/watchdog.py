@@ -76,7 +76,7 @@ class Watchdog:
         if self.folder is not None:
             with suppress(OSError):
                 self._file(self.rank).unlink(missing_ok=True)
-                for place in self.made:  # a run that could not begin leaves nothing behind
+                for place in self.made or [self.folder]:  # a run that could not begin leaves nothing behind
                     place.rmdir()
 
     def note(self, phase: str, step: int = 0) -> None:

@@ -52,10 +52,14 @@ def test_a_manifest_without_some_ranks_file_is_none(stage: int, rank_server: Ran
 def test_a_folder_whose_name_is_a_pattern(rank_server: RankServer, tmp_path: Path) -> None:
     folder = tmp_path / "b*[x]?"
     words = [*write_project(folder), "--job_name", "a[1]"]
+    written = (folder / "model.json").read_bytes().replace(b"\n", b"\r\n")  # by an editor of Windows
+    (folder / "model.json").write_bytes(written)
     assert rank_server.run([*words, "--max_steps", "2"], 1, folder).codes == [0]
     outcome = rank_server.run([*words, "--max_steps", "4"], 1, folder)
     assert outcome.codes == [0], outcome.text
     assert "a[1]/step_00000002" in outcome.text
+    kept = folder / "out" / "saved_models" / "a[1]" / "step_00000002" / "model.json"
+    assert kept.read_bytes() == written, "the user's files are kept as they are"
     rows = read_metrics(folder, "train", job="a[1]")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[3]["loss"] < rows[0]["loss"] + 0.1

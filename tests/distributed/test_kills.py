@@ -33,6 +33,14 @@ def test_killed_at_random_moments(undisturbed: tuple[Trace, float], rank_server:
     assert differences == []
 
 
+def test_a_killed_launcher(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
+    """Once while the ranks begin, once while they train: they notice, save what there is, and leave."""
+    kills = [Kill(after=share * undisturbed[1], is_launcher=True) for share in (0.2, 0.7)]
+    hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
+    assert hits >= 1
+    assert differences == []
+
+
 @pytest.mark.parametrize(
     "setup", [Setup(0, 1), Setup(2, 2), Setup(3, 2), Setup(1, 1, "fp16")], ids=lambda setup: setup.name
 )

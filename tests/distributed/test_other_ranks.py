@@ -10,9 +10,9 @@ from tests.rank_server import RankServer
 from tests.support import write_project
 
 # fp32 sums in another order: measured differences are below 1e-6. In bf16 the gradients are rounded before the sum.
-TOLERANCE = {"fp32": 2e-5, "bf16": 2e-3}
+TOLERANCE = {"fp32": 2e-5, "bf16": 2e-3, "fp16": 2e-3}
 MUON_TOLERANCE = 1e-3
-ENGINE = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}
+ENGINE = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "loss_scale": 128}}}
 
 
 def train(
@@ -22,7 +22,7 @@ def train(
     zero = {"stage": stage} | ({"reduce_scatter": False} if stage == 3 and engine else {})
     words = write_project(folder, zero_optimization=zero, **ENGINE[precision], **engine)
     without_dropout(folder)
-    faults = [{"kind": "no_compiler"}]
+    faults = [{"kind": "no_compiler"}, {"kind": "allow_fp16"}]
     for num_ranks, last_step in parts:
         outcome = server.run([*words, "--max_steps", str(last_step)], num_ranks, folder, faults=faults)
         assert outcome.codes == [0] * num_ranks, outcome.text
@@ -30,7 +30,14 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision"), [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")]
+    ("stage", "precision"),
+    [
+        *((stage, "fp32") for stage in (0, 1, 2, 3)),
+        *((stage, "bf16") for stage in (1, 3)),
+        (1, "fp16"),
+        pytest.param(0, "fp16", marks=pytest.mark.slow),
+        pytest.param(3, "fp16", marks=pytest.mark.slow),
+    ],
 )
 def test_one_two_one(stage: int, precision: str, rank_server: RankServer, tmp_path: Path) -> None:
     whole = train(rank_server, tmp_path / "whole", stage, precision, [(1, 9)])
@@ -39,7 +46,7 @@ def test_one_two_one(stage: int, precision: str, rank_server: RankServer, tmp_pa
     assert parts == pytest.approx(whole, abs=TOLERANCE[precision])
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (2, 3))])
 def test_muon_keeps_its_momentum(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
     """Which at stages 1 and 2 lies in the files otherwise than the weights do."""
     muon = {"optimizer": {"type": "Muon", "params": {"lr": 0.003}}, "train_batch_size": 6}
@@ -48,7 +55,7 @@ def test_muon_keeps_its_momentum(stage: int, rank_server: RankServer, tmp_path: 
     assert parts == pytest.approx(whole, abs=MUON_TOLERANCE)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, 3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 2))])
 def test_two_four(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
     whole = train(rank_server, tmp_path / "whole", stage, "fp32", [(1, 6)])
     parts = train(rank_server, tmp_path / "parts", stage, "fp32", [(2, 3), (4, 6)])

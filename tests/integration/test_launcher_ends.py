@@ -145,6 +145,37 @@ def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path) -> Non
     assert text == f"stopped before the first step ({number.name}): there was nothing to save\n"
 
 
+def test_a_supervised_launcher_that_is_killed_is_no_success(tmp_path: Path) -> None:
+    """The `deepspeed` command ends with 0 then, and all ranks have left orderly."""
+    words = [*write_project(tmp_path), *ENDLESS]
+    command = [sys.executable, "scripts/supervise.py", "--max_restarts", "0", "--", *deepspeed(words)]
+    with running(command, tmp_path) as process:
+        launcher = [member for member in family(process)["launcher"] if "deepspeed.launcher.launch" in member.cmdline()]
+        launcher[0].kill()
+        assert process.wait(60) == 1
+    assert "giving up" in (tmp_path / "output.txt").read_text()
+
+
+def test_python_alone_starts_again(tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "100", "--save_every_steps", "5", "--max_restarts", "2"]
+    with running([sys.executable, "deepspeed_train.py", *words], tmp_path) as process:
+        (child,) = psutil.Process(process.pid).children()
+        child.kill()
+        assert process.wait(90) == 0, (tmp_path / "output.txt").read_text()
+    text = (tmp_path / "output.txt").read_text()
+    assert "the run died with code 137: restart 1 of 2" in text
+    assert [row["step"] for row in read_metrics(tmp_path, "train")] == list(range(1, 61))
+
+
+def test_a_supervisor_that_is_asked_before_there_are_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/supervise.py", "--", sys.executable, "-c", "import time; time.sleep(60)"]
+    with started(command, tmp_path) as process:
+        while not psutil.Process(process.pid).children():
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(20) == STOPPED_EXIT_CODE
+
+
 def test_a_lost_rank_is_replaced_by_a_restart(tmp_path: Path) -> None:
     """kill -9 of one rank under the supervisor; the run goes on with one rank less and ends as if undisturbed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"

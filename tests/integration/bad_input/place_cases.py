@@ -278,6 +278,9 @@ ENVIRONMENT = {
     "a rank beyond the world": (world(RANK="2", WORLD_SIZE="2"), "RANK", "found 2", "0 to 1"),
     "a local rank beyond the machine": (world(LOCAL_RANK="4"), "LOCAL_RANK", "found 4", "expected 0 to 0"),
     "more ranks here than anywhere": (world(LOCAL_SIZE="8"), "LOCAL_SIZE", "found 8", "torchrun"),
+    "restarts below a launcher": (
+        both(world(), words("--max_restarts", "3")), "--max_restarts 3", "a launcher started this rank", "scripts/supervise.py"
+    ),
     "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "1 to 65535"),
     "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "1 to 65535"),
     "a port that is taken": (port_taken, "MASTER_PORT", "in use", "another"),

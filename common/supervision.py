@@ -1,0 +1,120 @@
+"""Starting a training command again when it dies: what its exit code means, and signals passed on to its ranks."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common.errors import UserError
+from common.launchers import is_launcher
+from common.outcome import OUTCOME_VARIABLE, find_lost_rank, read_outcome
+from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
+
+SCRIPT = "deepspeed_train.py"
+FINAL_CODES = (0, USER_ERROR_EXIT_CODE, STOPPED_EXIT_CODE)
+DIED_UNSEEN = 1  # the `deepspeed` command ends with 0 when the launcher below it was killed
+GRACE_SECONDS = 30.0  # for ranks that outlived their launcher to save
+
+
+class Supervisor:
+    """Runs commands one after another. Use as a context manager: while entered, stop signals go to the ranks."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.is_asked = threading.Event()
+        self.has_ranks = False  # whether a request reached one
+        self.lost_rank: int | None = None  # the one that the last command died of, where that is known
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Supervisor":
+        for number in STOP_SIGNALS:
+            self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, command: list[str]) -> int:
+        """The command's exit code, 128 + n for signal n; never 0 for a training that did not come to its end."""
+        if self.is_asked.is_set():
+            return STOPPED_EXIT_CODE
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = Path(folder) / "outcome"
+            try:
+                self.process = subprocess.Popen(
+                    command, start_new_session=True, env={**os.environ, OUTCOME_VARIABLE: str(outcome)}
+                )
+            except OSError as error:
+                raise UserError(
+                    f"{command[0]}: cannot be started ({error.strerror}); is the environment active?"
+                ) from None
+            if self.is_asked.is_set():  # between the first line and here
+                self.process.terminate()
+            code = self.process.wait()
+            has_orphans = end_orphans(self.process.pid)
+            self.lost_rank = find_lost_rank(outcome)
+            if code == 0 and (has_orphans or (is_training_here(command) and read_outcome(outcome) is None)):
+                code = DIED_UNSEEN
+        if self.is_asked.is_set() and not self.has_ranks:
+            return STOPPED_EXIT_CODE  # there was nothing to save yet
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
+        self.is_asked.set()
+        if self.process is None or self.process.returncode is not None:
+            return
+        ranks = find_ranks(self.process.pid)
+        self.has_ranks = self.has_ranks or bool(ranks)
+        for rank in ranks:
+            with suppress(psutil.Error):
+                rank.send_signal(number)
+        if not ranks:
+            self.process.terminate()
+
+
+def is_training_here(command: list[str]) -> bool:
+    """Whether rank 0 is a process of this machine, which sees our variables and files."""
+    is_remote = any(word.startswith(("--hostfile", "-H", "--launcher")) for word in command)
+    return any(word.endswith(SCRIPT) for word in command) and not is_remote
+
+
+def find_ranks(launcher: int) -> list[psutil.Process]:
+    """The training processes below the launcher; the launchers between do not pass signals on in time."""
+    try:
+        family = [psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in family if is_rank(process)]
+
+
+def is_rank(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return not is_launcher(words) and any(word.endswith(SCRIPT) for word in words)
+
+
+def end_orphans(session: int) -> bool:
+    """Whether ranks outlived their launcher. They have noticed and are saving; half a minute later they are killed."""
+    family = [process for process in psutil.process_iter() if _session_of(process) == session]
+    _, alive = psutil.wait_procs(family, timeout=GRACE_SECONDS)
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+    return bool(family)
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return None

@@ -1,0 +1,82 @@
+"""Which checkpoints a run writes and keeps, and what DeepSpeed's own tools make of them."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+from tests.distributed.test_faults import checkpoints, weights
+from tests.rank_server import RankServer
+from tests.support import read_metrics, write_project
+from training.checkpoint import hold
+
+NO_EPOCHS = ["--ckpt_to_save", "99"]  # an epoch is eight steps
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(tag.removeprefix("step_")) for tag in checkpoints(folder).tags()]
+
+
+def test_every_kth_stays(rank_server: RankServer, tmp_path: Path) -> None:
+    flags = ["--max_steps", "12", "--save_every_steps", "2", "--keep_last", "1", "--keep_every", "6", *NO_EPOCHS]
+    outcome = rank_server.run([*write_project(tmp_path), *flags], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert steps(tmp_path) == [6, 12]
+
+
+def test_chosen_epochs_and_the_end(rank_server: RankServer, tmp_path: Path) -> None:
+    flags = ["--max_steps", "27", "--ckpt_to_save", "1"]
+    outcome = rank_server.run([*write_project(tmp_path), *flags], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert steps(tmp_path) == [16, 27]
+
+
+def test_by_the_clock(rank_server: RankServer, tmp_path: Path) -> None:
+    flags = ["--max_steps", "10", "--save_every_minutes", "0.01", *NO_EPOCHS]
+    slow = [{"kind": "slow_steps", "seconds": 0.25}]
+    outcome = rank_server.run([*write_project(tmp_path), *flags], 1, tmp_path, faults=slow)
+    assert outcome.codes == [0], outcome.text
+    assert 3 <= len(steps(tmp_path)) <= 10
+    assert steps(tmp_path)[-1] == 10
+
+
+def test_one_in_use_and_a_copy_stay(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--save_every_steps", "2", "--keep_last", "1", *NO_EPOCHS]
+    assert rank_server.run([*words, "--max_steps", "2"], 1, tmp_path).codes == [0]
+    folder = checkpoints(tmp_path).folder
+    with ExitStack() as stack:
+        assert hold(folder / "step_00000002", stack)
+        assert rank_server.run([*words, "--max_steps", "4"], 1, tmp_path).codes == [0]
+        assert steps(tmp_path) == [2, 4]
+    (folder / "step_00000002").rename(folder / "mine_2")
+    assert rank_server.run([*words, "--max_steps", "6"], 1, tmp_path).codes == [0]
+    assert checkpoints(tmp_path).tags() == ["mine_2", "step_00000006"]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deepspeeds_own_tool_reads_the_folder(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path, zero_optimization={"stage": stage}), "--max_steps", "2"]
+    assert rank_server.run(words, 2, tmp_path).codes == [0, 0]
+    theirs = get_fp32_state_dict_from_zero_checkpoint(str(checkpoints(tmp_path).folder))  # by `latest`
+    ours = weights(tmp_path)
+    assert theirs.keys() <= ours.keys()
+    assert len(theirs) > 20
+    for name, tensor in theirs.items():
+        assert torch.equal(tensor, ours[name]), name
+
+
+def test_a_restart_keeps_the_rewarmed_schedule(rank_server: RankServer, tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    assert rank_server.run([*words, "--max_steps", "3"], 1, tmp_path).codes == [0]
+    begin = ["--load_training_checkpoint", str(checkpoints(tmp_path).folder), "--rewarmup"]
+    for job, ends in (("whole", (5,)), ("parts", (2, 5))):
+        for end in ends:
+            outcome = rank_server.run([*words, *begin, "--job_name", job, "--max_steps", str(end)], 1, tmp_path)
+            assert outcome.codes == [0], outcome.text
+    whole, parts = (read_metrics(tmp_path, "train", job=job) for job in ("whole", "parts"))
+    for key in ("step", "learning_rate", "loss"):
+        assert [row[key] for row in parts] == [row[key] for row in whole]
+    assert [row["step"] for row in whole] == [4, 5, 6, 7, 8]
+    assert whole[0]["learning_rate"] < whole[-1]["learning_rate"], "it warms up anew"
