@@ -13,6 +13,7 @@ import pytest
 
 from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
+from common.supervision import Supervisor
 from scripts import two_phases
 from scripts.two_phases import build_parser, check_phases, main, phase_words, remaining_phases
 from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
@@ -101,11 +102,11 @@ def test_a_launcher_that_ends_with_0_before_the_phase_does_is_not_believed(
     words = [*write_phases(tmp_path), *passed_on(tmp_path)]
     started = []
 
-    def end_at_once(command: list[str]) -> tuple[int, bool]:
+    def end_at_once(_self: Supervisor, command: list[str]) -> int:
         started.append(command)
-        return 0, False
+        return 0
 
-    monkeypatch.setattr(two_phases, "run_once", end_at_once)
+    monkeypatch.setattr(Supervisor, "run", end_at_once)
     assert main(words) == 1
     assert len(started) == 1
 
