@@ -97,6 +97,8 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "no manifest": ("manifest.json", Path.unlink, "it has no manifest.json"),
 }
 
+LIKE_OTHERS = ("flipped", "a manifest of nothing", "a manifest of words", "a manifest without end")
+
 
 @pytest.fixture(scope="module")
 def whole(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,7 +109,9 @@ def whole(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in DAMAGES]
+)
 def test_a_run_goes_on_past_a_damaged_checkpoint(
     damage: str, whole: Path, rank_server: RankServer, tmp_path: Path
 ) -> None:
@@ -201,7 +205,7 @@ def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.Capture
     assert capfd.readouterr().err.count("No space left on device") == 2
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_rollback_where_ranks_hold_parts(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path, zero_optimization={"stage": stage}), "--max_steps", "40"]
     without_dropout(tmp_path)
@@ -226,7 +230,7 @@ def test_a_loss_that_always_jumps_ends_the_run(rank_server: RankServer, tmp_path
     assert "lower the learning rate" in outcome.text
 
 
-@pytest.mark.parametrize("answer", ["report", "rollback"])
+@pytest.mark.parametrize("answer", [pytest.param("report", marks=pytest.mark.slow), "rollback"])
 def test_a_spike_right_before_a_stop_is_told(answer: str, rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "60", "--save_every_steps", "31", "--print_steps", "50"]
     without_dropout(tmp_path)

@@ -92,7 +92,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("target", ENDS)
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=pytest.mark.slow if name == "command interrupted" else ()) for name in ENDS]
+)
 def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), *ENDLESS]
     number, expected = ENDS[target]
@@ -114,7 +116,7 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) 
     assert f"stopped at step {read_state(checkpoints(tmp_path).folder / newest).step} " in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_path: Path) -> None:
     """Ranks are seconds away from their first step, and must not go on to it alone."""
     words = [*write_project(tmp_path), *ENDLESS]

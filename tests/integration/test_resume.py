@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.support import PROJECT, read_metrics, run_plain, write_project
@@ -62,26 +61,6 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     again = run_plain(words)
     assert again.returncode == 0
     assert "finished already, at step 40" in again.stdout
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest"])
-def test_a_damaged_newest_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> None:
-    words = write_project(tmp_path)
-    assert run_plain([*words, "--max_steps", "4", "--save_every_steps", "2"]).returncode == 0
-    newest = tmp_path / "out" / "saved_models" / "tiny" / "step_00000004"
-    model = newest / "mp_rank_00_model_states.pt"
-    if damage == "truncated":
-        model.write_bytes(model.read_bytes()[:-100])
-    elif damage == "flipped":
-        content = bytearray(model.read_bytes())
-        content[len(content) // 2] ^= 1
-        model.write_bytes(content)
-    elif damage == "missing":
-        model.unlink()
-    else:
-        (newest / "manifest.json").write_text("{")
-    checkpoints = CheckpointFolder(newest.parent)
-    assert checkpoints.newest_valid() == "step_00000002"
 
 
 def test_another_zero_stage_is_refused_with_a_sentence(tmp_path: Path) -> None:
