@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TextIO
+from weakref import WeakSet
 
 from tqdm import tqdm
 
@@ -19,16 +20,21 @@ class Console:
 
     def __init__(self) -> None:
         self.enabled = True
+        self._bars: WeakSet[_Bar] = WeakSet()
 
     def say(self, text: str = "") -> None:
         if self.enabled:
-            reason = _write(sys.stdout, text)
+            reason = _write(sys.stdout, text, self._has_bar())
             if reason is not None:
                 self.warn(f"standard output cannot be written any more ({reason}); it goes on without")
 
     def warn(self, text: str) -> None:
         if self.enabled:
-            _write(sys.stderr, f"warning: {text}")
+            _write(sys.stderr, f"warning: {text}", self._has_bar())
+
+    def _has_bar(self) -> bool:
+        """Whether a bar stands on the terminal, which words must be put above of."""
+        return any(not bar.disable for bar in self._bars)
 
     def progress(self, iterable: Iterable[Any] | None = None, *, in_lines: bool = False, **options: Any) -> tqdm:
         """A tqdm bar on stderr; silent when this rank is.
@@ -39,7 +45,23 @@ class Console:
         is_terminal = is_heard and sys.stderr.isatty()
         if in_lines and is_heard and not is_terminal:
             return _Lines(iterable, mininterval=SECONDS_A_LINE, delay=SECONDS_A_LINE, **options)
-        return tqdm(iterable, disable=not is_terminal, **options)
+        bar = _Bar(iterable, disable=not is_terminal, **options)
+        self._bars.add(bar)
+        return bar
+
+
+class _Bar(tqdm):
+    """A bar whose terminal may go away: then it shows nothing any more.
+
+    An error out of display() would end the run, and leave tqdm's lock taken for every other thread.
+    """
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        try:
+            return bool(super().display(msg, pos))
+        except (OSError, ValueError):
+            self.disable = True
+            return False
 
 
 class _Lines(tqdm):
@@ -62,15 +84,21 @@ def tell_error(text: str) -> None:
     _write(sys.stderr, text)
 
 
-def _write(stream: TextIO | None, text: str) -> str | None:
-    """Write a line; why that was not possible, once: what comes after it goes nowhere."""
+def _write(stream: TextIO | None, text: str, has_bar: bool = False) -> str | None:
+    """Write a line; why that was not possible, once: what comes after it goes nowhere.
+
+    Only beside a bar does it wait for tqdm's lock: a thread that speaks must not hang on another's.
+    """
     if stream is None:  # closed before Python began
         return None
     try:
-        tqdm.write(text, file=stream)
+        if has_bar:
+            tqdm.write(text, file=stream)
+        else:
+            stream.write(f"{text}\n")
         stream.flush()
     except UnicodeEncodeError:  # a terminal that has no such characters
-        return _write(stream, text.encode("ascii", "replace").decode())
+        return _write(stream, text.encode("ascii", "replace").decode(), has_bar)
     except (OSError, ValueError) as error:
         _send_nowhere(stream)
         return getattr(error, "strerror", None) or str(error)

@@ -51,7 +51,7 @@ def test_prepare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     def measure(_folder: Path, _tokenizer: Path, megabytes: float, _workers: int) -> dict[str, float]:
         return {"rate": 1e4, "rss_mb": 100.0 + megabytes}
 
-    monkeypatch.setattr(prepare, "_tokenizer", lambda folder: folder)
+    monkeypatch.setattr(prepare, "_tokenizer", lambda folder, _megabytes: folder)
     monkeypatch.setattr(prepare, "_measure", measure)
     monkeypatch.setattr(prepare, "_peer_rate", lambda *_: 5e3)
     assert prepare.main(["--sizes_mb", "1", "--rss_mb", "2"]) == 0
