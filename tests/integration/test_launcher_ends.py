@@ -147,13 +147,17 @@ def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path) -> Non
     assert text == f"stopped before the first step ({number.name}): there was nothing to save\n"
 
 
-def test_a_supervised_launcher_that_is_killed_is_no_success(tmp_path: Path) -> None:
-    """The `deepspeed` command ends with 0 then, and all ranks have left orderly."""
+@pytest.mark.parametrize("with_ranks", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_supervised_launcher_that_is_killed_is_no_success(with_ranks: bool, tmp_path: Path) -> None:
+    """The `deepspeed` command ends with 0 then; with its ranks killed too, there is nobody left to say otherwise."""
     words = [*write_project(tmp_path), *ENDLESS]
     command = [sys.executable, "scripts/supervise.py", "--max_restarts", "0", "--", *deepspeed(words)]
     with running(command, tmp_path) as process:
-        launcher = [member for member in family(process)["launcher"] if "deepspeed.launcher.launch" in member.cmdline()]
-        launcher[0].kill()
+        members = family(process)
+        launcher = [member for member in members["launcher"] if "deepspeed.launcher.launch" in member.cmdline()]
+        ranks = [member for member in members["rank"] if "--local_rank" in " ".join(member.cmdline())]
+        for member in [*launcher, *(ranks if with_ranks else [])]:
+            member.kill()
         assert process.wait(60) == 1
     assert "giving up" in (tmp_path / "output.txt").read_text()
 
