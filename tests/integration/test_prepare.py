@@ -138,6 +138,13 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
 
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return "spawn_main" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return False
+
+
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 8_000)
     command = [sys.executable, "-m", "data.prepare", "--input", str(corpus), "--vocab_size", "300", "--workers", "2",
@@ -148,7 +155,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while len(workers) < 2 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
         children = psutil.Process(process.pid).children() if process.poll() is None else []
-        workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        workers = [child for child in children if is_worker(child)]
     assert len(workers) == 2
     time.sleep(1)  # until they have begun to watch
     process.kill()
