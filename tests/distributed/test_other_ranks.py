@@ -11,7 +11,7 @@ from tests.support import write_project
 
 # fp32 sums in another order: measured differences are below 1e-6. In bf16 the gradients are rounded before the sum.
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-3, "fp16": 2e-3}
-MUON_TOLERANCE = 1e-3
+MUON_TOLERANCE = 2e-4
 ENGINE = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "loss_scale": 128}}}
 
 
@@ -50,8 +50,8 @@ def test_one_two_one(stage: int, precision: str, rank_server: RankServer, tmp_pa
 def test_muon_keeps_its_momentum(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
     """Which at stages 1 and 2 lies in the files otherwise than the weights do."""
     muon = {"optimizer": {"type": "Muon", "params": {"lr": 0.003}}, "train_batch_size": 6}
-    whole = train(rank_server, tmp_path / "whole", stage, "fp32", [(1, 6)], **muon)
-    parts = train(rank_server, tmp_path / "parts", stage, "fp32", [(1, 2), (3, 4), (2, 6)], **muon)
+    whole = train(rank_server, tmp_path / "whole", stage, "fp32", [(1, 8)], **muon)
+    parts = train(rank_server, tmp_path / "parts", stage, "fp32", [(3, 4), (2, 8)], **muon)
     assert parts == pytest.approx(whole, abs=MUON_TOLERANCE)
 
 
