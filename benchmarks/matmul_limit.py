@@ -8,6 +8,7 @@ import torch
 from benchmarks.batches import Batch
 from benchmarks.timing import clock
 from nvidia.config import BertConfig
+from nvidia.linear import linear
 from nvidia.unpadding import plan_packing, real_tokens
 
 Shape = tuple[int, int, int, int]  # how many in one batched product, rows, inner size, columns
@@ -56,16 +57,22 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
     return +products  # without those that occur never
 
 
-def seconds(products: Iterable[tuple[Shape, int]], repeats: int = 3) -> float:
-    """Time of all products, each the best of a few repeats."""
+def seconds(products: Iterable[tuple[Shape, int]], repeats: int = 3, as_linear: bool = False) -> float:
+    """Time of all products, each the best of a few repeats: torch's matmul, or (`as_linear`) the model's own choice."""
     total = 0.0
     for (count, rows, inner, columns), times in products:
         left, right = torch.randn(count, rows, inner), torch.randn(count, inner, columns)
+        weight = right[0].t().contiguous()
         out = torch.empty(count, rows, columns)
         best = float("inf")
         for _ in range(repeats):
             start = clock()
-            torch.bmm(left, right, out=out) if count > 1 else torch.mm(left[0], right[0], out=out[0])
+            if count > 1:
+                torch.bmm(left, right, out=out)
+            elif as_linear:
+                linear(left[0], weight)
+            else:
+                torch.mm(left[0], right[0], out=out[0])
             best = min(best, clock() - start)
         total += best * times
     return total

@@ -4,11 +4,11 @@ N rows, H hidden size, V rows of the embedding table.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nvidia.activations import ungated
 from nvidia.config import BertConfig
 from nvidia.layers import LayerNorm, LinearActivation
+from nvidia.linear import linear
 
 
 class BertPooler(nn.Module):
@@ -41,7 +41,7 @@ class Decoder(nn.Linear):
         super().__init__(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
-        return functional.linear(x, self.weight, bias)
+        return linear(x, self.weight, bias)
 
 
 class PredictionHead(nn.Module):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
+
+from nvidia.linear import linear, times_weight
 
 
 def joined_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
@@ -30,14 +31,14 @@ class _JoinedLinear(torch.autograd.Function):
         weights, biases = parameters[:num_layers], parameters[num_layers:]
         ctx.save_for_backward(x, *weights)
         ctx.has_bias = bool(biases)
-        return functional.linear(x, _joined(weights, x.dtype), _joined(biases, x.dtype) if biases else None)
+        return linear(x, _joined(weights, x.dtype), _joined(biases, x.dtype) if biases else None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors  # `gradient` has the type of x, and autograd gives parameters theirs
         sizes = [len(weight) for weight in weights]
-        x_gradient = gradient @ _joined(weights, x.dtype) if ctx.needs_input_grad[0] else None
+        x_gradient = times_weight(gradient, _joined(weights, x.dtype)) if ctx.needs_input_grad[0] else None
         weight_gradients = (gradient.t() @ x).split(sizes)
         bias_gradients = gradient.sum(0).split(sizes) if ctx.has_bias else ()
         return x_gradient, None, *weight_gradients, *bias_gradients

@@ -11,6 +11,7 @@ from nvidia.activations import activation, is_gated
 from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
 from nvidia.dropout import dropout, dropout_add
+from nvidia.linear import Linear, linear
 from nvidia.unpadding import Packing
 
 
@@ -43,7 +44,7 @@ class LinearActivation(nn.Module):
 
     def forward(self, x: Tensor, activate: bool = True) -> Tensor:
         """`activate=False` leaves the activation to the caller."""
-        wide = functional.linear(x, self.weight, self.bias)
+        wide = linear(x, self.weight, self.bias)
         return self.act(wide) if activate else wide
 
 
@@ -82,7 +83,7 @@ class ResidualOutput(nn.Module):
 
     def __init__(self, in_size: int, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(in_size, config.hidden_size, bias=config.use_bias)
+        self.dense = Linear(in_size, config.hidden_size, bias=config.use_bias)
         self.dropout_prob = config.hidden_dropout_prob
 
     def forward(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:

@@ -16,14 +16,14 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_train_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0, "limit": 200.0}
+    speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0, "limit": 200.0, "linear_limit": 250.0}
     monkeypatch.setattr(train_step, "measure", lambda *_: speeds)
     monkeypatch.setattr(train_step, "peak_megabytes", lambda *_: 900.0)
     assert train_step.main(["--lengths", "128", "512"]) == 0
     result = last_line(capsys)
     assert result.keys() == {"seq128", "seq512"}
     for row in result.values():
-        assert row["ratio"] == 1.2
+        assert (row["ratio"], row["matmul_share"], row["linear_share"]) == (1.2, 0.5, 0.4)
         assert {"engine", "transformers", "matmul_share", "peak_mb", "transformers_peak_mb"} <= row.keys()
 
 

@@ -1,0 +1,85 @@
+"""x·Wᵀ + b, by the library whose product is fastest on this processor.
+
+torch computes fp32 products on CPUs with MKL. oneDNN, which comes with torch too, is faster where there is AVX-512 and
+slower where there is only AVX2 (docs/performance.md has figures). It takes the large products of the first kind of
+processor, forward and for the gradient of x; all else is torch's own. `torch.backends.mkldnn.enabled = False` turns
+it off.
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+# oneDNN keeps what it built for each shape, about 0.7 MB, and packed batches have ever new numbers of tokens: without
+# these limits that is a gigabyte. A pass has about ten shapes. oneDNN and torch's layer above it read them at the first
+# product.
+for _cache_size in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache_size, "64")
+_LEAST_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[…, I] → […, O], as torch.nn.functional.linear."""
+    if is_for_onednn(x, weight):
+        return _OneDnnLinear.apply(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:
+    """[T, O] · [O, I]: the gradient of a linear layer's input."""
+    return _onednn(gradient, weight.t()) if is_for_onednn(gradient, weight) else gradient @ weight
+
+
+class Linear(nn.Linear):
+    """torch's linear layer, with the product chosen here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether this product goes to oneDNN; a traced graph keeps to operations that torch can compile."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32 == weight.dtype
+        and x.dim() == 2
+        and len(x) * weight.numel() >= _LEAST_WORK
+        and bool(torch.backends.mkldnn.enabled)
+        and onednn_is_faster()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether oneDNN has AVX-512: the processor does, and the user's limit on its instructions allows it."""
+    may_use = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper().startswith(("AVX512", "AVX10", "ALL", "DEFAULT"))
+    return may_use and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            times_weight(gradient, weight) if needs_x else None,
+            gradient.t() @ x if needs_weight else None,
+            gradient.sum(0) if needs_bias else None,
+        )
