@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -155,29 +156,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
-    generator = random.Random(arguments.seed)
     hits: Counter[tuple[str, str]] = Counter()
     wrong: list[str] = []
-    with RankServer() as server, tempfile.TemporaryDirectory() as scratch:
-        references: dict[Setup, tuple[Trace, float]] = {}
-        while sum(hits.values()) < arguments.kills:
-            for setup in SETUPS:
-                folder = Path(scratch) / "case"
-                if setup not in references:
-                    references[setup] = leave_alone(server, setup, Path(scratch) / "alone" / str(len(references)))
-                expected, seconds = references[setup]
-                kills = draw(generator, setup, seconds)
-                num_hits, differences = interrupt(server, setup, kills, folder, expected)
-                hits[setup.name, kills[-1].moment] += num_hits
-                if differences:
-                    wrong.append(f"{setup.name}: {kills}: {differences}")
-                    console.warn(wrong[-1])
-                shutil.rmtree(folder)
-                if sum(hits.values()) >= arguments.kills:
-                    break
+    try:
+        attack(arguments.kills, random.Random(arguments.seed), hits, wrong)
+    except KeyboardInterrupt:
+        console.warn("interrupted; this was seen until then")
     say_table(hits)
     console.say(json.dumps({"kills": sum(hits.values()), "wrong": len(wrong)}))
     return 1 if wrong else 0
+
+
+def attack(num_kills: int, generator: random.Random, hits: Counter[tuple[str, str]], wrong: list[str]) -> None:
+    """Case after case, all setups in turn, until `num_kills` have hit; what happens is added to `hits` and `wrong`."""
+    references: dict[Setup, tuple[Trace, float]] = {}
+    with (
+        RankServer() as server,
+        tempfile.TemporaryDirectory() as scratch,
+        console.progress(total=num_kills, desc="kills", unit="kill", in_lines=True) as bar,
+    ):
+        for setup in cycle(SETUPS):
+            if setup not in references:
+                references[setup] = leave_alone(server, setup, Path(scratch) / "alone" / str(len(references)))
+            expected, seconds = references[setup]
+            kills = draw(generator, setup, seconds)
+            folder = Path(scratch) / "case"
+            num_hits, differences = interrupt(server, setup, kills, folder, expected)
+            hits[setup.name, kills[-1].moment] += num_hits
+            bar.update(num_hits)
+            if differences:
+                wrong.append(f"{setup.name}: {kills}: {differences}")
+                console.warn(wrong[-1])
+            shutil.rmtree(folder)
+            if sum(hits.values()) >= num_kills:
+                return
 
 
 def draw(generator: random.Random, setup: Setup, seconds: float) -> list[Kill]:
