@@ -225,8 +225,12 @@ class CheckpointFolder:
         return [path.name for path in self.folder.iterdir() if is_ours(path.name) and not (path / MANIFEST).is_file()]
 
     def newest_valid(self, before_step: int | None = None) -> str | None:
-        """The newest checkpoint whose files are all there and unchanged; those passed over are named."""
-        for tag in sorted([*self.tags(), *self.incomplete()], key=lambda tag: (step_of(tag), tag), reverse=True):
+        """The newest checkpoint whose files are all there and unchanged; those passed over are named.
+
+        A copy under another name is somebody's own, whatever its name ends with: it is taken only when it is asked for.
+        """
+        ours = [tag for tag in self.tags() if is_ours(tag)]
+        for tag in sorted([*ours, *self.incomplete()], key=lambda tag: (step_of(tag), tag), reverse=True):
             if before_step is not None and step_of(tag) >= before_step:
                 continue
             problem = find_damage(self.folder / tag)
@@ -244,7 +248,7 @@ class CheckpointFolder:
         if tag is None:
             newest = self.newest_valid()
             if newest is None:
-                raise UserError(f"{self.folder}: holds no complete checkpoint; {A_RUNS_FOLDER}")
+                raise UserError(f"{self.folder}: holds no complete checkpoint named step_N; {A_RUNS_FOLDER}")
             return newest
         if not TAG.fullmatch(tag) or tag not in self.tags():
             known = ", ".join(self.tags()) or "none"

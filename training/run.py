@@ -221,7 +221,8 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | N
     own = checkpoints.newest_valid()
     if own is None and checkpoints.tags():
         raise UserError(
-            f"{checkpoints.folder}: holds checkpoints, but none that is sound; restore one, or pass another --job_name"
+            f"{checkpoints.folder}: holds checkpoints, but none that is sound and named step_N; restore one, or pass "
+            f"another --job_name"
         )
     if own is not None:
         best = checkpoints.best()

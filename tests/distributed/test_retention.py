@@ -50,9 +50,13 @@ def test_one_in_use_and_a_copy_stay(rank_server: RankServer, tmp_path: Path) -> 
         assert hold(folder / "step_00000002", stack)
         assert rank_server.run([*words, "--max_steps", "4"], 1, tmp_path).codes == [0]
         assert steps(tmp_path) == [2, 4]
-    (folder / "step_00000002").rename(folder / "mine_2")
-    assert rank_server.run([*words, "--max_steps", "6"], 1, tmp_path).codes == [0]
-    assert checkpoints(tmp_path).tags() == ["mine_2", "step_00000006"]
+    (folder / "step_00000002").rename(folder / "mine_99")
+    outcome = rank_server.run([*words, "--max_steps", "6"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert f"from {folder / 'step_00000004'}" in outcome.text, "a name with a later step does not count"
+    assert checkpoints(tmp_path).tags() == ["step_00000006", "mine_99"]
+    assert checkpoints(tmp_path).choose(None) == "step_00000006"
+    assert checkpoints(tmp_path).choose("mine_99") == "mine_99"
 
 
 @pytest.mark.parametrize("stage", [1, 3])
