@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from common.errors import UserError
 from data.batches import Batch, batch_from_rows, blank_rows
 from data.masking import MaskingPolicy
 from data.schema import concatenate_rows
@@ -45,11 +44,7 @@ class TrainingStream:
         prefetch_steps: int = 2,
         origin: int = 0,
     ) -> None:
-        if masking is None and not dataset.is_masked:
-            raise UserError(
-                f"{dataset.files[0].parent}: these shards were prepared without masks; switch dynamic masking on, "
-                "or prepare them with --dupe_factor 1 or more"
-            )
+        assert masking is not None or dataset.is_masked  # as data.shards.check_masked() sees to
         if masking is not None and dataset.vocab_size is None:
             dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
@@ -126,8 +121,7 @@ def evaluation_batches(
 
     Where rows run out, blank rows without labels fill the batch, so shapes are constant.
     """
-    if not dataset.is_masked:
-        raise UserError(f"{dataset.files[0].parent}: validation needs masked shards; prepare them with --dupe_factor 1")
+    assert dataset.is_masked  # as data.shards.check_masked() sees to
     total = dataset.num_rows if max_rows is None else min(max_rows, dataset.num_rows)
     rows_per_round = world_size * micro_batch_size
     for first in range(0, total, rows_per_round):

@@ -14,7 +14,7 @@ from common.console import console
 from common.errors import Problems, UserError
 from data.loader import TrainingStream
 from data.schema import Split
-from data.shards import PretrainingDataset, check_apart, check_tokenizer, open_dataset
+from data.shards import PretrainingDataset, check_apart, check_masked, check_tokenizer, open_dataset
 from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
@@ -158,7 +158,11 @@ def open_data(settings: Settings, place: Place) -> Datasets:
     for data in found:
         problems.attempt(partial(check_fit, data, settings.model_config))
     problems.attempt(lambda: check_tokenizer(found, settings.tokenizer.digest if settings.tokenizer else None))
+    if not settings.flags.dynamic_masking:
+        for data in training:
+            problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
     if validation is not None:
+        problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
         problems.attempt(lambda: check_apart(training, validation))
     problems.raise_if_any()
     return Datasets(training, validation)

@@ -251,6 +251,8 @@ def find_tokenizer(model_file: ModelFile, flags: Namespace) -> BertTokenizer | N
     """The JSON's tokenizer. A name of the hub that is no file here counts as none: its size is known."""
     name = model_file.bert_token_file
     if name is None or (name in HUB_VOCAB_SIZES and not Path(name).exists()):
+        if flags.dynamic_masking:
+            raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
         return None
     below_prefix = flags.data_path_prefix / name
     tokenizer = load_tokenizer(below_prefix if below_prefix.exists() else Path(name))

@@ -225,6 +225,26 @@ def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(
     assert "preln" in message
 
 
+def test_missing_masks_are_told_together_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = write_project(tmp_path)
+    for split in ("training", "validation"):
+        place_cases.shard_without_masks(split)(Setup(tmp_path, []))
+    monkeypatch.setattr("training.run.build_model", None)
+    message = told(words)
+    assert message.startswith("2 problems were found")
+    assert "wiki_training_8.hdf5: was prepared without masks" in message
+    assert "wiki_validation_8.hdf5: was prepared without masks" in message
+
+
+def test_masks_anew_without_a_tokenizer_are_told_with_the_other_flags(tmp_path: Path) -> None:
+    message = told([*write_project(tmp_path), "--dynamic_masking", "--refresh_bucket_size", "2"])
+    assert message.startswith("2 problems were found")
+    assert "--dynamic_masking needs the tokenizer" in message
+    assert "--refresh_bucket_size 2" in message
+
+
 def test_the_good_setup_is_good(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the cases break works: their messages come from the break, not from the setup."""
     for command, (main, words) in COMMANDS.items():

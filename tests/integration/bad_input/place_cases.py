@@ -81,6 +81,12 @@ def shard_of_tokenizer(split: str) -> Spoil:
     )
 
 
+def shard_without_masks(split: str) -> Spoil:
+    return lambda setup: write_shard(
+        setup.root / "data" / f"wiki_{split}_8.hdf5", Rows(**make_rows(5, 24, 4, seed=0)), {"masked": False}
+    )
+
+
 def port_taken(setup: Setup) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -169,6 +175,10 @@ SHARDS = {
     "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "prepare the data again"),
     "another tokenizer for validation": (
         shard_of_tokenizer("validation"), "data", "another tokenizer", "prepare the data again"
+    ),
+    "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "pass --dynamic_masking"),
+    "no masks for validation": (
+        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1"
     ),
     "a manifest of other content": (
         both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "copy it again"

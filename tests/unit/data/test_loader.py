@@ -14,7 +14,7 @@ from common.errors import UserError
 from data.batches import Batch
 from data.loader import TrainingStream, evaluation_batches
 from data.masking import MaskingPolicy
-from data.shards import PretrainingDataset, open_dataset
+from data.shards import PretrainingDataset, check_masked, open_dataset
 from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, write_nvidias, write_ours
 
 POLICY = MaskingPolicy(mask_id=MASK, special_ids=SPECIAL_IDS, vocab_size=VOCAB_SIZE, max_predictions_per_seq=4)
@@ -210,11 +210,14 @@ def test_closing_a_stream_ends_its_threads(folder: Path) -> None:
     assert threading.active_count() == before
 
 
-def test_unmasked_shards_need_dynamic_masking(tmp_path: Path) -> None:
-    write_ours(tmp_path, [9], masked=False)
-    with pytest.raises(UserError, match="dynamic masking"):
-        stream(opened([tmp_path]))
-    stream(opened([tmp_path]), masking=POLICY)
+def test_shards_without_masks_are_told_and_can_be_masked_anew(tmp_path: Path) -> None:
+    write_ours(tmp_path / "masked", [9])
+    write_ours(tmp_path / "bare", [9], masked=False)
+    check_masked(opened([tmp_path / "masked"]), "do something")
+    dataset = opened([tmp_path / "masked", tmp_path / "bare"])
+    with pytest.raises(UserError, match=r"bare/training_000\.hdf5: was prepared without masks .* do something"):
+        check_masked(dataset, "do something")
+    assert len(rows_of(dataset, 1, masking=POLICY)[0]) == 6
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
