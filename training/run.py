@@ -248,7 +248,7 @@ def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
             has_gone = origin is not None and not hold(origin.path, stack)
             if not distributed.any_rank(has_gone)[0]:
                 if origin is not None:
-                    distributed.ask_main_rank(partial(check_origin, origin, fresh))
+                    distributed.ask_main_rank(partial(check_origin, origin, fresh, settings))
                 yield origin
                 return
     assert origin is not None
@@ -258,13 +258,28 @@ def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
     )
 
 
-def check_origin(origin: Origin, fresh: TrainingState) -> None:
+def check_origin(origin: Origin, fresh: TrainingState, settings: Settings) -> None:
     """Refuse what a run that would begin as `fresh` cannot go on from, before anything is built."""
     saved = read_state(origin.path)
     if origin.is_only_weights:
         check_model(saved, fresh.model_config, fresh.is_preln, origin.path)
-    else:
-        check_match(saved, fresh, origin)
+        return
+    problems = Problems()
+    problems.attempt(lambda: check_match(saved, fresh, origin))
+    if not origin.is_own:
+        problems.attempt(lambda: check_schedule(saved, settings, origin))
+    problems.raise_if_any()
+
+
+def check_schedule(saved: TrainingState, settings: Settings, origin: Origin) -> None:
+    """Refuse another run's checkpoint that lies past the end of this run's schedule: not one step would be taken."""
+    total = settings.training.total_training_steps
+    if saved.step >= total and settings.time_budget is None and not settings.flags.rewarmup:
+        raise UserError(
+            f"{origin.path}: is of step {saved.step}, but the model JSON's total_training_steps is {total}, so there "
+            f"is nothing left to train; pass --rewarmup to count the schedule's steps from there, or raise "
+            f"total_training_steps"
+        )
 
 
 def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:

@@ -218,6 +218,10 @@ CHECKPOINTS = {
     "another run's tokenizer": (
         both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "restore that file"
     ),
+    "another run's, past the end of the schedule": (
+        both(words(*FROM_RUN), edited("model.json", "mixed_seq_training.24.total_training_steps", 2)),
+        "step_00000002", "total_training_steps is 2", "pass --rewarmup",
+    ),
     "a state of words": (
         state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "use another checkpoint"
     ),
