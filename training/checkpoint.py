@@ -373,7 +373,10 @@ def read_skips(folder: Path) -> tuple[tuple[int, int], ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to skip nothing") from None
+        raise UserError(
+            f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to leave out only what the checkpoint "
+            f"itself says"
+        ) from None
 
 
 def as_skips(content: Any) -> tuple[tuple[int, int], ...]:

@@ -313,7 +313,8 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
-        skips = read_skips(origin.folder) or saved.skips
+        # Either may lack one: a full disk takes no note, and a checkpoint from before a rollback has none of it.
+        skips = tuple(dict.fromkeys((*saved.skips, *read_skips(origin.folder))))
         losses = [loss for loss in (saved.best_validation_loss, origin.best_loss) if loss is not None]
         return replace(
             saved,

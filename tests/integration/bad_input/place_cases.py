@@ -238,7 +238,7 @@ CHECKPOINTS = {
         state_with(seeds=1), "bert_pretraining.json", "another version", "use that one"
     ),
     "skips that are none": (
-        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "remove it to skip nothing"
+        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "remove it to leave out only what"
     ),
 }  # fmt: skip
 
