@@ -15,7 +15,7 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
-from data.shards import find_shards
+from data.shards import find_shards, list_shards
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.compiling import check_compiler
 from nvidia.config import BertConfig
@@ -336,7 +336,7 @@ def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | No
     prefix = flags.validation_data_path_prefix or flags.data_path_prefix
     folder = prefix / model_file.validation.path
     for candidate in (folder / str(flags.max_seq_length), folder):
-        if candidate.is_dir() and any(candidate.glob("*.hdf5")):
+        if candidate.is_dir() and list_shards(candidate):
             return candidate
     console.warn(f"{folder}: the model JSON's validation folder holds no shards; training goes without validation")
     return None
@@ -444,9 +444,10 @@ def _check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
     elif len(os.fsencode(job_name)) > LONGEST_JOB_NAME:
         problems.add(f"job name {job_name!r}: is too long for a folder; pass a shorter --job_name")
     else:
+        before = len(problems.messages)
         for part in ("saved_models", "runs"):
             check_folder_to_write(output_dir / part / job_name, "--output_dir", problems)
-            if problems.messages:
+            if len(problems.messages) > before:
                 break  # both lie below the same folder: one message is enough
 
 

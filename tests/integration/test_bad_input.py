@@ -192,6 +192,15 @@ def test_one_file_that_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_
     assert "--output_dir" in message
 
 
+def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -> None:
+    words = write_project(tmp_path, gradient_cliping=1.0)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "runs").write_text("")
+    message = told(words)
+    assert message.startswith("2 problems were found")
+    assert f"{tmp_path / 'out' / 'runs'} is a file" in message
+
+
 def test_a_wrong_prefix_is_one_mistake(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     content = json.loads((tmp_path / "model.json").read_text())

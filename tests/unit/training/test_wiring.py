@@ -107,6 +107,18 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
 
 
+def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    (tmp_path / "held_out" / "24").mkdir(parents=True)
+    (tmp_path / "data" / "wiki_test_0.hdf5").rename(tmp_path / "held_out" / "24" / "wiki_test_0.h5")
+    content = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
+    place = Place(0, 0, 1, 1)
+    validation = open_data(resolve_settings(parse_arguments(words), place), place).validation
+    assert validation is not None
+    assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
+
+
 @pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
 def test_optimizers_train_through_the_engine(kind: str, plain: list[float], tmp_path: Path) -> None:
     other = losses(tmp_path, optimizer={"type": kind, "params": {"betas": [0.9, 0.95]}})
