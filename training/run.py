@@ -23,7 +23,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
-from training.checkpoint import CheckpointFolder, TrainingState, hold, read_skips, read_state
+from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
 from training.data_fit import check_fit
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
@@ -223,7 +223,7 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
 def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
     """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
     own = checkpoints.newest_valid()
-    if own is None and checkpoints.tags():
+    if own is None and (checkpoints.tags() or any(checkpoints.folder.glob(f"step_*{DAMAGED}"))):
         raise UserError(
             f"{checkpoints.folder}: holds checkpoints, but none that is sound and named step_N; restore one, or pass "
             f"another --job_name"
