@@ -38,10 +38,6 @@ def build_parser() -> Parser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    return build_parser().parse_args(argv)
-
-
 def read_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
     """The flags, and what is wrong with them, to be told with what is wrong with the files that they name."""
     return build_parser().collect(argv)

@@ -234,10 +234,7 @@ class Loop:
         if has_figures:
             self.window.sum_up()
             is_back = self.answer_spikes()
-        if run.state.step > self.saver.saved_step:
-            self.saver.save_last(None, self.window.phases, patience=0.0)
-        else:
-            self.saver.wait()
+        self.save_now()
         if has_figures and not is_back:
             self.window.tell()
         console.say(f"stopped at step {run.state.step} ({reason}); the same command goes on from here")

@@ -87,9 +87,9 @@ def build_run(
     datasets: Datasets,
     place: Place,
     device: torch.device,
-    stop: StopRequests | None = None,
-    began: float | None = None,
-    note: Callable[[str], None] = lambda _phase: None,
+    stop: StopRequests,
+    began: float,
+    note: Callable[[str], None],
 ) -> Run:
     """`began`: when the process did, by time.monotonic(). `note` is told what is being done."""
     training, validation = datasets
@@ -125,7 +125,7 @@ def build_run(
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state, engine.monitor),
         budget=build_budget(settings, state, began),
         state=state,
-        stop=stop or StopRequests(),
+        stop=stop,
     )
     introduce(run, model, origin)
     return run
@@ -417,7 +417,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         "logs": str(settings.runs),
         "start": f"from {origin.path}" if origin else "from new weights",
     }
-    console.say(describe(settings, facts))
+    console.say(describe(settings.job_name, facts))
     for note in find_notes(
         horizon,
         run.schedule,

@@ -451,8 +451,8 @@ def _check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
                 break  # both lie below the same folder: one message is enough
 
 
-def describe(settings: Settings, facts: dict[str, Any]) -> str:
+def describe(job_name: str, facts: dict[str, Any]) -> str:
     """The table shown at the start of a run."""
     width = max(len(name) for name in facts)
     rows = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
-    return f"{settings.job_name}\n{rows}"
+    return f"{job_name}\n{rows}"
