@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from common.errors import UserError
 from data.batches import Batch, batch_from_rows, blank_rows
 from data.masking import MaskingPolicy
 from data.schema import concatenate_rows
 from data.shards import PretrainingDataset
 from data.windows import RowSource
+
+PREFETCHED_STEPS = 2  # made ahead of the one being trained on
 
 
 class StepBatches(NamedTuple):
@@ -19,7 +20,6 @@ class StepBatches(NamedTuple):
 
     micro_batches: tuple[Batch, ...]
     next_sample: int  # the global sample index the next step begins with: all that a checkpoint must hold
-    epoch: int  # of the step's first sample
     rows: tuple[int, ...]  # numbers of this rank's rows, for `PretrainingDataset.describe_row`
 
 
@@ -42,14 +42,9 @@ class TrainingStream:
         micro_batch_size: int,
         gradient_accumulation_steps: int,
         masking: MaskingPolicy | None = None,
-        prefetch_steps: int = 2,
         origin: int = 0,
     ) -> None:
-        if masking is None and not dataset.is_masked:
-            raise UserError(
-                f"{dataset.files[0].parent}: these shards were prepared without masks; switch dynamic masking on, "
-                "or prepare them with --dupe_factor 1 or more"
-            )
+        assert masking is not None or dataset.is_masked  # as data.shards.check_masked() sees to
         if masking is not None and dataset.vocab_size is None:
             dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
@@ -58,7 +53,6 @@ class TrainingStream:
         self.micro_batch_size = micro_batch_size
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.masking = masking
-        self.prefetch_steps = prefetch_steps
         self.origin = origin
         self.failure: BaseException | None = None  # that ended the thread: known steps before it is raised
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
@@ -66,7 +60,7 @@ class TrainingStream:
 
     def steps(self, first_sample: int) -> Iterator[StepBatches]:
         """Steps from `first_sample` on, made ahead in a thread. Closing the iterator ends the thread."""
-        ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=max(1, self.prefetch_steps))
+        ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=PREFETCHED_STEPS)
         stop = threading.Event()
         worker = threading.Thread(target=self._produce, args=(first_sample, ready, stop), name="prefetch", daemon=True)
         worker.start()
@@ -105,8 +99,7 @@ class TrainingStream:
         source.read_ahead(later, later + self.rows_per_rank)
         micro = self.micro_batch_size
         batches = tuple(batch_from_rows(rows.take(slice(i, i + micro))) for i in range(0, len(rows), micro))
-        epoch = own_sample // self.dataset.num_rows
-        return StepBatches(batches, first_sample + self.rows_per_step, epoch, tuple(numbers.tolist()))
+        return StepBatches(batches, first_sample + self.rows_per_step, tuple(numbers.tolist()))
 
 
 def _put(
@@ -120,15 +113,14 @@ def _put(
 
 
 def evaluation_batches(
-    dataset: PretrainingDataset, *, rank: int, world_size: int, micro_batch_size: int, max_rows: int | None = None
+    dataset: PretrainingDataset, *, rank: int, world_size: int, micro_batch_size: int
 ) -> Iterator[Batch]:
     """One pass in file order with the shards' own masks: every row once over all ranks, as many batches on each rank.
 
     Where rows run out, blank rows without labels fill the batch, so shapes are constant.
     """
-    if not dataset.is_masked:
-        raise UserError(f"{dataset.files[0].parent}: validation needs masked shards; prepare them with --dupe_factor 1")
-    total = dataset.num_rows if max_rows is None else min(max_rows, dataset.num_rows)
+    assert dataset.is_masked  # as data.shards.check_masked() sees to
+    total = dataset.num_rows
     rows_per_round = world_size * micro_batch_size
     for first in range(0, total, rows_per_round):
         start = min(total, first + rank * micro_batch_size)

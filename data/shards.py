@@ -306,6 +306,16 @@ def check_tokenizer(datasets: Sequence[PretrainingDataset], digest: str | None) 
     _check_one_tokenizer([shard for data in stated for shard in data.shards])
 
 
+def check_masked(data: PretrainingDataset, remedy: str) -> None:
+    """Refuse shards that were prepared without masks; `remedy`: what helps, beside preparing them with masks."""
+    bare = next((shard for shard in data.shards if not shard.is_masked), None)
+    if bare is not None:
+        raise UserError(
+            f"{bare.path}: was prepared without masks (--dupe_factor 0); {remedy}, or prepare it with --dupe_factor 1 "
+            f"or more"
+        )
+
+
 def check_apart(training: Sequence[PretrainingDataset], validation: PretrainingDataset) -> None:
     """Refuse a validation file that is trained on too: the same file, or one of the same content by its manifest."""
     trained = {identity: path for data in training for path, identity in _identities(data)}

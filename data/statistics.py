@@ -11,15 +11,12 @@ _ROWS_AT_ONCE = 4096
 _MAX_TRAINING_ROWS = 200_000  # frequencies are known well enough by then
 
 
-def unigram_cross_entropy(
-    training: PretrainingDataset, validation: PretrainingDataset, max_rows: int | None = None
-) -> float:
+def unigram_cross_entropy(training: PretrainingDataset, validation: PretrainingDataset) -> float:
     """Cross entropy, in nats, of validation's masked tokens under the unigram distribution of training's tokens.
 
     Originals are restored before counting; [CLS], [SEP] and padding do not count; one is added to every count.
-    `max_rows` bounds the validation rows, as in evaluation.
     """
-    targets = _count_targets(validation, max_rows)
+    targets = _count_targets(validation)
     counts = _count_tokens(training)
     size = max(len(targets), len(counts))
     targets, counts = _padded(targets, size), _padded(counts, size)
@@ -34,9 +31,9 @@ def _count_tokens(dataset: PretrainingDataset) -> np.ndarray:
     return counts
 
 
-def _count_targets(dataset: PretrainingDataset, max_rows: int | None) -> np.ndarray:
+def _count_targets(dataset: PretrainingDataset) -> np.ndarray:
     counts = np.zeros(0, dtype=np.int64)
-    for rows in _blocks(dataset, dataset.num_rows if max_rows is None else min(max_rows, dataset.num_rows)):
+    for rows in _blocks(dataset, dataset.num_rows):
         counts = _add(counts, np.bincount(rows.masked_lm_ids[rows.masked_lm_positions > 0]))
     return counts
 

@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     unigram = unigram_cross_entropy(
         open_dataset([flags.data], split="training", **shape),
         open_dataset([flags.data], split="validation", **shape),
-        max_rows=None,
     )
     gain = unigram - validation["mlm_loss"]
     for label, value in (

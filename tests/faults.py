@@ -4,6 +4,7 @@ A fault is a dictionary: its `kind`, the `rank` it is for (left out: all), and w
 `stage` of a save and the `step` of that save; SIGKILL comes right before that stage begins.
 """
 
+import errno
 import os
 import signal
 import time
@@ -225,6 +226,17 @@ def _slow_commit(fault: Fault) -> None:
     _before(checkpoint, "write_manifest", lambda *_: time.sleep(fault["seconds"]))
 
 
+def _no_commit(fault: Fault) -> None:
+    """The disk is full when the manifest of `step` or of a later one is written."""
+    from training import checkpoint
+
+    def refuse(staged: Path, *_: Any) -> None:
+        if int(staged.name.removeprefix("step_")) >= fault["step"]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staged))
+
+    _before(checkpoint, "write_manifest", refuse)
+
+
 def _ask_to_stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -392,6 +404,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "late": _late,
     "lose_output": _lose_output,
     "loss_is_not_a_number": _loss_is_not_a_number,
+    "no_commit": _no_commit,
     "no_compiler": _no_compiler,
     "not_a_number": _not_a_number,
     "origin_vanishes": _origin_vanishes,

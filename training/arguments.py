@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import Problems
 from common.flags import FlagGroup
-from common.help import Parser, seed_number, whole_number
+from common.help import HelpFormatter, Parser, seed_number, whole_number
 from data.masking import UNITS
 from training.schedule import SCHEDULES
 
@@ -26,6 +26,7 @@ def build_parser() -> Parser:
         prog="deepspeed_train.py",
         description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
         "with `python` for one. The same command, run again, goes on where it was.",
+        formatter_class=HelpFormatter,
     )
     _add_required(parser)
     _add_data(parser)
@@ -35,10 +36,6 @@ def build_parser() -> Parser:
     _add_model(parser)
     _add_launcher(parser)
     return parser
-
-
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    return build_parser().parse_args(argv)
 
 
 def read_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
@@ -54,13 +51,13 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "data")
-    flags.count("--max_seq_length", default=512, metavar="S", help="tokens in a row (default: %(default)s)")
+    flags.count("--max_seq_length", default=512, metavar="S", help="tokens in a row")
     flags.count(
         "--max_predictions_per_seq",
         "--max_pred",
         default=80,
         metavar="P",
-        help="the most masked tokens in a row (default: %(default)s)",
+        help="the most masked tokens in a row",
     )
     flags.folder(
         "--data_path_prefix",
@@ -104,12 +101,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         type=seed_number,
         default=42,
         metavar="N",
-        help="seed of all that is random; a run keeps the one it began with (default: 42)",
+        help="seed of all that is random; a run keeps the one it began with",
     )
-    flags.add("--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate (default: LE)")
-    flags.add(
-        "--lr_offset", type=float, default=0.0, metavar="X", help="added to the rate at every step (default: 0.0)"
-    )
+    flags.add("--lr_schedule", default="LE", choices=sorted(SCHEDULES), help="shape of the learning rate")
+    flags.add("--lr_offset", type=float, default=0.0, metavar="X", help="added to the rate at every step")
     flags.switch("--rewarmup", help="count the schedule's steps from the checkpoint that the run began with")
     flags.count("--max_steps", help="end after N optimizer steps of this run")
     flags.add(
@@ -137,7 +132,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="auto: what the DeepSpeed JSON asks for where this machine can do it, else fp32 with a warning; any other "
         "value overrides the JSON",
     )
-    flags.count("--print_steps", default=100, help="steps between two reports (default: 100)")
+    flags.count("--print_steps", default=100, help="steps between two reports")
     flags.count("--validate_every_steps", help="steps between two validations (default: only at the end)")
     flags.switch(
         "--log_histograms",
@@ -196,7 +191,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     flags.count(
         "--max_bad_steps",
         default=10,
-        help="stop after N steps in a row whose gradient is infinite or not a number (none of them is applied)",
+        help="stop after N steps in a row whose gradient is infinite or not a number; none of them is applied",
     )
     flags.count(
         "--max_restarts",
@@ -224,7 +219,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--preln",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="LayerNorm before each branch (BertForPreTrainingPreLN, the default) or after it (BertForPreTraining)",
+        help="LayerNorm before each branch, as BertForPreTrainingPreLN has it, or after it, as BertForPreTraining",
     )
     flags.switch("--finetune", help="load weights only: optimizer, schedule and data begin anew")
     flags.count(

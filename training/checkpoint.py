@@ -94,7 +94,7 @@ class CheckpointFolder:
         """
         tag = tag_of(state)
         staging = self.folder / STAGING
-        is_known, problem = distributed.ask_main_rank(lambda: self._prepare(staging, tag, engine))
+        is_known, problem = distributed.ask_main_rank(lambda: self._prepare(staging, state, engine))
         if problem is not None:
             raise SaveFailed(problem)
         if is_known:
@@ -151,9 +151,13 @@ class CheckpointFolder:
         if problem is not None:
             raise SaveFailed(problem)
 
-    def _prepare(self, staging: Path, tag: str, engine: Any) -> tuple[bool, str | None]:
-        """Whether the checkpoint is there already, and if not, why there can be none."""
-        if tag in self.sound and tag in self.tags():
+    def _prepare(self, staging: Path, state: TrainingState, engine: Any) -> tuple[bool, str | None]:
+        """Whether the checkpoint is there already, and if not, why there can be none.
+
+        One of the same step from before the cursor moved on, over rows that gave no step, is not the same.
+        """
+        tag = tag_of(state)
+        if tag in self.sound and tag in self.tags() and read_state(self.folder / tag).samples == state.samples:
             return True, None
         try:
             shutil.rmtree(staging, ignore_errors=True)
@@ -225,8 +229,12 @@ class CheckpointFolder:
         return [path.name for path in self.folder.iterdir() if is_ours(path.name) and not (path / MANIFEST).is_file()]
 
     def newest_valid(self, before_step: int | None = None) -> str | None:
-        """The newest checkpoint whose files are all there and unchanged; those passed over are named."""
-        for tag in sorted([*self.tags(), *self.incomplete()], key=lambda tag: (step_of(tag), tag), reverse=True):
+        """The newest checkpoint whose files are all there and unchanged; those passed over are named.
+
+        A copy under another name is somebody's own, whatever its name ends with: it is taken only when it is asked for.
+        """
+        ours = [tag for tag in self.tags() if is_ours(tag)]
+        for tag in sorted([*ours, *self.incomplete()], key=lambda tag: (step_of(tag), tag), reverse=True):
             if before_step is not None and step_of(tag) >= before_step:
                 continue
             problem = find_damage(self.folder / tag)
@@ -244,7 +252,7 @@ class CheckpointFolder:
         if tag is None:
             newest = self.newest_valid()
             if newest is None:
-                raise UserError(f"{self.folder}: holds no complete checkpoint; {A_RUNS_FOLDER}")
+                raise UserError(f"{self.folder}: holds no complete checkpoint named step_N; {A_RUNS_FOLDER}")
             return newest
         if not TAG.fullmatch(tag) or tag not in self.tags():
             known = ", ".join(self.tags()) or "none"
@@ -284,14 +292,22 @@ def commit(
 
 
 def publish(staged: Path, target: Path) -> None:
-    """The one rename that makes a checkpoint of the folder. What is in its place can only be a damaged one."""
+    """The one rename that makes a checkpoint of the folder.
+
+    What is in its place is a damaged one, or the same step with fewer rows seen, which is not needed any more.
+    """
+    aside = target.with_name(f"{target.name}{DAMAGED}")
+    is_older = False
     if target.exists():
-        aside = target.with_name(f"{target.name}{DAMAGED}")
+        is_older = find_damage(target) is None
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
-        console.warn(f"{target}: was damaged and is written anew; the old one is now {aside.name}, for you to remove")
+        if not is_older:
+            console.warn(f"{target}: was damaged and is written anew; {aside.name} is the old one, for you to remove")
     staged.rename(target)
     flush_folder(target.parent)
+    if is_older:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def point_to(folder: Path, tag: str) -> None:
@@ -369,7 +385,10 @@ def read_skips(folder: Path) -> tuple[tuple[int, int], ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to skip nothing") from None
+        raise UserError(
+            f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to leave out only what the checkpoint "
+            f"itself says"
+        ) from None
 
 
 def as_skips(content: Any) -> tuple[tuple[int, int], ...]:

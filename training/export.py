@@ -46,13 +46,16 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def export_checkpoint(
-    checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path | None
+    checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path | None, flag: str = "--output"
 ) -> TrainingState:
-    """Write the Hugging Face folder `output` from one checkpoint. Everything is checked before the first file."""
+    """Write the Hugging Face folder `output`, which `flag` named, from one checkpoint.
+
+    Everything is checked before the first file.
+    """
     state = read_state(checkpoint)
     config = BertConfig.from_dict(state.model_config)
     problems = Problems()
-    check_folder_to_write(output, "--output", problems)
+    check_folder_to_write(output, flag, problems)
     problems.raise_if_any()
     if tokenizer is not None:
         check_tokenizer(tokenizer, state.model_config, "bert_token_file")

@@ -20,7 +20,7 @@ def export_last_checkpoint(run: Run) -> None:
     metrics = run.settings.runs / "metrics.jsonl"
 
     def export() -> None:
-        export_checkpoint(checkpoint, output, run.settings.tokenizer, metrics)
+        export_checkpoint(checkpoint, output, run.settings.tokenizer, metrics, flag="--export_dir")
 
     distributed.ask_main_rank(export)
     console.say(f"export: {output}")

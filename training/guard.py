@@ -35,15 +35,15 @@ class BadSteps:
         self.skipped = run.engine.skipped_steps
         self.file = run.settings.runs / f"bad_batches_rank_{run.place.rank}.jsonl"
 
-    def check(self, batches: StepBatches) -> bool:
-        """After a step, whether it was bad. Raises UserError after `limit` in a row."""
+    def check(self, batches: StepBatches) -> None:
+        """After a step: tell whether it was bad. Raises UserError after `limit` in a row."""
         engine = self.run.engine
         if engine.skipped_steps == self.skipped:
             self.in_row = 0
-            return False
+            return
         self.skipped = engine.skipped_steps
         if self._may_rescale():
-            return False
+            return
         self.in_row += 1
         self._write(batches)
         first = batches.next_sample - self.run.stream.rows_per_step
@@ -61,7 +61,6 @@ class BadSteps:
                 f"{json.dumps(skips)} to {self.run.checkpoints.folder / SKIPS}"
             )
         console.warn(what)
-        return True
 
     def _may_rescale(self) -> bool:
         """Whether the loss scale is dynamic and can still fall, so that a skipped step is nothing to worry about."""

@@ -105,7 +105,7 @@ class Loop:
             while not (is_finished or is_stopped):
                 epoch = run.horizon.epoch_of(run.state.samples)
                 step = run.state.step
-                is_taken = self.take(next(steps))
+                is_taken = pass_skips(run) or self.take(next(steps))
                 is_finished = is_taken and should_stop(run, self.window)
                 wants_stop = run.stop.reason is not None or not is_taken
                 is_stopped, is_overdue, is_unread = distributed.any_rank(
@@ -234,10 +234,7 @@ class Loop:
         if has_figures:
             self.window.sum_up()
             is_back = self.answer_spikes()
-        if run.state.step > self.saver.saved_step:
-            self.saver.save_last(None, self.window.phases, patience=0.0)
-        else:
-            self.saver.wait()
+        self.save_now()
         if has_figures and not is_back:
             self.window.tell()
         console.say(f"stopped at step {run.state.step} ({reason}); the same command goes on from here")
@@ -270,23 +267,29 @@ def note_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
         console.warn(f"{folder}: the samples left out cannot be noted ({error.strerror}); the next checkpoint does")
 
 
+def pass_skips(run: Run) -> bool:
+    """Move the cursor past samples that are left out. True: they were all that was left of the run."""
+    while True:
+        cursor = next_unskipped(run.state.samples, run.state.skips, run.plan.at(run.state.samples).rows)
+        if cursor == run.state.samples:
+            return False
+        run.state = replace(run.state, samples=cursor)  # where steps may be of another size
+        if run.horizon.is_finished(run.state.step, cursor):
+            return True
+
+
 def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     """Steps from the run's cursor on, of the size that the plan gives there; times the waiting.
 
-    Jumps over the rest of an epoch that has had its steps.
+    Follows the cursor where it is moved between two steps.
     """
     while True:
-        segment = run.plan.at(run.state.samples)
-        cursor = next_unskipped(run.state.samples, run.state.skips, segment.rows)
-        if cursor != run.state.samples:
-            run.state = replace(run.state, samples=cursor)
-            continue  # perhaps of another size there
+        cursor = run.state.samples
+        segment = run.plan.at(cursor)
         run.stream = build_stream(run.settings, run.place, run.training, segment)
         set_batch(run.engine, segment)
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
             while run.state.samples == cursor and run.plan.at(cursor) is segment:
-                if next_unskipped(cursor, run.state.skips, segment.rows) != cursor:
-                    break
                 with phases.measure("data_wait"):
                     batches = next(steps)
                 yield batches

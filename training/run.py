@@ -14,7 +14,7 @@ from common.console import console
 from common.errors import Problems, UserError
 from data.loader import TrainingStream
 from data.schema import Split
-from data.shards import PretrainingDataset, check_apart, check_tokenizer, open_dataset
+from data.shards import PretrainingDataset, check_apart, check_masked, check_tokenizer, open_dataset
 from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
@@ -23,7 +23,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
-from training.checkpoint import CheckpointFolder, TrainingState, hold, read_skips, read_state
+from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
 from training.data_fit import check_fit
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
@@ -87,9 +87,9 @@ def build_run(
     datasets: Datasets,
     place: Place,
     device: torch.device,
-    stop: StopRequests | None = None,
-    began: float | None = None,
-    note: Callable[[str], None] = lambda _phase: None,
+    stop: StopRequests,
+    began: float,
+    note: Callable[[str], None],
 ) -> Run:
     """`began`: when the process did, by time.monotonic(). `note` is told what is being done."""
     training, validation = datasets
@@ -125,7 +125,7 @@ def build_run(
         sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state, engine.monitor),
         budget=build_budget(settings, state, began),
         state=state,
-        stop=stop or StopRequests(),
+        stop=stop,
     )
     introduce(run, model, origin)
     return run
@@ -158,7 +158,11 @@ def open_data(settings: Settings, place: Place) -> Datasets:
     for data in found:
         problems.attempt(partial(check_fit, data, settings.model_config))
     problems.attempt(lambda: check_tokenizer(found, settings.tokenizer.digest if settings.tokenizer else None))
+    if not settings.flags.dynamic_masking:
+        for data in training:
+            problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
     if validation is not None:
+        problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
         problems.attempt(lambda: check_apart(training, validation))
     problems.raise_if_any()
     return Datasets(training, validation)
@@ -219,9 +223,10 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
 def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
     """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
     own = checkpoints.newest_valid()
-    if own is None and checkpoints.tags():
+    if own is None and (checkpoints.tags() or any(checkpoints.folder.glob(f"step_*{DAMAGED}"))):
         raise UserError(
-            f"{checkpoints.folder}: holds checkpoints, but none that is sound; restore one, or pass another --job_name"
+            f"{checkpoints.folder}: holds checkpoints, but none that is sound and named step_N; restore one, or pass "
+            f"another --job_name"
         )
     if own is not None:
         best = checkpoints.best()
@@ -243,7 +248,7 @@ def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
             has_gone = origin is not None and not hold(origin.path, stack)
             if not distributed.any_rank(has_gone)[0]:
                 if origin is not None:
-                    distributed.ask_main_rank(partial(check_origin, origin, fresh))
+                    distributed.ask_main_rank(partial(check_origin, origin, fresh, settings))
                 yield origin
                 return
     assert origin is not None
@@ -253,13 +258,28 @@ def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
     )
 
 
-def check_origin(origin: Origin, fresh: TrainingState) -> None:
+def check_origin(origin: Origin, fresh: TrainingState, settings: Settings) -> None:
     """Refuse what a run that would begin as `fresh` cannot go on from, before anything is built."""
     saved = read_state(origin.path)
     if origin.is_only_weights:
         check_model(saved, fresh.model_config, fresh.is_preln, origin.path)
-    else:
-        check_match(saved, fresh, origin)
+        return
+    problems = Problems()
+    problems.attempt(lambda: check_match(saved, fresh, origin))
+    if not origin.is_own:
+        problems.attempt(lambda: check_schedule(saved, settings, origin))
+    problems.raise_if_any()
+
+
+def check_schedule(saved: TrainingState, settings: Settings, origin: Origin) -> None:
+    """Refuse another run's checkpoint that lies past the end of this run's schedule: not one step would be taken."""
+    total = settings.training.total_training_steps
+    if saved.step >= total and settings.time_budget is None and not settings.flags.rewarmup:
+        raise UserError(
+            f"{origin.path}: is of step {saved.step}, but the model JSON's total_training_steps is {total}, so there "
+            f"is nothing left to train; pass --rewarmup to count the schedule's steps from there, or raise "
+            f"total_training_steps"
+        )
 
 
 def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:
@@ -293,7 +313,8 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
-        skips = read_skips(origin.folder) or saved.skips
+        # Either may lack one: a full disk takes no note, and a checkpoint from before a rollback has none of it.
+        skips = tuple(dict.fromkeys((*saved.skips, *read_skips(origin.folder))))
         losses = [loss for loss in (saved.best_validation_loss, origin.best_loss) if loss is not None]
         return replace(
             saved,
@@ -396,7 +417,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         "logs": str(settings.runs),
         "start": f"from {origin.path}" if origin else "from new weights",
     }
-    console.say(describe(settings, facts))
+    console.say(describe(settings.job_name, facts))
     for note in find_notes(
         horizon,
         run.schedule,

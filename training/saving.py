@@ -7,7 +7,7 @@ from common.console import console
 from common.errors import UserError
 from training import distributed
 from training.checkpoint import SaveFailed
-from training.retention import Best, Retention
+from training.retention import Best, Retention, step_of
 from training.run import Run
 from training.timing import Phases
 
@@ -22,7 +22,7 @@ class Saver:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.saved_at = time.monotonic()
-        self.saved_step = run.state.step  # of the newest checkpoint: the one resumed from, or the beginning
+        self.saved_step = run.state.step  # of the last save, which may not be committed yet; at first, of the origin
         flags = run.settings.flags
         self.retention = Retention(flags.keep_last, flags.keep_every)
         self.is_commit_timed = run.budget.total is None  # without a time budget there is no need to
@@ -78,7 +78,6 @@ class Saver:
     def save_last(self, best: Best | None, phases: Phases | None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
         """The checkpoint that a run ends with: wait `patience` seconds for space, then give up with the reason."""
         deadline = time.monotonic() + patience
-        committed = self.saved_step
         while True:
             if phases is not None:
                 phases.begin("saving for the last time")
@@ -87,12 +86,16 @@ class Saver:
                 self.run.checkpoints.finish()
                 return
             except SaveFailed as failure:
-                left = distributed.ask_main_rank(lambda: deadline - time.monotonic())
+                left, lost = distributed.ask_main_rank(lambda: (deadline - time.monotonic(), self._steps_to_repeat()))
                 if left <= 0 or self.run.stop.is_agreed():
-                    lost = self.run.state.step - committed
                     raise UserError(f"{failure}. The same command goes on from there ({lost} steps again)") from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)
+
+    def _steps_to_repeat(self) -> int:
+        """Steps since the newest checkpoint that is there and good. Rank 0 knows: it commits in the background."""
+        good, state = self.run.checkpoints.newest_sound(), self.run.state
+        return state.step - (state.start_step if good is None else step_of(good))
 
     def _save(self, best: Best | None) -> None:
         run, began = self.run, time.perf_counter()

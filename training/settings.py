@@ -15,7 +15,7 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
-from data.shards import find_shards
+from data.shards import find_shards, list_shards
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.compiling import check_compiler
 from nvidia.config import BertConfig
@@ -251,6 +251,8 @@ def find_tokenizer(model_file: ModelFile, flags: Namespace) -> BertTokenizer | N
     """The JSON's tokenizer. A name of the hub that is no file here counts as none: its size is known."""
     name = model_file.bert_token_file
     if name is None or (name in HUB_VOCAB_SIZES and not Path(name).exists()):
+        if flags.dynamic_masking:
+            raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
         return None
     below_prefix = flags.data_path_prefix / name
     tokenizer = load_tokenizer(below_prefix if below_prefix.exists() else Path(name))
@@ -334,7 +336,7 @@ def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | No
     prefix = flags.validation_data_path_prefix or flags.data_path_prefix
     folder = prefix / model_file.validation.path
     for candidate in (folder / str(flags.max_seq_length), folder):
-        if candidate.is_dir() and any(candidate.glob("*.hdf5")):
+        if candidate.is_dir() and list_shards(candidate):
             return candidate
     console.warn(f"{folder}: the model JSON's validation folder holds no shards; training goes without validation")
     return None
@@ -442,14 +444,15 @@ def _check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
     elif len(os.fsencode(job_name)) > LONGEST_JOB_NAME:
         problems.add(f"job name {job_name!r}: is too long for a folder; pass a shorter --job_name")
     else:
+        before = len(problems.messages)
         for part in ("saved_models", "runs"):
             check_folder_to_write(output_dir / part / job_name, "--output_dir", problems)
-            if problems.messages:
+            if len(problems.messages) > before:
                 break  # both lie below the same folder: one message is enough
 
 
-def describe(settings: Settings, facts: dict[str, Any]) -> str:
+def describe(job_name: str, facts: dict[str, Any]) -> str:
     """The table shown at the start of a run."""
     width = max(len(name) for name in facts)
     rows = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
-    return f"{settings.job_name}\n{rows}"
+    return f"{job_name}\n{rows}"

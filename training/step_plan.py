@@ -71,9 +71,6 @@ class StepPlan:
         """What the step that begins after `samples` rows takes."""
         return self.segments[bisect_right([segment.first_sample for segment in self.segments], samples) - 1]
 
-    def rows_at(self, samples: int) -> int:
-        return self.at(samples).rows
-
     @property
     def phases(self) -> tuple[Phase, ...]:
         return tuple({segment.phase.index: segment.phase for segment in self.segments}.values())

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from common.errors import UserError
 from data.loader import TrainingStream
 from data.masking import MaskingPolicy
 from data.shards import PretrainingDataset
@@ -31,8 +30,7 @@ def build_stream(
 
 def build_masking(settings: Settings, segment: Segment) -> MaskingPolicy:
     tokenizer, flags, phase = settings.tokenizer, settings.flags, segment.phase
-    if tokenizer is None:
-        raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
+    assert tokenizer is not None  # as find_tokenizer() sees to
     rates = TokenSchedule.parse(flags.masking_rate, "--masking_rate")
     steps = rates.in_steps(segment.rows * phase.tokens_per_row, phase.tokens_before)
     return MaskingPolicy(

@@ -181,6 +181,23 @@ def test_a_disk_without_a_byte_at_the_start(small_disk: Path, rank_server: RankS
     assert rank_server.run(words, 1, tmp_path).codes == [0]
 
 
+@pytest.mark.parametrize("stop", [None, 5], ids=["at the end", "on a request"])
+def test_steps_to_repeat_are_counted_from_a_checkpoint_that_is_there(
+    stop: int | None, rank_server: RankServer, tmp_path: Path
+) -> None:
+    """Not from one whose files were written, but which could not be committed in the background."""
+    words = [*write_project(tmp_path), *EVERY_TWO, "--max_steps", "6"]
+    faults: list[dict[str, object]] = [{"kind": "no_commit", "step": 4}, {"kind": "patience", "seconds": 0.1}]
+    if stop is not None:
+        faults.append({"kind": "stop_at", "next_sample": stop * BATCH})
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults)
+    assert outcome.codes[0] == 2, outcome.text
+    assert "the last good checkpoint is step_00000002" in outcome.text
+    lost = (stop or 6) - 2
+    assert f"The same command goes on from there ({lost} steps again)" in outcome.text
+    assert checkpoints(tmp_path).tags() == ["step_00000002"]
+
+
 def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server: RankServer, tmp_path: Path) -> None:
     """The samples left out are kept in memory; the run does not end for a file that cannot be written."""
     words = [*write_project(tmp_path), "--max_steps", "40", "--save_every_steps", "10", "--on_spike", "rollback"]

@@ -15,7 +15,7 @@ from common.processes import STOPPED_EXIT_CODE, STUCK_EXIT_CODE
 from tests.distributed.test_ranks import losses, name_vocabulary, without_dropout
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
-from training.checkpoint import CheckpointFolder
+from training.checkpoint import CheckpointFolder, read_state
 from training.export import read_weights
 
 BATCH = 8  # rows a step in tests.support's project
@@ -108,6 +108,21 @@ def test_no_rank_applies_a_step_that_is_not_finite_on_one(
         file = tmp_path / "out" / "runs" / "tiny" / f"bad_batches_rank_{rank}.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         assert [len(row["rows"]) for row in rows] == [BATCH // 2] * 2
+
+
+def test_rows_that_give_no_step_are_behind_a_run_that_ends_with_them(rank_server: RankServer, tmp_path: Path) -> None:
+    """The last step's checkpoint is there already, but from before them: a run that goes on from it is not finished."""
+    words = [*write_project(tmp_path, zero_optimization={"stage": 1}), "--save_every_steps", "7"]
+    path = tmp_path / "model.json"
+    path.write_text(path.read_text().replace('"num_epochs": 100', '"num_epochs": 1'))
+    bad = {"kind": "not_a_number", "rank": 1, "next_samples": [8 * BATCH]}
+    outcome = rank_server.run(words, 2, tmp_path, faults=[bad])
+    assert outcome.codes == [0, 0], outcome.text
+    assert checkpoints(tmp_path).tags() == ["step_00000007"]
+    assert read_state(checkpoints(tmp_path).folder / "step_00000007").samples == 8 * BATCH
+    assert not list(checkpoints(tmp_path).folder.glob("*.damaged"))
+    again = rank_server.run(words, 2, tmp_path)
+    assert "finished already, at step 7" in again.text
 
 
 def test_a_step_that_only_lowers_the_loss_scale_spoils_no_figure(rank_server: RankServer, tmp_path: Path) -> None:
@@ -356,6 +371,8 @@ def test_a_folder_with_no_sound_checkpoint_is_not_begun_anew(rank_server: RankSe
     assert outcome.codes == [2]
     assert "none that is sound" in outcome.text
     assert len(read_metrics(tmp_path, "train")) == 2
+    (checkpoints(tmp_path).folder / "step_00000002").rename(checkpoints(tmp_path).folder / "step_00000002.damaged")
+    assert "none that is sound" in rank_server.run([*words[:-1], "4"], 1, tmp_path).text
 
 
 def test_a_changed_decay_is_told_and_taken(rank_server: RankServer, tmp_path: Path) -> None:

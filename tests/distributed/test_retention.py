@@ -50,9 +50,13 @@ def test_one_in_use_and_a_copy_stay(rank_server: RankServer, tmp_path: Path) -> 
         assert hold(folder / "step_00000002", stack)
         assert rank_server.run([*words, "--max_steps", "4"], 1, tmp_path).codes == [0]
         assert steps(tmp_path) == [2, 4]
-    (folder / "step_00000002").rename(folder / "mine_2")
-    assert rank_server.run([*words, "--max_steps", "6"], 1, tmp_path).codes == [0]
-    assert checkpoints(tmp_path).tags() == ["mine_2", "step_00000006"]
+    (folder / "step_00000002").rename(folder / "mine_99")
+    outcome = rank_server.run([*words, "--max_steps", "6"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert f"from {folder / 'step_00000004'}" in outcome.text, "a name with a later step does not count"
+    assert checkpoints(tmp_path).tags() == ["step_00000006", "mine_99"]
+    assert checkpoints(tmp_path).choose(None) == "step_00000006"
+    assert checkpoints(tmp_path).choose("mine_99") == "mine_99"
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -80,3 +84,21 @@ def test_a_restart_keeps_the_rewarmed_schedule(rank_server: RankServer, tmp_path
         assert [row[key] for row in parts] == [row[key] for row in whole]
     assert [row["step"] for row in whole] == [4, 5, 6, 7, 8]
     assert whole[0]["learning_rate"] < whole[-1]["learning_rate"], "it warms up anew"
+
+
+def test_a_schedule_that_is_over(rank_server: RankServer, tmp_path: Path) -> None:
+    """Another run's checkpoint can begin nothing then; the run's own says that it is finished."""
+    words = write_project(tmp_path)
+    path = tmp_path / "model.json"
+    path.write_text(path.read_text().replace('"total_training_steps": 60', '"total_training_steps": 3'))
+    for _ in range(2):
+        outcome = rank_server.run(words, 1, tmp_path)
+        assert outcome.codes == [0], outcome.text
+    assert "finished already, at step 3" in outcome.text
+    second = [*words, "--job_name", "second", "--load_training_checkpoint", str(checkpoints(tmp_path).folder)]
+    outcome = rank_server.run(second, 1, tmp_path)
+    assert outcome.codes == [2], outcome.text
+    assert "step_00000003: is of step 3, but the model JSON's total_training_steps is 3" in outcome.text
+    assert not (tmp_path / "out" / "saved_models" / "second").exists()
+    assert rank_server.run([*second, "--rewarmup"], 1, tmp_path).codes == [0]
+    assert [row["step"] for row in read_metrics(tmp_path, "train", job="second")] == [4, 5, 6]

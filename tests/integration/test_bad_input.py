@@ -192,6 +192,15 @@ def test_one_file_that_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_
     assert "--output_dir" in message
 
 
+def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -> None:
+    words = write_project(tmp_path, gradient_cliping=1.0)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "runs").write_text("")
+    message = told(words)
+    assert message.startswith("2 problems were found")
+    assert f"{tmp_path / 'out' / 'runs'} is a file" in message
+
+
 def test_a_wrong_prefix_is_one_mistake(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     content = json.loads((tmp_path / "model.json").read_text())
@@ -223,6 +232,26 @@ def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(
     assert "stage 1" in message
     assert "--seed 42" in message
     assert "preln" in message
+
+
+def test_missing_masks_are_told_together_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = write_project(tmp_path)
+    for split in ("training", "validation"):
+        place_cases.shard_without_masks(split)(Setup(tmp_path, []))
+    monkeypatch.setattr("training.run.build_model", None)
+    message = told(words)
+    assert message.startswith("2 problems were found")
+    assert "wiki_training_8.hdf5: was prepared without masks" in message
+    assert "wiki_validation_8.hdf5: was prepared without masks" in message
+
+
+def test_masks_anew_without_a_tokenizer_are_told_with_the_other_flags(tmp_path: Path) -> None:
+    message = told([*write_project(tmp_path), "--dynamic_masking", "--refresh_bucket_size", "2"])
+    assert message.startswith("2 problems were found")
+    assert "--dynamic_masking needs the tokenizer" in message
+    assert "--refresh_bucket_size 2" in message
 
 
 def test_the_good_setup_is_good(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,12 @@ def shard_of_tokenizer(split: str) -> Spoil:
     )
 
 
+def shard_without_masks(split: str) -> Spoil:
+    return lambda setup: write_shard(
+        setup.root / "data" / f"wiki_{split}_8.hdf5", Rows(**make_rows(5, 24, 4, seed=0)), {"masked": False}
+    )
+
+
 def port_taken(setup: Setup) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -170,6 +176,10 @@ SHARDS = {
     "another tokenizer for validation": (
         shard_of_tokenizer("validation"), "data", "another tokenizer", "prepare the data again"
     ),
+    "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "pass --dynamic_masking"),
+    "no masks for validation": (
+        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1"
+    ),
     "a manifest of other content": (
         both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "copy it again"
     ),
@@ -208,6 +218,10 @@ CHECKPOINTS = {
     "another run's tokenizer": (
         both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "restore that file"
     ),
+    "another run's, past the end of the schedule": (
+        both(words(*FROM_RUN), edited("model.json", "mixed_seq_training.24.total_training_steps", 2)),
+        "step_00000002", "total_training_steps is 2", "pass --rewarmup",
+    ),
     "a state of words": (
         state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "use another checkpoint"
     ),
@@ -224,7 +238,7 @@ CHECKPOINTS = {
         state_with(seeds=1), "bert_pretraining.json", "another version", "use that one"
     ),
     "skips that are none": (
-        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "remove it to skip nothing"
+        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "remove it to leave out only what"
     ),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from common.errors import UserError
 from data.batches import Batch
 from data.loader import TrainingStream, evaluation_batches
 from data.masking import MaskingPolicy
-from data.shards import PretrainingDataset, open_dataset
+from data.shards import PretrainingDataset, check_masked, open_dataset
 from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, write_nvidias, write_ours
 
 POLICY = MaskingPolicy(mask_id=MASK, special_ids=SPECIAL_IDS, vocab_size=VOCAB_SIZE, max_predictions_per_seq=4)
@@ -51,7 +51,7 @@ def test_a_batch_has_the_contract_s_fields_types_and_shapes(folder: Path) -> Non
     assert Batch._fields == (
         "kind", "input_ids", "input_mask", "segment_ids", "next_sentence_label", "masked_lm_labels"
     )  # fmt: skip
-    assert (len(step.micro_batches), step.next_sample, step.epoch) == (2, 6, 0)
+    assert (len(step.micro_batches), step.next_sample) == (2, 6)
     assert all(field.dtype == torch.int64 for field in batch)
     assert batch.kind.item() == 2
     assert batch.kind.ndim == 0
@@ -210,20 +210,23 @@ def test_closing_a_stream_ends_its_threads(folder: Path) -> None:
     assert threading.active_count() == before
 
 
-def test_unmasked_shards_need_dynamic_masking(tmp_path: Path) -> None:
-    write_ours(tmp_path, [9], masked=False)
-    with pytest.raises(UserError, match="dynamic masking"):
-        stream(opened([tmp_path]))
-    stream(opened([tmp_path]), masking=POLICY)
+def test_shards_without_masks_are_told_and_can_be_masked_anew(tmp_path: Path) -> None:
+    write_ours(tmp_path / "masked", [9])
+    write_ours(tmp_path / "bare", [9], masked=False)
+    check_masked(opened([tmp_path / "masked"]), "do something")
+    dataset = opened([tmp_path / "masked", tmp_path / "bare"])
+    with pytest.raises(UserError, match=r"bare/training_000\.hdf5: was prepared without masks .* do something"):
+        check_masked(dataset, "do something")
+    assert len(rows_of(dataset, 1, masking=POLICY)[0]) == 6
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("max_rows", [None, 1, 20])
-def test_evaluation_sees_every_row_once_in_equal_batches(tmp_path: Path, world_size: int, max_rows: int | None) -> None:
-    write_ours(tmp_path, [11, 12], split="validation")
+@pytest.mark.parametrize("sizes", [[11, 12], [1], [15, 5]])
+def test_evaluation_sees_every_row_once_in_equal_batches(tmp_path: Path, world_size: int, sizes: list[int]) -> None:
+    write_ours(tmp_path, sizes, split="validation")
     dataset = opened([tmp_path], "validation")
     passes = [
-        list(evaluation_batches(dataset, rank=rank, world_size=world_size, micro_batch_size=4, max_rows=max_rows))
+        list(evaluation_batches(dataset, rank=rank, world_size=world_size, micro_batch_size=4))
         for rank in range(world_size)
     ]
     assert len({len(batches) for batches in passes}) == 1
@@ -234,4 +237,4 @@ def test_evaluation_sees_every_row_once_in_equal_batches(tmp_path: Path, world_s
         seen += (batch.input_ids[real, 1] - 5).tolist()
         assert (batch.masked_lm_labels[~real] == -1).all()
         assert (batch.input_mask[~real].sum(dim=1) == 1).all()
-    assert sorted(seen) == list(range(23 if max_rows is None else max_rows))
+    assert sorted(seen) == list(range(sum(sizes)))

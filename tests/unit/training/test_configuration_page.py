@@ -79,6 +79,13 @@ def test_defaults_of_flags() -> None:
                 assert default == ("required" if action.required else shown_default(action.default)), row_names
 
 
+def test_help_tells_the_defaults() -> None:
+    formatter = build_parser()._get_formatter()
+    for action in flags().values():
+        if action.default is not None and action.default is not False:
+            assert "(default: " in formatter._expand_help(action), action.dest
+
+
 @pytest.mark.parametrize(
     ("rows", "kind"),
     [

@@ -90,3 +90,13 @@ def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "hf").write_text("")
     with pytest.raises(UserError, match=r"--export_dir .* is a file"):
         run_here([*words, "--export_dir", str(tmp_path / "hf")])
+
+
+def test_a_file_that_came_into_its_place_since_is_told_by_the_same_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = write_project(tmp_path)
+    (tmp_path / "hf").write_text("")
+    monkeypatch.setattr("training.settings.check_folder_to_write", lambda *_: None)  # the start saw nothing of it
+    with pytest.raises(UserError, match=r"--export_dir .* is a file.* another --export_dir"):
+        run_here([*words, "--max_steps", "1", "--export_dir", str(tmp_path / "hf")])

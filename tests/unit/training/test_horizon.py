@@ -27,7 +27,7 @@ def walk(plan: Horizon) -> tuple[int, list[int]]:
     """Step to the end; the last step and the samples at which reading went on."""
     step, samples, seen = plan.start_step, 0, []
     while not plan.is_finished(step, samples):
-        samples = plan.next_sample(samples + plan.plan.rows_at(samples))
+        samples = plan.next_sample(samples + plan.plan.at(samples).rows)
         step += 1
         seen.append(samples)
     return step, seen

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from training.arguments import parse_arguments
+from training.arguments import build_parser
 from training.environment import Place
 from training.settings import resolve_settings
 
@@ -111,7 +111,7 @@ def outcome(folder: Path) -> str:
     words = ["--cf", f"{folder}/model.json", "--deepspeed_config", f"{folder}/engine.json"]
     words += ["--output_dir", f"{folder}/out", "--max_seq_length", "128"]
     try:
-        settings = resolve_settings(parse_arguments(words), Place(0, 0, 1, 1))
+        settings = resolve_settings(build_parser().parse_args(words), Place(0, 0, 1, 1))
     except UserError:
         return "refused"
     schedule = settings.schedule(0)

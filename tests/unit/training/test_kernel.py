@@ -20,7 +20,7 @@ from tests.unit.nvidia.helpers import spread_weights, tiny_config
 from tests.unit.nvidia.written_out import WrittenOut
 from tests.unit.training.in_process import run_here
 from training import kernel
-from training.arguments import parse_arguments
+from training.arguments import build_parser
 from training.checkpoint import CheckpointFolder
 from training.export import export_checkpoint, read_weights
 from training.optimizer import parameter_groups
@@ -131,7 +131,7 @@ def test_deepspeeds_own_layer_gets_our_settings_and_weights(
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     num_groups = [len(group["params"]) for group in parameter_groups(model, 0.01)]
     words = ["--cf", "model.json", "--output_dir", "out", "--seed", "7", FLAG, "--gelu_checkpoint"]
-    flags = parse_arguments([*words, "--preln" if model.bert.pre_ln else "--no-preln"])
+    flags = build_parser().parse_args([*words, "--preln" if model.bert.pre_ln else "--no-preln"])
     kernel.use_kernel(model, kernel.layer_factory(model.config, flags, micro_batch=5, precision="fp16", seed=7))
 
     assert len(compiled.created) == 3
@@ -155,6 +155,6 @@ def test_a_build_that_fails_is_said_in_words(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(deepspeed_layer, "TransformerBuilder", lambda: SimpleNamespace(load=fail))
     monkeypatch.setattr(deepspeed_layer, "transformer_cuda_module", None)
     model = BertForPreTrainingPreLN(tiny_config())
-    flags = parse_arguments(["--cf", "model.json", "--output_dir", "out", FLAG])
+    flags = build_parser().parse_args(["--cf", "model.json", "--output_dir", "out", FLAG])
     with pytest.raises(UserError, match=r"could not be built \(nvcc ended with 1\)"):
         kernel.use_kernel(model, kernel.layer_factory(model.config, flags, micro_batch=5, precision="fp16", seed=7))

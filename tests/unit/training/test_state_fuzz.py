@@ -92,7 +92,7 @@ def test_damaged_manifests_states_and_pointers_are_judged_without_falling_over(t
 )
 def test_ranges_that_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "skips.json").write_text(text)
-    with pytest.raises(UserError, match="remove it to skip nothing"):
+    with pytest.raises(UserError, match="remove it to leave out only what"):
         read_skips(tmp_path)
 
 

@@ -19,8 +19,8 @@ def test_points_are_rows_seen() -> None:
     phases = [(0, Phase(0, 16, 4, 50, 10.0))]
     plan = plan_steps(phases, schedule, accumulation=99, world_size=1)
     assert [(segment.first_sample, segment.accumulation) for segment in plan.segments] == [(0, 2), (104, 8)]
-    assert [plan.rows_at(samples) for samples in (0, 103, 104, 5000)] == [8, 8, 32, 32]
-    assert plan_steps(phases, None, accumulation=3, world_size=1).rows_at(7) == 12
+    assert [plan.at(samples).rows for samples in (0, 103, 104, 5000)] == [8, 8, 32, 32]
+    assert plan_steps(phases, None, accumulation=3, world_size=1).at(7).rows == 12
 
 
 def test_micro_steps_to_come_are_counted_across_a_change() -> None:

@@ -8,7 +8,7 @@ from scripts.two_phases import build_parser as two_phases_parser
 from scripts.two_phases import phase_words
 from tests.support import PROJECT, read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.arguments import parse_arguments
+from training.arguments import build_parser
 
 PAGE = (PROJECT / "docs" / "training.md").read_text()
 
@@ -23,7 +23,7 @@ def test_commands_parse_and_their_files_exist() -> None:
     assert len(phases) == 1
     flags, passed_on = two_phases_parser().parse_known_args(phases[0])
     for words in (*plain, *(phase_words(flags, phase, passed_on) for phase in (0, 1))):
-        parsed = parse_arguments(words)
+        parsed = build_parser().parse_args(words)
         assert (PROJECT / parsed.config_file).is_file()
         assert (PROJECT / parsed.deepspeed_config).is_file()
 

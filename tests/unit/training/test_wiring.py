@@ -14,7 +14,7 @@ from nvidia.encoder import BertEncoder
 from nvidia.sparsity import SparseAttention
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.arguments import parse_arguments
+from training.arguments import build_parser
 from training.checkpoint import CheckpointFolder, read_state
 from training.environment import Place
 from training.run import open_data
@@ -101,10 +101,22 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
     (tmp_path / "model.json").write_text(json.dumps(content))
     place = Place(0, 0, 1, 1)
-    (data,) = open_data(resolve_settings(parse_arguments(words), place), place).training
+    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place), place).training
     assert data.weights == (3.0, 1.0)
     run_here([*words, "--max_steps", "20"])
     assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
+
+
+def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    (tmp_path / "held_out" / "24").mkdir(parents=True)
+    (tmp_path / "data" / "wiki_test_0.hdf5").rename(tmp_path / "held_out" / "24" / "wiki_test_0.h5")
+    content = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
+    place = Place(0, 0, 1, 1)
+    validation = open_data(resolve_settings(build_parser().parse_args(words), place), place).validation
+    assert validation is not None
+    assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
 
 
 @pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
