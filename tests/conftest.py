@@ -2,16 +2,20 @@
 
 from collections.abc import Generator
 
+import hypothesis
 import pytest
 
 from tests.rank_server import RankServer
 
 
 def pytest_configure() -> None:
-    """Tests in half precision must not die where a CPU announces AMX without having it.
+    """Before any test.
 
-    oneDNN reads the limit at its first product, so this comes before any test.
+    Tests in half precision must not die where a CPU announces AMX without having it; oneDNN reads the limit at its
+    first product. A machine that is slow for a moment does not make a property false.
     """
+    hypothesis.settings.register_profile("any_machine", deadline=None)
+    hypothesis.settings.load_profile("any_machine")
     from training.precision import avoid_broken_amx
 
     avoid_broken_amx()

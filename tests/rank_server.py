@@ -171,7 +171,7 @@ def _wait(children: list[int], request: Request, began: float) -> list[int]:
                 if found:
                     codes[child] = os.waitstatus_to_exitcode(status)
         now = time.monotonic()
-        while signals and now - began >= signals[0]["after"]:
+        while signals and _is_due(signals[0], now - began):
             entry = signals.pop(0)
             _send([children[rank] for rank in entry["ranks"]], codes, entry["signal"])
         if any(codes.values()) and ending_since is None:
@@ -182,6 +182,12 @@ def _wait(children: list[int], request: Request, began: float) -> list[int]:
             _send(children, codes, signal.SIGKILL)
         time.sleep(0.005)
     return [codes[child] for child in children]
+
+
+def _is_due(entry: dict[str, Any], seconds: float) -> bool:
+    """A signal may wait for a file that the run writes (`once`), so that it comes at the same place on any machine."""
+    awaited = Path(entry["once"]) if "once" in entry else None
+    return seconds >= entry["after"] and (awaited is None or (awaited.is_file() and awaited.stat().st_size > 0))
 
 
 def _send(children: list[int], ended: dict[int, int], number: int) -> None:
