@@ -74,7 +74,8 @@ def prepare(
     pieces = require_documents(read, inputs)
     dropped = pipeline.deduplicate(pieces)
     pipeline.tokenizer(pieces, tokenizer)
-    encoded = dict(zip(pieces, pipeline.encode(pieces), strict=True))
+    joined = {piece: part for result in read for piece, part in result["joined"].items()}
+    encoded = dict(zip(pieces, pipeline.encode(pieces, joined), strict=True))
     made = pipeline.cut(encoded)
     counts = _counted(sources, read, dropped, list(encoded.values()))
     _check_splits(pipeline.job.settings, {key: sum(part[3] for part in parts) for key, parts in made.items()}, counts)

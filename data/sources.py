@@ -26,7 +26,7 @@ _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash"
 
 
 class Source(NamedTuple):
-    """A file, or a part of it: the documents that begin in a range of bytes, or a range of Parquet's row groups."""
+    """A file, or a part of it: what begins in a range of its bytes, or a range of Parquet's row groups."""
 
     path: str
     format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
@@ -175,8 +175,13 @@ def _cut(path: str, layout: str) -> list[Source]:
     if found == "parquet":
         return _cut_parquet(path)
     size = None if is_url(path) else Path(path).stat().st_size
-    if is_compressed or size is None or found in ("running", "wiki"):
+    if is_compressed or size is None or found == "wiki":
         return [Source(path, found, size=size * _UNPACKED if is_compressed and size is not None else size)]
+    return cut_ranges(path, found, size)
+
+
+def cut_ranges(path: str, found: str, size: int) -> list[Source]:
+    """Ranges of a plain file of lines; how they are read is in `data.lines`."""
     bounds = [*range(0, max(1, size), RANGE_BYTES), size]
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
