@@ -2,11 +2,12 @@
 
 import glob
 import hashlib
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
@@ -19,6 +20,7 @@ HF_PREFIX = "hf:"
 LAYOUTS = ("auto", "sentences", "paragraphs", "running")
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
 _SAMPLE_BYTES = 2**16
+_BUFFER_BYTES = 2**17
 _MOST_IN_PACK = 1000  # sources read by one task
 _UNPACKED = 4  # about so many times a compressed file's size is what it holds
 # By what a file system tells that a file has changed; each has some of these.
@@ -113,7 +115,14 @@ def is_url(path: str) -> bool:
 
 def open_source(path: str) -> IO[bytes]:
     """The uncompressed bytes of a local file or a URL."""
-    return open_binary(fsspec.open(path, "rb").open() if is_url(path) else Path(path).open("rb"), path)
+    return open_binary(_open_url(path) if is_url(path) else Path(path).open("rb"), path)
+
+
+def _open_url(path: str) -> IO[bytes]:
+    stream = fsspec.open(path, "rb").open()
+    if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` takes no limit and is slow
+        return io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
+    return stream
 
 
 def _expand(given: str) -> list[str]:
@@ -174,9 +183,11 @@ def _cut(path: str, layout: str) -> list[Source]:
         found = layout if layout != "auto" else detect_layout(path)
     if found == "parquet":
         return _cut_parquet(path)
-    size = None if is_url(path) else Path(path).stat().st_size
+    size = _size_of(path)
     if is_compressed or size is None or found == "wiki":
         return [Source(path, found, size=size * _UNPACKED if is_compressed and size is not None else size)]
+    if size > RANGE_BYTES and is_url(path) and not _can_seek(path):
+        return [Source(path, found, size=size)]
     return cut_ranges(path, found, size)
 
 
@@ -186,6 +197,24 @@ def cut_ranges(path: str, found: str, size: int) -> list[Source]:
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
+
+
+def _size_of(path: str) -> int | None:
+    """None where a file system does not tell it."""
+    if not is_url(path):
+        return Path(path).stat().st_size
+    system, name = fsspec.core.url_to_fs(path)
+    return system.info(name).get("size")
+
+
+def _can_seek(path: str) -> bool:
+    """Tried, not asked: a streamed HTTP file says that it can. Of one that cannot be opened, reading will tell."""
+    try:
+        with open_source(path) as stream:
+            stream.seek(1)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _cut_parquet(path: str) -> list[Source]:

@@ -7,9 +7,12 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import pytest
 import zstandard
+from fsspec.spec import AbstractBufferedFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -348,6 +351,66 @@ def test_folders_globs_and_urls(tmp_path: Path) -> None:
     assert documents_of("memory://corpus") == DOCUMENTS
     with pytest.raises(UserError, match="no file found"):
         documents_of(tmp_path / "absent")
+
+
+class Remote(fsspec.AbstractFileSystem):
+    """Files as an object store has them: with ranges of bytes on request, and a `readline` without a limit."""
+
+    protocol = "remote"
+    cachable = False
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        return {"name": path, "type": "file", "size": self.size(path)}
+
+    def size(self, path: str) -> int | None:
+        return len(self.files[path])
+
+    def find(self, path: str, *_: object, **__: object) -> list[str]:  # type: ignore[override]
+        return sorted(name for name in self.files if name.startswith(path))
+
+    def _open(self, path: str, mode: str = "rb", **_: object) -> AbstractBufferedFile:
+        return AbstractBufferedFile(self, path, mode, block_size=100, size=len(self.files[path]))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        return self.files[path][start:end]
+
+
+class StreamedFile(AbstractBufferedFile):
+    def seek(self, loc: int, whence: int = 0) -> int:
+        raise ValueError("cannot seek")
+
+
+class Streamed(Remote):
+    protocol = "streamed"
+
+    def _open(self, path: str, mode: str = "rb", **_: object) -> AbstractBufferedFile:
+        return StreamedFile(self, path, mode, block_size=100, size=len(self.files[path]))
+
+
+class Unsized(Remote):
+    protocol = "unsized"
+
+    def size(self, path: str) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(("system", "num_sources"), [(Remote, 14), (Streamed, 1), (Unsized, 1)])
+def test_urls_are_cut_and_packed_where_the_file_system_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: type[Remote], num_sources: int
+) -> None:
+    monkeypatch.setattr(sources_module, "RANGE_BYTES", 600)
+    fsspec.register_implementation(str(system.protocol), system, clobber=True)
+    text = "".join(f"Sentence number {number} is here.\n" + "\n" * (number % 3 == 0) for number in range(400))[:8000]
+    (tmp_path / "a.txt").write_text(text)
+    small = {f"small/{number:03d}.txt": LINES.encode() for number in range(40)}
+    monkeypatch.setattr(Remote, "files", {"a.txt": text.encode(), **small})
+    for layout in ("sentences", "running"):
+        found = find_sources([f"{system.protocol}://a.txt"], layout)
+        assert len(found) == num_sources
+        assert whole_documents(found) == whole_documents(find_sources([str(tmp_path / "a.txt")], layout))
+    packs = list(pack_sources(find_sources([f"{system.protocol}://small"], "sentences")))
+    assert len(packs) == (40 if system is Unsized else -(-40 // (600 // len(LINES))))
 
 
 MANY = "".join(f"Sentence number {number} stands in this line.\n\n" for number in range(20_000)).encode()
