@@ -17,7 +17,7 @@ from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
-from data.sources import Source, pack_sources
+from data.sources import Source, cut_part, pack_sources
 from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
@@ -83,7 +83,7 @@ class Pipeline:
         for source in sources:
             if source in unpacked:
                 kind = "wikitext" if source.format == "wiki" else source.format
-                parts += [Source(path, kind) for path in unpacked[source]["parts"]]
+                parts += [part for path in unpacked[source]["parts"] for part in cut_part(path, kind)]
             else:
                 parts.append(source)
         packs = list(pack_sources(parts))

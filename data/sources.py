@@ -45,7 +45,7 @@ class Source(NamedTuple):
         """Whether one worker must read it from the start, though many could clean what it holds."""
         is_large = self.size is not None and self.size >= RANGE_BYTES
         return self.format == "wiki" or (
-            self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "jsonl")
+            self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "running", "jsonl")
         )
 
 
@@ -197,6 +197,14 @@ def cut_ranges(path: str, found: str, size: int) -> list[Source]:
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
+
+
+def cut_part(path: str, found: str) -> list[Source]:
+    """A part of a stream that was unpacked: one source, or ranges where a document larger than a range is in it."""
+    size = Path(path).stat().st_size
+    if found in ("sentences", "paragraphs", "running") and size >= 2 * RANGE_BYTES:
+        return cut_ranges(path, found, size)
+    return [Source(path, found)]
 
 
 def _size_of(path: str) -> int | None:

@@ -77,7 +77,8 @@ class Unpacked(NamedTuple):
 def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
     """What a stream holds, uncleaned: reading it is sequential, cleaning is most of the work.
 
-    The articles of a dump as JSON lines; lines of text or of JSON as they are.
+    The articles of a dump as JSON lines; lines of text or of JSON as they are. Running text is one document, so it is
+    never read in parts by themselves.
     """
     try:
         with open_source(source.path) as stream:
@@ -86,8 +87,8 @@ def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
                     yield Unpacked(json.dumps(article).encode() + b"\n", True)
                 return
             for piece in pieces(stream, 0):
-                is_last = piece.ends_line and (piece.is_blank or source.format == "jsonl")
-                yield Unpacked(piece.content, is_last)
+                is_last = source.format == "jsonl" or (piece.is_blank and source.format != "running")
+                yield Unpacked(piece.content, piece.ends_line and is_last)
     except Exception as error:
         _count_damage(error, source, counts)
 

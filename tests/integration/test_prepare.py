@@ -316,6 +316,18 @@ def test_a_large_archive_is_cleaned_by_many_workers(corpus: Path, tmp_path: Path
     assert (counts["files_of_sentences"], counts["files_of_jsonl"]) == (1, 1)
 
 
+@pytest.mark.parametrize("layout", ["running", "sentences"])
+def test_an_archive_that_is_one_document_is_cleaned_by_many_tasks(tmp_path: Path, layout: str) -> None:
+    plain = write_one_document(tmp_path / "a.txt", layout)
+    archive = tmp_path / "a.txt.gz"
+    archive.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
+    run(plain, tmp_path / "plain", "--validation_share", "0")
+    for workers in ("1", "2"):
+        run(archive, tmp_path / workers, "--validation_share", "0", "--workers", workers, "--keep_work")
+        assert digests(tmp_path / workers) == digests(tmp_path / "plain")
+    assert len(list((tmp_path / "2" / ".work" / "done").glob("reading.*"))) > 4
+
+
 def test_files_that_are_cut_short_are_named_at_the_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
