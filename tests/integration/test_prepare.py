@@ -140,6 +140,25 @@ def test_killed_amid_one_document_it_goes_on_to_the_same_bytes(tmp_path: Path, m
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
 
+def test_what_another_version_left_unfinished_is_begun_anew(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kill(function: Any, job: Any, stage: str, *arguments: Any) -> Any:
+        if stage == "encoding":
+            raise Killed
+        return run_task(function, job, stage, *arguments)
+
+    for version, goes_on in ((prepare.WORK_FORMAT - 1, False), (prepare.WORK_FORMAT, True)):
+        with monkeypatch.context() as patch:
+            patch.setattr("data.pipeline.run_task", kill)
+            patch.setattr(prepare, "WORK_FORMAT", version)
+            with pytest.raises(Killed):
+                run(corpus, tmp_path / str(version))
+        capsys.readouterr()
+        run(corpus, tmp_path / str(version))
+        assert ("going on where an earlier run stopped" in capsys.readouterr().out) == goes_on
+
+
 def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(corpus, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
