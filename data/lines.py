@@ -1,4 +1,4 @@
-"""Lines of a stream in bounded pieces, and the lines that belong to a range of its bytes."""
+"""Lines of a stream in bounded pieces, and which of them belong to a range of its bytes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -34,21 +34,45 @@ def pieces(stream: IO[bytes], position: int) -> Iterator[Piece]:
             start, is_blank = position, True
 
 
-def lines_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[bytes]:
-    """The lines of the documents that begin in [start, stop), very long ones in pieces.
+class Extent(NamedTuple):
+    """Where the lines of a range of bytes lie."""
 
-    A document begins after a blank line. A range starts after the first blank line at or after its start and ends
-    with the first blank line at or after its stop, so neighbouring ranges share nothing and lose nothing. Where no
-    document begins in a range, nothing beyond it is read.
+    begin: int
+    end: int | None  # None = the end of the file
+    goes_on: bool  # whether they begin in the midst of a document
+
+
+def extent_of_range(stream: IO[bytes], start: int, stop: int | None) -> Extent:
+    """Which lines belong to [start, stop), in a file that is cut into ranges of this size; `stop` None: the last one.
+
+    A range begins after the first blank line that starts in it, which is where a document begins; where there is none,
+    after the first line that lies in it, amid a document; else nowhere. The file's last range, which may be small,
+    never begins amid a document. A range ends where the next one begins that begins at all, so ranges share nothing and
+    lose nothing. Finding both reads no more than the range itself and up to the end of the one in which the next
+    begins. The stream is left at the begin.
     """
-    found = _from_byte_before(stream, start)
-    if start > 0 and not _skip_to_document(found, start, stop):
+    if start == 0 and stop is None:
+        return Extent(0, None, False)  # a whole file, which may be a stream that cannot seek
+    own = _begin_in(stream, start, stop) if start > 0 else _Begin(0, False)
+    if own is None:
+        return Extent(start, start, False)
+    following = None
+    while stop is not None and following is None and _has_byte(stream, stop):
+        start, stop = stop, stop + (stop - start)
+        following = _begin_in(stream, start, stop)
+    stream.seek(own.position)
+    return Extent(own.position, following.position if following else None, own.goes_on)
+
+
+def lines_of_extent(stream: IO[bytes], extent: Extent, counts: Counter[str]) -> Iterator[bytes]:
+    """The lines of a stream that stands at their begin, very long ones in pieces."""
+    if extent.begin == extent.end:
         return
-    for piece in found:
+    for piece in pieces(stream, extent.begin):
         if not piece.ends_line and len(piece.content) == LONGEST_LINE:
             counts["long_lines_cut"] += 1
         yield piece.content
-        if stop is not None and piece.ends_line and piece.is_blank and piece.line_start >= stop:
+        if piece.end == extent.end:
             return
 
 
@@ -84,12 +108,25 @@ def _from_byte_before(stream: IO[bytes], start: int) -> Iterator[Piece]:
     return pieces(stream, max(0, start - 1))
 
 
-def _skip_to_document(found: Iterator[Piece], start: int, stop: int | None) -> bool:
-    """Go past the first blank line at or after `start`; whether there is one before `stop`."""
-    for piece in found:
+class _Begin(NamedTuple):
+    position: int
+    goes_on: bool
+
+
+def _begin_in(stream: IO[bytes], start: int, stop: int | None) -> _Begin | None:
+    """Where the range [start, stop) begins, if it does."""
+    first_end: int | None = None  # of the first line that lies in the range
+    for piece in _from_byte_before(stream, start):
         may_be_blank = piece.line_start >= start and piece.is_blank
+        if stop is not None and (piece.line_start >= stop or (piece.end > stop and not may_be_blank)):
+            return None if first_end is None else _Begin(first_end, True)
         if may_be_blank and piece.ends_line:
-            return stop is None or piece.line_start < stop
-        if stop is not None and piece.end >= stop and not may_be_blank:
-            return False
-    return False
+            return _Begin(piece.end, False)
+        if first_end is None and piece.line_start >= start and piece.ends_line:
+            first_end = piece.end
+    return None
+
+
+def _has_byte(stream: IO[bytes], position: int) -> bool:
+    stream.seek(position)
+    return bool(stream.read(1))

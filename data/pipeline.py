@@ -1,7 +1,8 @@
 """Runs the stages of a preparation in order, each task once, on any executor."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from data.duplicates import mark_repeated, mark_similar
 from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
-from data.sources import Source, pack_sources
+from data.sources import Source, cut_part, pack_sources
 from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
@@ -82,12 +83,13 @@ class Pipeline:
         for source in sources:
             if source in unpacked:
                 kind = "wikitext" if source.format == "wiki" else source.format
-                parts += [Source(path, kind) for path in unpacked[source]["parts"]]
+                parts += [part for path in unpacked[source]["parts"] for part in cut_part(path, kind)]
             else:
                 parts.append(source)
-        tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(pack_sources(parts))]
-        read = self.run_stage("reading", ingest, tasks, "part")
-        return [{**result, "pieces": []} for result in unpacked.values()] + read
+        packs = list(pack_sources(parts))
+        tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(packs)]
+        read = join_documents(packs, self.run_stage("reading", ingest, tasks, "part"))
+        return [{**result, "pieces": [], "joined": {}} for result in unpacked.values()] + read
 
     def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
         """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""
@@ -139,8 +141,10 @@ class Pipeline:
             )
         return trained
 
-    def encode(self, pieces: Sequence[str]) -> list[dict[str, Any]]:
-        return self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
+    def encode(self, pieces: Sequence[str], joined: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
+        """`joined`: piece → how many of its first texts are of a document that began before, and its key."""
+        tasks = [(piece, (piece, joined.get(piece, (0, 0)))) for piece in pieces]
+        return self.run_stage("encoding", encode, tasks, "piece")
 
     def cut(self, encoded: dict[str, dict[str, Any]]) -> dict[tuple[str, int], list[tuple[str, str, int, int]]]:
         """(split, length) → (piece, donor, copy, number of instances), in the order in which rows are numbered."""
@@ -190,6 +194,32 @@ def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, argu
     result = function(job, *arguments)
     job.folder.save_result(stage, name, result)
     return result
+
+
+def join_documents(packs: Sequence[Sequence[Source]], read: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of reading, with the keys of documents that several tasks have read, each counted as one.
+
+    `joined`: piece → how many of its first texts are of a document that began before, and its key. Only the first
+    source of a pack can go on with the pack before: a range that another one follows fills its pack.
+    """
+    results = []
+    key: int | None = None  # of the document that the tasks before have left open
+    for pack, result in zip(packs, read, strict=True):
+        key = key if pack[0].start > 0 else None
+        joined: dict[str, tuple[int, int]] = {}
+        counts = Counter(result["counts"])
+        left = result["going_on"]
+        if left and key is None:  # what came before held no text, so the document's first part is here
+            counts.update(documents=1, documents_cut=-1)
+        for piece, count in result["pieces"]:
+            if left > 0 and key is not None:
+                joined[piece] = (min(left, count), key)
+            left -= count
+        is_all_of_one = left == 0 and key is not None and result["open_key"] is not None
+        if result["pieces"] and not is_all_of_one:
+            key = result["open_key"]
+        results.append({**result, "counts": counts, "joined": joined})
+    return results
 
 
 def donor_shift(settings: Settings, split: str, length: int, copy: int, num_pieces: int) -> int:

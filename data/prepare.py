@@ -23,6 +23,7 @@ from data.settings import Settings
 from data.sources import Source, count_formats, describe_sources, find_sources, is_url
 from data.stages import Job
 from data.storage import Storage
+from data.store import WORK_FORMAT
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
@@ -74,7 +75,8 @@ def prepare(
     pieces = require_documents(read, inputs)
     dropped = pipeline.deduplicate(pieces)
     pipeline.tokenizer(pieces, tokenizer)
-    encoded = dict(zip(pieces, pipeline.encode(pieces), strict=True))
+    joined = {piece: part for result in read for piece, part in result["joined"].items()}
+    encoded = dict(zip(pieces, pipeline.encode(pieces, joined), strict=True))
     made = pipeline.cut(encoded)
     counts = _counted(sources, read, dropped, list(encoded.values()))
     _check_splits(pipeline.job.settings, {key: sum(part[3] for part in parts) for key, parts in made.items()}, counts)
@@ -215,9 +217,13 @@ def _work_path(given: str | None, output: Storage) -> Path:
 
 
 def _is_continued(work: Path, fingerprint: str) -> bool:
-    """Whether an interrupted run of this very preparation left its work folder."""
+    """Whether an interrupted run of this very preparation left its work folder, in a form that can be gone on with."""
     marker = work / MARKER
-    return marker.is_file() and marker.read_text() == fingerprint
+    return marker.is_file() and marker.read_text() == _marker_text(fingerprint)
+
+
+def _marker_text(fingerprint: str) -> str:
+    return f"{fingerprint} {WORK_FORMAT}"
 
 
 def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings, overwrite: bool) -> None:
@@ -228,7 +234,7 @@ def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings
     else:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        write_atomically(work / MARKER, fingerprint)
+        write_atomically(work / MARKER, _marker_text(fingerprint))
     for length in settings.max_seq_lengths:
         for name in output.sizes(str(length)):
             if name.endswith(".tmp") or (not is_continued and name.endswith((*SUFFIXES, MANIFEST_NAME))):

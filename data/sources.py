@@ -2,11 +2,12 @@
 
 import glob
 import hashlib
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
@@ -19,6 +20,7 @@ HF_PREFIX = "hf:"
 LAYOUTS = ("auto", "sentences", "paragraphs", "running")
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
 _SAMPLE_BYTES = 2**16
+_BUFFER_BYTES = 2**17
 _MOST_IN_PACK = 1000  # sources read by one task
 _UNPACKED = 4  # about so many times a compressed file's size is what it holds
 # By what a file system tells that a file has changed; each has some of these.
@@ -26,7 +28,7 @@ _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash"
 
 
 class Source(NamedTuple):
-    """A file, or a part of it: the documents that begin in a range of bytes, or a range of Parquet's row groups."""
+    """A file, or a part of it: what begins in a range of its bytes, or a range of Parquet's row groups."""
 
     path: str
     format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
@@ -43,7 +45,7 @@ class Source(NamedTuple):
         """Whether one worker must read it from the start, though many could clean what it holds."""
         is_large = self.size is not None and self.size >= RANGE_BYTES
         return self.format == "wiki" or (
-            self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "jsonl")
+            self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "running", "jsonl")
         )
 
 
@@ -113,7 +115,14 @@ def is_url(path: str) -> bool:
 
 def open_source(path: str) -> IO[bytes]:
     """The uncompressed bytes of a local file or a URL."""
-    return open_binary(fsspec.open(path, "rb").open() if is_url(path) else Path(path).open("rb"), path)
+    return open_binary(_open_url(path) if is_url(path) else Path(path).open("rb"), path)
+
+
+def _open_url(path: str) -> IO[bytes]:
+    stream = fsspec.open(path, "rb").open()
+    if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` takes no limit and is slow
+        return io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
+    return stream
 
 
 def _expand(given: str) -> list[str]:
@@ -174,13 +183,46 @@ def _cut(path: str, layout: str) -> list[Source]:
         found = layout if layout != "auto" else detect_layout(path)
     if found == "parquet":
         return _cut_parquet(path)
-    size = None if is_url(path) else Path(path).stat().st_size
-    if is_compressed or size is None or found in ("running", "wiki"):
+    size = _size_of(path)
+    if is_compressed or size is None or found == "wiki":
         return [Source(path, found, size=size * _UNPACKED if is_compressed and size is not None else size)]
+    if size > RANGE_BYTES and is_url(path) and not _can_seek(path):
+        return [Source(path, found, size=size)]
+    return cut_ranges(path, found, size)
+
+
+def cut_ranges(path: str, found: str, size: int) -> list[Source]:
+    """Ranges of a plain file of lines; how they are read is in `data.lines`."""
     bounds = [*range(0, max(1, size), RANGE_BYTES), size]
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
+
+
+def cut_part(path: str, found: str) -> list[Source]:
+    """A part of a stream that was unpacked: one source, or ranges where a document larger than a range is in it."""
+    size = Path(path).stat().st_size
+    if found in ("sentences", "paragraphs", "running") and size >= 2 * RANGE_BYTES:
+        return cut_ranges(path, found, size)
+    return [Source(path, found)]
+
+
+def _size_of(path: str) -> int | None:
+    """None where a file system does not tell it."""
+    if not is_url(path):
+        return Path(path).stat().st_size
+    system, name = fsspec.core.url_to_fs(path)
+    return system.info(name).get("size")
+
+
+def _can_seek(path: str) -> bool:
+    """Tried, not asked: a streamed HTTP file says that it can. Of one that cannot be opened, reading will tell."""
+    try:
+        with open_source(path) as stream:
+            stream.seek(1)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _cut_parquet(path: str) -> list[Source]:

@@ -92,30 +92,36 @@ def ingest(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
     """Clean the documents of some sources into pieces.
 
     A text's hash tells whether it is a duplicate. A document's key, the hash of its first part, decides its split and
-    holds the parts of a very large one together.
+    holds the parts of a very large one together. The first `going_on` texts are of a document that a task before has
+    begun, whose key is not known here; `open_key` is that of the document which the next task may go on with.
     """
     folder = job.folder
     counts: Counter[str] = Counter()
     pieces: list[list[Any]] = []
     broken: list[str] = []
-    key = 0
+    key: int | None = None  # of the document at hand; None where it has ended
+    going_on, has_begun = 0, False
     for documents in _batches(_clean_sources(sources, job.settings, counts, broken), PIECE_BYTES):
         name = f"{number:06d}-{len(pieces):06d}"
         hashes = [_text_hash(document.text) for document in documents]
         keys = []
         for document, own in zip(documents, hashes, strict=True):
-            key = key if document.goes_on else own
+            has_begun = has_begun or not document.goes_on
+            going_on += not has_begun
+            key = key if document.goes_on and key is not None else own
             keys.append(key)
+            key = None if document.ends else key
         folder.text_path(name).write_text("\n".join(document.text for document in documents), encoding="utf-8")
         folder.save_array("hashes", name, np.array(hashes, dtype=np.uint64))
         folder.save_array("keys", name, np.array(keys, dtype=np.uint64))
         pieces.append([name, len(documents)])
-    return {"pieces": pieces, "counts": counts, "broken": broken}
+    return {"pieces": pieces, "counts": counts, "broken": broken, "going_on": going_on, "open_key": key}
 
 
 class CleanText(NamedTuple):
     text: str  # one sentence a line
-    goes_on: bool = False  # whether it is a further part of the document before it
+    goes_on: bool  # whether it is a further part of the document before it
+    ends: bool  # whether no further part can follow
 
 
 def _clean_sources(
@@ -134,11 +140,11 @@ def _clean_documents(source: Source, settings: Settings, counts: Counter[str]) -
         text = "\n".join(document.sentences) + "\n"
         if not document.goes_on:
             counts["documents"] += 1
-            if not has_words(text, settings.min_document_words):
+            if document.ends and not has_words(text, settings.min_document_words):
                 counts["documents_too_short"] += 1
                 continue
         counts["sentences"] += len(document.sentences)
-        yield CleanText(text, document.goes_on)
+        yield CleanText(text, document.goes_on, document.ends)
 
 
 def _batches(texts: Iterator[CleanText], limit: int) -> Iterator[list[CleanText]]:
@@ -177,12 +183,18 @@ def piece_documents(folder: WorkFolder, piece: str) -> list[list[str]]:
     return [document.split("\n") for document, kept in zip(documents, keep, strict=True) if kept]
 
 
-def encode(job: Job, piece: str) -> dict[str, Any]:
-    """Token ids of a piece's documents, those of each split apart."""
+def encode(job: Job, piece: str, joined: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """Token ids of a piece's documents, those of each split apart.
+
+    `joined`: how many of its first texts go on with a document of a piece before, and that document's key.
+    """
     folder = job.folder
     documents = piece_documents(folder, piece)
     keep = folder.load_array("keep", piece)
-    keys = folder.load_array("keys", piece)[keep]
+    keys = folder.load_array("keys", piece)
+    count, key = joined
+    keys[:count] = key
+    keys = keys[keep]
     splits = _splits_of(keys, job.settings)
     encoder = _encoder(job.tokenizer)
     encoded = encoder.encode([sentence for document in documents for sentence in document])

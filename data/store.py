@@ -9,6 +9,8 @@ import numpy as np
 
 from data.instances import Documents, Instances
 
+WORK_FORMAT = 2  # of what tasks leave for each other: changes with how sources are cut and what their results hold
+
 
 class Piece(NamedTuple):
     """About two megabytes of cleaned text: the unit in which documents are encoded and cut into instances."""

@@ -11,7 +11,7 @@ import sentencex
 
 from common.errors import SYSTEM_REMEDIES, UserError
 from data.compression import is_damage, optional_import
-from data.lines import lines_of_range, pieces, records_of_range
+from data.lines import extent_of_range, lines_of_extent, pieces, records_of_range
 from data.sources import HF_PREFIX, Source, open_source
 from data.wikitext import Article, articles, plain_text
 
@@ -30,6 +30,7 @@ class Document(NamedTuple):
 
     sentences: list[str]
     goes_on: bool = False  # whether it is a further part of the document before it
+    ends: bool = True  # whether no further part can follow
 
 
 def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[Document]:
@@ -76,7 +77,8 @@ class Unpacked(NamedTuple):
 def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
     """What a stream holds, uncleaned: reading it is sequential, cleaning is most of the work.
 
-    The articles of a dump as JSON lines; lines of text or of JSON as they are.
+    The articles of a dump as JSON lines; lines of text or of JSON as they are. Running text is one document, so it is
+    never read in parts by themselves.
     """
     try:
         with open_source(source.path) as stream:
@@ -85,8 +87,8 @@ def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
                     yield Unpacked(json.dumps(article).encode() + b"\n", True)
                 return
             for piece in pieces(stream, 0):
-                is_last = piece.ends_line and (piece.is_blank or source.format == "jsonl")
-                yield Unpacked(piece.content, is_last)
+                is_last = source.format == "jsonl" or (piece.is_blank and source.format != "running")
+                yield Unpacked(piece.content, piece.ends_line and is_last)
     except Exception as error:
         _count_damage(error, source, counts)
 
@@ -130,22 +132,28 @@ def _bounded(document: Document, counts: Counter[str]) -> Iterator[Document]:
     size = 0
     for sentence in document.sentences:
         if size > LARGEST_DOCUMENT:
-            yield Document(part, goes_on)
+            yield Document(part, goes_on, ends=False)
             counts["documents_cut"] += 1
             part, size, goes_on = [], 0, True
         part.append(sentence)
         size += len(sentence)
-    yield Document(part, goes_on)
+    yield Document(part, goes_on, document.ends)
 
 
 def _from_lines(source: Source, counts: Counter[str], language: str | None) -> Iterator[Document]:
     """Blank lines between documents; a line is a sentence, or a paragraph to split where a language is given."""
     document: list[str] = []
     size = 0
-    goes_on = False
     with open_source(source.path) as stream:
-        for line in lines_of_range(stream, source.start, source.stop, counts):
+        extent = extent_of_range(stream, source.start, source.stop)
+        goes_on = extent.goes_on
+        for line in lines_of_extent(stream, extent, counts):
             text = clean_line(line, counts)
+            is_end = not text and not line.strip()
+            if document and (is_end or (text and size > LARGEST_DOCUMENT)):
+                yield Document(document, goes_on, ends=is_end)
+                document, size, goes_on = [], 0, True
+            goes_on = goes_on and not is_end
             if text:
                 if language:
                     document.extend(split_sentences(text, language))
@@ -154,13 +162,8 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
                 else:
                     document.extend(_cut_long(text))
                 size += len(text)
-            is_end = not text and not line.strip()
-            if document and (is_end or size > LARGEST_DOCUMENT):
-                yield Document(document, goes_on)
-                document, size, goes_on = [], 0, True
-            goes_on = goes_on and not is_end
     if document:
-        yield Document(document, goes_on)
+        yield Document(document, goes_on, ends=extent.end is None)
 
 
 def clean_line(line: bytes, counts: Counter[str]) -> str:
@@ -190,9 +193,10 @@ def _running_text(source: Source, counts: Counter[str], language: str) -> Iterat
     sentences: list[str] = []
     lines: list[str] = []
     size = 0
-    goes_on = False
+    goes_on = source.start > 0
     with open_source(source.path) as stream:
-        for line in lines_of_range(stream, 0, None, counts):
+        extent = extent_of_range(stream, source.start, source.stop)
+        for line in lines_of_extent(stream, extent, counts):
             text = clean_line(line, counts)
             if text:
                 lines.append(text)
@@ -201,11 +205,11 @@ def _running_text(source: Source, counts: Counter[str], language: str) -> Iterat
                 sentences += split_sentences(" ".join(lines), language)
                 lines = []
             if size > LARGEST_DOCUMENT:
-                yield Document(sentences, goes_on)
+                yield Document(sentences, goes_on, ends=False)
                 sentences, size, goes_on = [], 0, True
     sentences += split_sentences(" ".join(lines), language)
     if sentences:
-        yield Document(sentences, goes_on)
+        yield Document(sentences, goes_on, ends=extent.end is None)
 
 
 def _json_lines(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:

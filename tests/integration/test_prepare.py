@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ import zstandard
 
 from common.errors import UserError
 from data import prepare, sources
+from data.pipeline import run_task
 from data.shards import PretrainingDataset, open_dataset
 from data.stages import PIECE_BYTES
 from data.tokenizer import load_tokenizer
@@ -74,6 +76,87 @@ def test_the_same_bytes_whatever_the_number_of_workers(corpus: Path, tmp_path: P
     assert len(list((tmp_path / "one" / "32").glob("training*"))) > 2
     run(corpus, tmp_path / "other", "--seed", "7")
     assert digests(tmp_path / "other") != digests(tmp_path / "one")
+
+
+def write_one_document(path: Path, layout: str, seed: int = 5) -> Path:
+    """About a megabyte that is one document: lines broken anywhere, or one sentence a line and no blank line."""
+    rng = random.Random(seed)
+    sentences = [f"{' '.join(rng.choices(WORDS, k=rng.randint(3, 20)))} {n}.".capitalize() for n in range(15_000)]
+    if layout == "sentences":
+        path.write_text("\n".join(sentences))
+    else:
+        words = " ".join(sentences).split(" ")
+        lines = [" ".join(words[i : i + 12]) for i in range(0, len(words), 12)]
+        path.write_text("".join(line + "\n" * (1 + (number % 40 == 0)) for number, line in enumerate(lines)))
+    return path
+
+
+@pytest.mark.parametrize("layout", ["running", "sentences"])
+def test_one_document_is_read_by_many_tasks_and_gives_the_same_bytes(tmp_path: Path, layout: str) -> None:
+    """Of one file and one document, all workers read parts; it is counted as one and lies in one split."""
+    (tmp_path / "in").mkdir()
+    path = write_one_document(tmp_path / "in" / "a.txt", layout)
+    small = [json.dumps({"text": f"Document {number} stands here. It is one of many."}) for number in range(700)]
+    (tmp_path / "in" / "0.jsonl").write_text("\n".join(small))
+    for workers in ("1", "2", "3"):
+        run(tmp_path / "in", tmp_path / workers, "--layout", layout, "--workers", workers, "--keep_work")
+    assert digests(tmp_path / "1") == digests(tmp_path / "2") == digests(tmp_path / "3")
+    done = sorted((tmp_path / "2" / ".work" / "done").glob("reading.*"))
+    read = [json.loads(result.read_text()) for result in done[1:]]
+    assert len(read) == -(-path.stat().st_size // 200_000) > 4
+    assert all(result["pieces"] for result in read[:-1])
+    assert all(result["counts"]["sentences"] > 1000 for result in read[:-1]), "each task reads its share"
+    counts = json.loads((tmp_path / "2" / "32" / "report.json").read_text())["preparation"]
+    assert counts["documents"] == 701
+    encoded = sorted((tmp_path / "2" / ".work" / "done").glob("encoding.*"))[1:]
+    splits = [json.loads(result.read_text())["splits"] for result in encoded]
+    found = {(name, part["sole_key"]) for split in splits for name, part in split.items() if part["documents"]}
+    assert len(encoded) > 4
+    assert len(found) == 1
+    assert None not in {key for _, key in found}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_amid_one_document_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While reading, while encoding and while cutting, one after the other."""
+    path = write_one_document(tmp_path / "a.txt", "running")
+    run(path, tmp_path / "whole", "--validation_share", "0")
+    for stage in ("reading", "encoding", "cutting"):
+        left = iter(range(3))
+
+        def until(function: Any, job: Any, at: str, *arguments: Any, stage: str = stage, left: Any = left) -> Any:
+            if at == stage and next(left, None) is None:
+                raise Killed
+            return run_task(function, job, at, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("data.pipeline.run_task", until)
+            with pytest.raises(Killed):
+                run(path, tmp_path / "killed", "--validation_share", "0")
+    run(path, tmp_path / "killed", "--validation_share", "0")
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+
+
+def test_what_another_version_left_unfinished_is_begun_anew(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kill(function: Any, job: Any, stage: str, *arguments: Any) -> Any:
+        if stage == "encoding":
+            raise Killed
+        return run_task(function, job, stage, *arguments)
+
+    for version, goes_on in ((prepare.WORK_FORMAT - 1, False), (prepare.WORK_FORMAT, True)):
+        with monkeypatch.context() as patch:
+            patch.setattr("data.pipeline.run_task", kill)
+            patch.setattr(prepare, "WORK_FORMAT", version)
+            with pytest.raises(Killed):
+                run(corpus, tmp_path / str(version))
+        capsys.readouterr()
+        run(corpus, tmp_path / str(version))
+        assert ("going on where an earlier run stopped" in capsys.readouterr().out) == goes_on
 
 
 def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,9 +251,6 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_killed_at_the_very_end_it_still_leaves_a_report_and_no_work(
     corpus: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
     def kill(*_: object) -> None:
         raise Killed
 
@@ -253,6 +333,18 @@ def test_a_large_archive_is_cleaned_by_many_workers(corpus: Path, tmp_path: Path
     assert counts["documents"] == 3000
     assert counts["duplicates"] == 1500
     assert (counts["files_of_sentences"], counts["files_of_jsonl"]) == (1, 1)
+
+
+@pytest.mark.parametrize("layout", ["running", "sentences"])
+def test_an_archive_that_is_one_document_is_cleaned_by_many_tasks(tmp_path: Path, layout: str) -> None:
+    plain = write_one_document(tmp_path / "a.txt", layout)
+    archive = tmp_path / "a.txt.gz"
+    archive.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
+    run(plain, tmp_path / "plain", "--validation_share", "0")
+    for workers in ("1", "2"):
+        run(archive, tmp_path / workers, "--validation_share", "0", "--workers", workers, "--keep_work")
+        assert digests(tmp_path / workers) == digests(tmp_path / "plain")
+    assert len(list((tmp_path / "2" / ".work" / "done").glob("reading.*"))) > 4
 
 
 def test_files_that_are_cut_short_are_named_at_the_end(
@@ -352,7 +444,7 @@ def test_input_from_a_url_with_two_workers(corpus: Path, tmp_path: Path) -> None
         (tmp_path / "in" / f"{number:03d}.txt").write_text(text)
     run(tmp_path / "in", tmp_path / "here", "--layout", "sentences")
     run(f"file://{tmp_path}/in", tmp_path / "there", "--layout", "sentences", "--workers", "2")
-    assert digests(tmp_path / "there").keys() == digests(tmp_path / "here").keys()
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
     counts = [json.loads((tmp_path / place / "32" / "report.json").read_text()) for place in ("here", "there")]
     assert counts[0]["preparation"]["documents"] == counts[1]["preparation"]["documents"] == 400
 

@@ -1,7 +1,9 @@
 """The tasks of a preparation, one by one."""
 
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from threading import Barrier
 
@@ -11,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.console import console
-from data.pipeline import choose_donors, plan_shards
+from data.pipeline import Pipeline, choose_donors, join_documents, plan_shards
 from data.settings import Settings
-from data.sources import Source
+from data.sources import Source, find_sources
 from data.stages import Job, _encoder, encode, ingest
 from data.tokenizer import train_tokenizer
 
@@ -111,6 +113,131 @@ def test_the_parts_of_a_document_are_in_one_split(tmp_path: Path, monkeypatch: p
             assert encoded[split]["documents"] == len(stored.document_keys)
             for key in stored.document_keys.tolist():
                 splits.setdefault(key, set()).add(split)
+    assert len(splits) == 12
+    assert all(len(found) == 1 for found in splits.values())
+    assert set.union(*splits.values()) == {"training", "validation"}
+
+
+def read_all(root: Path, inputs: list[str], layout: str) -> tuple[list[tuple[str, int]], Counter[str]]:
+    """Every text with its document's key, in order, as encoding is told them, and all counts."""
+    job = Job(Settings((32,), (5,)), str(root), str(root), str(root / "tokenizer"))
+    texts: list[tuple[str, int]] = []
+    counts: Counter[str] = Counter()
+    for result in Pipeline(job, None, 1).ingest(find_sources(inputs, layout)):
+        counts.update(result["counts"])
+        for piece, size in result["pieces"]:
+            keys = job.folder.load_array("keys", piece)
+            number, key = result["joined"].get(piece, (0, 0))
+            keys[:number] = key
+            found = job.folder.text_path(piece).read_text().rstrip("\n").split("\n\n")
+            assert len(found) == len(keys) == size
+            texts += zip(found, keys.tolist(), strict=True)
+    return texts, counts
+
+
+def grouped(texts: list[tuple[str, int]]) -> list[str]:
+    """The documents: texts of one key put together."""
+    return ["\n".join(text for text, _ in group) for _, group in groupby(texts, key=lambda text: text[1])]
+
+
+KINDS = {
+    "word": "{}\n",
+    "short": "{} is a line.\n",
+    "long": "{} is a line of " + "very " * 30 + "many words.\n",
+    "junk": "\0\0\n",
+}
+DOCUMENT = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(DOCUMENT, max_size=5), min_size=1, max_size=3),
+    st.sampled_from([20, 64, 150, 400]),
+    st.sampled_from([50, 300, 2**20]),
+    st.sampled_from([60, 2000]),
+)
+def test_a_document_has_one_key_however_many_tasks_read_it(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[list[str]]], size: int, largest: int, piece: int
+) -> None:
+    folder = tmp_path_factory.mktemp("keys")
+    number = 0
+    for name, documents in enumerate(files):
+        lines: list[str] = []
+        for document in documents:
+            for kind in [*document, "short"] if "word" in document else document:  # none is too short as a whole
+                lines.append(KINDS[kind].format(number))
+                number += 1
+            lines.append("\n")
+        (folder / f"{name}.txt").write_text("".join(lines))
+    expected, whole = read_all(folder / ".whole", [str(folder)], "sentences")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data.sources.RANGE_BYTES", size)
+        patch.setattr("data.text.LARGEST_DOCUMENT", largest)
+        patch.setattr("data.stages.PIECE_BYTES", piece)
+        texts, counts = read_all(folder / ".cut", [str(folder)], "sentences")
+    assert grouped(texts) == [text for text, _ in expected]
+    assert counts["documents"] == whole["documents"]
+    assert counts["sentences"] == whole["sentences"]
+    assert counts["documents_cut"] == len(texts) - len(expected)
+
+
+def test_every_file_of_running_text_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        lines = [f"{name} {number} is a line that\n" + "\n" * (number % 5 == 4) for number in range(100)]
+        (tmp_path / f"{name}.txt").write_text("" if name == "b" else "".join(lines))
+    monkeypatch.setattr("data.sources.RANGE_BYTES", 300)
+    monkeypatch.setattr("data.stages.PIECE_BYTES", 100)
+    texts, counts = read_all(tmp_path / ".work", [str(tmp_path)], "running")
+    first, second = grouped(texts)
+    for document, name in ((first, "a"), (second, "c")):
+        assert document.split() == (tmp_path / f"{name}.txt").read_text().split()
+    assert counts["documents"] == 2
+    assert counts["documents_cut"] == len(texts) - 2 > 10
+
+
+def test_a_document_whose_beginning_is_no_text_begins_where_its_text_does() -> None:
+    """Ranges of two files: text and an end, junk only, text that goes on twice; then a file of junk, and text."""
+    places = [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]
+    base = {"counts": {"documents_cut": 0}, "broken": []}
+    read = [
+        {**base, "pieces": [["p0", 2]], "going_on": 0, "open_key": None},
+        {**base, "pieces": [], "going_on": 0, "open_key": None},
+        {**base, "pieces": [["p2", 1], ["p3", 1]], "going_on": 2, "open_key": 5},
+        {**base, "pieces": [["p4", 1], ["p5", 3]], "going_on": 2, "open_key": 6},
+        {**base, "pieces": [], "going_on": 0, "open_key": None},
+        {**base, "pieces": [["p6", 1]], "going_on": 1, "open_key": None},
+    ]
+    joined = join_documents([[Source(path, "sentences", start)] for path, start in places], read)
+    assert [result["joined"] for result in joined] == [{}, {}, {}, {"p4": (1, 5), "p5": (1, 5)}, {}, {}]
+    assert [result["counts"]["documents"] for result in joined] == [0, 0, 1, 0, 0, 1]
+    assert [result["counts"]["documents_cut"] for result in joined] == [0, 0, -1, 0, 0, -1]
+
+
+@pytest.mark.parametrize("layout", ["sentences", "running"])
+def test_what_several_tasks_read_of_a_document_is_in_one_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr("data.sources.RANGE_BYTES", 700)
+    monkeypatch.setattr("data.text.LARGEST_DOCUMENT", 300)
+    monkeypatch.setattr("data.stages.PIECE_BYTES", 400)
+    for number in range(12):
+        lines = [f"{number} {' '.join(WORDS[k : k + 9])}.\n" for k in range(80)]
+        (tmp_path / f"{number:02d}.txt").write_text("".join(lines))
+    train_tokenizer(WORDS, 200).save(tmp_path / ".tokenizer")
+    work = str(tmp_path / ".work")
+    job = Job(Settings((32,), (5,), validation_share=0.5), work, work, str(tmp_path / ".tokenizer"))
+    pipeline = Pipeline(job, None, 1)
+    read = pipeline.ingest(find_sources([str(tmp_path)], layout))
+    assert sum(result["counts"]["documents"] for result in read) == 12
+    assert sum(bool(result["pieces"]) for result in read) > 36, "many tasks read each of them"
+    pieces = [name for result in read for name, _ in result["pieces"]]
+    pipeline.deduplicate(pieces)
+    joined = {piece: part for result in read for piece, part in result["joined"].items()}
+    splits: dict[int, set[str]] = {}
+    for result in pipeline.encode(pieces, joined):
+        for split, found in result["splits"].items():
+            if found["documents"] and found["sole_key"] is not None:
+                splits.setdefault(found["sole_key"], set()).add(split)
     assert len(splits) == 12
     assert all(len(found) == 1 for found in splits.values())
     assert set.union(*splits.values()) == {"training", "validation"}

@@ -7,9 +7,12 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import pytest
 import zstandard
+from fsspec.spec import AbstractBufferedFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,22 +197,73 @@ def test_a_line_of_many_megabytes_is_cut(tmp_path: Path) -> None:
     assert max(len(sentence) for document in documents for sentence in document) <= 20_000
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.text(alphabet="ab\n", max_size=120), st.integers(1, 20))
-def test_ranges_share_nothing_and_lose_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
+def whole_documents(sources: list[Source]) -> list[list[str]]:
+    """Parts put together again: one that goes on belongs to the document before it, unless that has ended."""
+    documents: list[list[str]] = []
+    is_open = False
+    for source in sources:
+        for part in read_documents(source, Counter(), language="en", text_field=""):
+            if part.goes_on and is_open:
+                documents[-1].extend(part.sentences)
+            else:
+                documents.append(list(part.sentences))
+            is_open = not part.ends
+    return documents
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(alphabet="ab \0\n", max_size=120),
+    st.integers(1, 20),
+    st.sampled_from([3, 2**20]),
+    st.sampled_from(["sentences", "paragraphs"]),
+)
+def test_ranges_share_nothing_and_lose_nothing(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int, largest: int, layout: str
+) -> None:
+    """A \\0 is junk: a line of them is no text and no end of a document either."""
     path = tmp_path_factory.mktemp("ranges") / "a.txt"
     path.write_text(text)
-    read = read_documents(Source(str(path), "sentences"), Counter(), language="en", text_field="")
-    whole = [document.sentences for document in read]
-    before = sources_module.RANGE_BYTES
-    sources_module.RANGE_BYTES = size
-    try:
-        assert documents_of(path, layout="sentences") == whole
-    finally:
-        sources_module.RANGE_BYTES = before
+    whole = read_documents(Source(str(path), layout), Counter(), language="en", text_field="")
+    expected = [document.sentences for document in whole]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources_module, "RANGE_BYTES", size)
+        patch.setattr("data.text.LARGEST_DOCUMENT", largest)
+        assert whole_documents(find_sources([str(path)], layout)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="ab. \0\n", max_size=120), st.integers(1, 20), st.sampled_from([3, 2**20]))
+def test_ranges_of_running_text_are_one_document(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int, largest: int
+) -> None:
+    """Its words are the same and in order; a sentence may be cut where a range or a part without a blank line ends."""
+    path = tmp_path_factory.mktemp("running") / "a.txt"
+    path.write_text(text)
+    (source,) = find_sources([str(path)], "running")
+    expected = whole_documents([source])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources_module, "RANGE_BYTES", size)
+        patch.setattr("data.text.LARGEST_DOCUMENT", largest)
+        found = whole_documents(find_sources([str(path)], "running"))
+    assert [" ".join(document).split() for document in found] == [" ".join(document).split() for document in expected]
+
+
+def test_running_text_is_cut_between_paragraphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paragraph = "A sentence that\ngoes on in the next line. And\nanother one.\n\n"
+    (tmp_path / "a.txt").write_text(paragraph * 50)
+    (whole,) = documents_of(tmp_path / "a.txt", layout="running")
+    monkeypatch.setattr(sources_module, "RANGE_BYTES", 300)
+    sources = find_sources([str(tmp_path / "a.txt")], "running")
+    parts = [list(read_documents(source, Counter(), language="en", text_field="")) for source in sources]
+    assert len(parts) == -(-len(paragraph) * 50 // 300)
+    assert all(len(part) == 1 for part in parts[:-1])
+    assert [sentence for part in parts for document in part for sentence in document.sentences] == whole
+    assert [document.goes_on for part in parts for document in part][:3] == [False, True, True]
 
 
 def test_json_lines_and_parquet_are_cut_for_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
     texts = [f"Document number {number} is here." for number in range(50)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -297,6 +351,66 @@ def test_folders_globs_and_urls(tmp_path: Path) -> None:
     assert documents_of("memory://corpus") == DOCUMENTS
     with pytest.raises(UserError, match="no file found"):
         documents_of(tmp_path / "absent")
+
+
+class Remote(fsspec.AbstractFileSystem):
+    """Files as an object store has them: with ranges of bytes on request, and a `readline` without a limit."""
+
+    protocol = "remote"
+    cachable = False
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        return {"name": path, "type": "file", "size": self.size(path)}
+
+    def size(self, path: str) -> int | None:
+        return len(self.files[path])
+
+    def find(self, path: str, *_: object, **__: object) -> list[str]:  # type: ignore[override]
+        return sorted(name for name in self.files if name.startswith(path))
+
+    def _open(self, path: str, mode: str = "rb", **_: object) -> AbstractBufferedFile:
+        return AbstractBufferedFile(self, path, mode, block_size=100, size=len(self.files[path]))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        return self.files[path][start:end]
+
+
+class StreamedFile(AbstractBufferedFile):
+    def seek(self, loc: int, whence: int = 0) -> int:
+        raise ValueError("cannot seek")
+
+
+class Streamed(Remote):
+    protocol = "streamed"
+
+    def _open(self, path: str, mode: str = "rb", **_: object) -> AbstractBufferedFile:
+        return StreamedFile(self, path, mode, block_size=100, size=len(self.files[path]))
+
+
+class Unsized(Remote):
+    protocol = "unsized"
+
+    def size(self, path: str) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(("system", "num_sources"), [(Remote, 14), (Streamed, 1), (Unsized, 1)])
+def test_urls_are_cut_and_packed_where_the_file_system_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: type[Remote], num_sources: int
+) -> None:
+    monkeypatch.setattr(sources_module, "RANGE_BYTES", 600)
+    fsspec.register_implementation(str(system.protocol), system, clobber=True)
+    text = "".join(f"Sentence number {number} is here.\n" + "\n" * (number % 3 == 0) for number in range(400))[:8000]
+    (tmp_path / "a.txt").write_text(text)
+    small = {f"small/{number:03d}.txt": LINES.encode() for number in range(40)}
+    monkeypatch.setattr(Remote, "files", {"a.txt": text.encode(), **small})
+    for layout in ("sentences", "running"):
+        found = find_sources([f"{system.protocol}://a.txt"], layout)
+        assert len(found) == num_sources
+        assert whole_documents(found) == whole_documents(find_sources([str(tmp_path / "a.txt")], layout))
+    packs = list(pack_sources(find_sources([f"{system.protocol}://small"], "sentences")))
+    assert len(packs) == (40 if system is Unsized else -(-40 // (600 // len(LINES))))
 
 
 MANY = "".join(f"Sentence number {number} stands in this line.\n\n" for number in range(20_000)).encode()
@@ -390,6 +504,7 @@ def test_a_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
     bad = b"One bad \xff byte is here."
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "A good one."}\n{"text": "' + bad + b'"}\n')
@@ -403,6 +518,7 @@ def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
 
 
 def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
     table = arrow.table({"text": [f"Sentence number {number}." for number in range(5000)]})
     arrow.parquet.write_table(table, tmp_path / "a.parquet")
@@ -437,6 +553,6 @@ def test_the_parts_of_a_very_large_document_are_known_as_such(tmp_path: Path, mo
         assert found[1].goes_on
         assert counts["documents_cut"] == len(found) - firsts
         if firsts == 3:
-            small = found.index((["A small one."], False))
+            small = found.index((["A small one."], False, True))
             assert not found[small + 1].goes_on
             assert found[small + 2].goes_on
