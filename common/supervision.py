@@ -59,9 +59,11 @@ class Supervisor:
             if self.is_asked.is_set():  # between the first line and here
                 self.process.terminate()
             code = self.process.wait()
-            has_orphans = end_orphans(self.process.pid)
+            is_finished = code == 0 and read_outcome(outcome) == 0
+            # Of a run that came to its end no rank is left: what a script started beside it, as TensorBoard, may stay.
+            has_orphans = not is_finished and end_orphans(self.process.pid)
             self.lost_rank = find_lost_rank(outcome)
-            if code == 0 and (has_orphans or (is_training_here(command) and read_outcome(outcome) is None)):
+            if code == 0 and not is_finished and (has_orphans or is_training_here(command)):
                 code = DIED_UNSEEN
         if self.is_asked.is_set() and not self.has_ranks:
             return STOPPED_EXIT_CODE  # there was nothing to save yet

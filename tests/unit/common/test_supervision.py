@@ -1,14 +1,23 @@
 """What a supervisor makes of a command's end: small commands in the place of a training."""
 
+import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
+from common import supervision
 from common.supervision import Supervisor
 
 FINISH = "import os, pathlib; pathlib.Path(os.environ['BERT_PRETRAINING_OUTCOME']).write_text('0')"
 DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+STOP = FINISH.replace("'0'", "'75'")
+# A script's second training, which does not come to its end.
+FINISH_AND_DIE = "from common.outcome import *\nleave_outcome(0, True)\nwith sign_of_life(0): pass"
+BESIDE = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open(sys.argv[1], 'w'))"
 LOSE_RANK_1 = "import os; open(os.environ['BERT_PRETRAINING_OUTCOME'] + '.rank_1', 'w'); raise SystemExit(3)"
 
 
@@ -23,6 +32,8 @@ def run(code: str, *words: str) -> tuple[int, int | None]:
     [
         ("pass", ["deepspeed_train.py"], (1, None)),  # 0, but no rank 0 came to its end
         (FINISH, ["deepspeed_train.py"], (0, None)),
+        (STOP, ["deepspeed_train.py"], (1, None)),  # the launcher was killed, and its ranks were quick
+        (FINISH_AND_DIE, ["deepspeed_train.py"], (1, None)),
         ("pass", ["something_else.py"], (0, None)),
         ("pass", ["--hostfile", "hosts", "deepspeed_train.py"], (0, None)),  # its rank 0 may be elsewhere
         ("raise SystemExit(75)", ["deepspeed_train.py"], (75, None)),
@@ -32,6 +43,26 @@ def run(code: str, *words: str) -> tuple[int, int | None]:
 )
 def test_the_code_is_true(code: str, words: list[str], expected: tuple[int, int | None]) -> None:
     assert run(code, *words) == expected
+
+
+def end(process: int) -> bool:
+    """Kill it; whether it was still there."""
+    is_there = False
+    with suppress(psutil.Error):
+        is_there = psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+        os.kill(process, signal.SIGKILL)
+    return is_there
+
+
+@pytest.mark.parametrize(("first", "expected"), [(FINISH, 0), ("pass", 1)])
+def test_what_a_script_starts_beside_a_run_may_outlive_one_that_has_finished(
+    first: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.1)
+    number = tmp_path / "number"
+    code, _ = run(f"{first}\n{BESIDE}", str(number))
+    assert end(int(number.read_text())) == (expected == 0)
+    assert code == expected
 
 
 def test_signals_are_given_back() -> None:
