@@ -6,12 +6,14 @@ import subprocess
 import tempfile
 import threading
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from common.console import console
 from common.errors import UserError
 from common.launchers import is_launcher
 from common.outcome import OUTCOME_VARIABLE, find_lost_rank, read_outcome
@@ -68,6 +70,19 @@ class Supervisor:
         if self.is_asked.is_set() and not self.has_ranks:
             return STOPPED_EXIT_CODE  # there was nothing to save yet
         return code if code >= 0 else 128 - code
+
+    def run_again(self, start: Callable[[], int], max_restarts: int, pause: float) -> int:
+        """Call `start`, which runs a command here, until it ends for good or has died once too often; its last code."""
+        for restarts in range(max_restarts + 1):
+            code = start()
+            if code in FINAL_CODES or self.is_asked.is_set():
+                return code
+            if restarts < max_restarts:
+                console.say(f"the run died with code {code}: restart {restarts + 1} of {max_restarts}")
+                if self.is_asked.wait(pause):
+                    return STOPPED_EXIT_CODE
+        console.warn(f"the run died with code {code} after {max_restarts} restarts: giving up")
+        return code
 
     def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
         self.is_asked.set()

@@ -2,12 +2,11 @@
 
 import os
 import sys
+from functools import partial
 
-from common.console import console
 from common.errors import UserError
-from common.processes import STOPPED_EXIT_CODE
 from common.starting import start
-from common.supervision import FINAL_CODES, Supervisor
+from common.supervision import Supervisor
 
 FLAG = "--max_restarts"
 PAUSE_SECONDS = 5.0
@@ -23,16 +22,7 @@ def restart_alone(max_restarts: int) -> int:
     command = without_flag([sys.executable, *sys.orig_argv[1:]])
     with Supervisor() as supervisor:
         start.hand_over()
-        for restarts in range(max_restarts + 1):
-            code = supervisor.run(command)
-            if code in FINAL_CODES or supervisor.is_asked.is_set():
-                return code
-            if restarts < max_restarts:
-                console.say(f"the run died with code {code}: restart {restarts + 1} of {max_restarts}")
-                if supervisor.is_asked.wait(PAUSE_SECONDS):
-                    return STOPPED_EXIT_CODE
-    console.warn(f"the run died with code {code} after {max_restarts} restarts: giving up")
-    return code
+        return supervisor.run_again(partial(supervisor.run, command), max_restarts, PAUSE_SECONDS)
 
 
 def without_flag(command: list[str]) -> list[str]:

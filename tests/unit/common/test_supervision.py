@@ -3,13 +3,16 @@
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from common import supervision
+from common.processes import STOPPED_EXIT_CODE
 from common.supervision import Supervisor
 
 FINISH = "import os, pathlib; pathlib.Path(os.environ['BERT_PRETRAINING_OUTCOME']).write_text('0')"
@@ -63,6 +66,22 @@ def test_what_a_script_starts_beside_a_run_may_outlive_one_that_has_finished(
     code, _ = run(f"{first}\n{BESIDE}", str(number))
     assert end(int(number.read_text())) == (expected == 0)
     assert code == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "max_restarts"), [([0], 3), ([2], 3), ([75], 3), ([1], 0), ([1, 137, 0], 3), ([1, 71, 137], 2)]
+)
+def test_a_command_is_started_again_until_it_ends_for_good_or_too_often(codes: list[int], max_restarts: int) -> None:
+    starts = iter([*codes, 0])
+    with Supervisor() as supervisor:
+        assert supervisor.run_again(partial(next, starts), max_restarts, pause=0.0) == codes[-1]
+    assert list(starts) == [0], "neither too few starts nor too many"
+
+
+def test_a_request_to_stop_ends_the_pause() -> None:
+    with Supervisor() as supervisor:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert supervisor.run_again(lambda: 1, 1, pause=600.0) == STOPPED_EXIT_CODE
 
 
 def test_signals_are_given_back() -> None:
