@@ -104,12 +104,16 @@ def is_training_here(command: list[str]) -> bool:
 
 
 def find_ranks(launcher: int) -> list[psutil.Process]:
-    """The training processes below the launcher; the launchers between do not pass signals on in time."""
+    """The training processes below the launcher; the launchers between do not pass signals on in time.
+
+    A process that has a rank below it is none, though the same script stands among its words (that of --max_restarts,
+    `timeout`): most pass a signal on, and a rank takes the second Ctrl-C as a demand to leave at once.
+    """
     try:
         family = [psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-    return [process for process in family if is_rank(process)]
+    return [process for process in family if is_rank(process) and not has_rank_below(process)]
 
 
 def is_rank(process: psutil.Process) -> bool:
@@ -118,6 +122,14 @@ def is_rank(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return not is_launcher(words) and any(word.endswith(SCRIPT) for word in words)
+
+
+def has_rank_below(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        words = process.cmdline()
+        below = [child for child in process.children(recursive=True) if is_rank(child)]
+        return any(child.cmdline() != words for child in below)  # equal words are a fork's
+    return False
 
 
 def end_orphans(session: int) -> bool:

@@ -40,7 +40,7 @@ START_AGAIN = "start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set
 def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
     """Read the launcher's variables, or srun's; without either, fill in a world of one on a free port."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        if _is_started_by_srun(environment):
+        if is_started_by_srun(environment):
             _take_over_from_srun(environment)
         else:
             environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
@@ -62,7 +62,7 @@ def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
     return place
 
 
-def _is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
+def is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
     """Several tasks of one srun, or one whose user has named the meeting point."""
     return "SLURM_PROCID" in environment and (
         "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"

@@ -7,6 +7,7 @@ from functools import partial
 from common.errors import UserError
 from common.starting import start
 from common.supervision import Supervisor
+from training.environment import is_started_by_srun
 
 FLAG = "--max_restarts"
 PAUSE_SECONDS = 5.0
@@ -14,7 +15,7 @@ PAUSE_SECONDS = 5.0
 
 def restart_alone(max_restarts: int) -> int:
     """The child's last exit code. A rank of several cannot do this: the others would wait for who has gone."""
-    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    if "RANK" in os.environ or is_started_by_srun(os.environ):
         raise UserError(
             f"{FLAG} {max_restarts}: a launcher started this rank, and one rank cannot start the others again; drop "
             f"the flag, and put the whole command behind `python scripts/supervise.py {FLAG} {max_restarts} --`"

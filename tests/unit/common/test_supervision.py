@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from common import supervision
 from common.processes import STOPPED_EXIT_CODE
-from common.supervision import Supervisor
+from common.supervision import Supervisor, find_ranks
 
 FINISH = "import os, pathlib; pathlib.Path(os.environ['BERT_PRETRAINING_OUTCOME']).write_text('0')"
 DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -82,6 +84,23 @@ def test_a_request_to_stop_ends_the_pause() -> None:
     with Supervisor() as supervisor:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert supervisor.run_again(lambda: 1, 1, pause=600.0) == STOPPED_EXIT_CODE
+
+
+def test_ranks_are_the_lowest_processes_with_the_script_among_their_words() -> None:
+    """As below `timeout`, or the process of --max_restarts. A fork, which has its parent's words, takes none away."""
+    rank = "import os, time; os.fork(); time.sleep(60)"
+    above = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}, 'deepspeed_train.py'])"
+    with subprocess.Popen([sys.executable, "-c", above, "deepspeed_train.py", "--max_restarts", "1"]) as process:
+        family = psutil.Process(process.pid)
+        try:
+            deadline = time.monotonic() + 60
+            while len(family.children(recursive=True)) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert set(find_ranks(process.pid)) == set(family.children(recursive=True))
+        finally:
+            for member in [family, *family.children(recursive=True)]:
+                member.kill()
 
 
 def test_signals_are_given_back() -> None:
