@@ -3,18 +3,11 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from data.instances import Documents, Instances
-
-
-class Piece(NamedTuple):
-    """About two megabytes of cleaned text: the unit in which documents are encoded and cut into instances."""
-
-    name: str
-    num_documents: int
 
 
 class WorkFolder:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(PROJECT))
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
+from common.launchers import find_deepspeed
 
 try:
     import torch
@@ -159,7 +160,7 @@ def examine_instructions(cpu_flags: set[str]) -> Finding:
 
 
 def examine_launcher() -> Finding:
-    found = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    found = find_deepspeed()
     if found is None:
         return Finding("launcher", "no `deepspeed` command", INSTALL)
     return Finding("launcher", found)

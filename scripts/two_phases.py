@@ -5,9 +5,6 @@ passed on to both phases' launcher.
 """
 
 import argparse
-import os
-import shutil
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +18,12 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
+from common.launchers import find_deepspeed
 from common.processes import STOPPED_EXIT_CODE
 from common.supervision import DIED_UNSEEN, Supervisor
 from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, read_state
-from training.environment import Place
+from training.environment import Place, free_port
 from training.match import EngineKind, find_mismatches
 from training.run import Datasets, is_run_finished, open_data
 from training.settings import Settings, resolve_settings
@@ -148,14 +146,11 @@ def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str])
 
 
 def launcher(ranks: int | None) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     count = [] if ranks is None else ["--num_gpus", str(ranks)]
-    path = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    path = find_deepspeed()
     if path is None:
         raise UserError("deepspeed: there is no such command; pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(port), *count, str(PROJECT / "deepspeed_train.py")]
+    return [path, "--master_port", str(free_port()), *count, str(PROJECT / "deepspeed_train.py")]
 
 
 if __name__ == "__main__":
