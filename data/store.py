@@ -9,17 +9,19 @@ import numpy as np
 
 from data.instances import Documents, Instances
 
+DONE = "done"  # the folder of the tasks' results
+
 
 class WorkFolder:
     """Paths and small files. A task's result is written last and whole, so a task without one is simply run again."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("raw", "text", "hashes", "keys", "signatures", "keep", "tokens", "instances", "done"):
+        for name in ("raw", "text", "hashes", "keys", "signatures", "keep", "tokens", "instances", DONE):
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def result_path(self, stage: str, task: str) -> Path:
-        return self.root / "done" / f"{stage}.{task}.json"
+        return self.root / DONE / f"{stage}.{task}.json"
 
     def result(self, stage: str, task: str) -> Any | None:
         path = self.result_path(stage, task)
@@ -31,6 +33,10 @@ class WorkFolder:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(result))
         temporary.replace(path)
+
+    def forget(self, stage: str, task: str) -> None:
+        """Have a task run again."""
+        self.result_path(stage, task).unlink(missing_ok=True)
 
     def text_path(self, piece: str) -> Path:
         return self.root / "text" / f"{piece}.txt"
