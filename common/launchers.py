@@ -1,4 +1,4 @@
-"""What started this process, and whether it is still there: launchers die without telling their ranks."""
+"""Launchers: where `deepspeed` is, what started this process and whether it is still there; they die without a word."""
 
 import os
 import shutil
