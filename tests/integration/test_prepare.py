@@ -204,7 +204,7 @@ def test_killed_at_the_very_end_it_still_leaves_a_report_and_no_work(
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["all shards there", "a shard lost meanwhile"])
-@pytest.mark.parametrize("num_removed", [0, 1, 3])
+@pytest.mark.parametrize("num_removed", [0, 1, 9])  # of the ten folders in it
 def test_killed_while_it_removes_its_work_it_goes_on_with_what_is_left(
     corpus: Path, tmp_path: Path, num_removed: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
