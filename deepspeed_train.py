@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         start.begin()
         flags, problems = read_arguments(argv)
         if flags.max_restarts is not None and not problems.messages:
-            return restart_alone(flags.max_restarts)
+            code = restart_alone(flags.max_restarts)
+            leave_outcome(code, True)  # the child told us, and a supervisor above us waits for it too
+            return code
         place = find_place()
         stack.enter_context(sign_of_life(place.rank))
         console.enabled = place.is_main

@@ -1,6 +1,8 @@
-"""What started this process, and whether it is still there: launchers die without telling their ranks."""
+"""Launchers: where `deepspeed` is, what started this process and whether it is still there; they die without a word."""
 
 import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,11 @@ def is_launcher(command_line: Sequence[str]) -> bool:
         word == "deepspeed.launcher.launch" or word.endswith(("/deepspeed", "/torchrun")) or word in TORCH_LAUNCHERS
         for word in command_line[:4]
     )
+
+
+def find_deepspeed() -> str | None:
+    """The `deepspeed` command of this environment, whether it is active or not, else whichever there is."""
+    return shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 class Launcher:

@@ -36,6 +36,8 @@ def sign_of_life(rank: int) -> Generator[None]:
     sign = Path(f"{name}.rank_{rank}")
     with suppress(OSError):
         sign.touch()
+        if rank == 0:
+            Path(name).unlink(missing_ok=True)  # of a command before this one in the same script
     try:
         yield
     finally:

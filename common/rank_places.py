@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from common.errors import UserError
@@ -51,12 +52,11 @@ class RankPlaces:
             return self
         index = rank if rank is not None and rank < len(self.places) else len(self.places) - 1
         places = [place for number, place in enumerate(self.places) if number != index]
-        if self.places[0][0] is None:
-            place = _place_of(self.command, COUNT_FLAGS)
-            assert place is not None
-            return RankPlaces([*self.command[:place], str(len(places)), *self.command[place + 1 :]], places)
+        is_counted = self.places[0][0] is None
         rest = _without_flags(self.command, (*COUNT_FLAGS, *INCLUDE_FLAGS, *EXCLUDE_FLAGS, "--num_nodes"))
-        return RankPlaces([rest[0], "--include", _written(places), *rest[1:]], places)
+        words = [COUNT_FLAGS[0], str(len(places))] if is_counted else [INCLUDE_FLAGS[0], _written(places)]
+        script = _own_words(rest)  # the launcher's own name may stand anywhere before it, as in `nice deepspeed …`
+        return RankPlaces([*rest[:script], *words, *rest[script:]], places)
 
 
 def _own_words(command: list[str]) -> int:
@@ -64,20 +64,19 @@ def _own_words(command: list[str]) -> int:
     return next((index for index, word in enumerate(command) if word.endswith(SCRIPT_SUFFIX)), len(command))
 
 
-def _place_of(command: list[str], flags: tuple[str, ...]) -> int | None:
-    """Where the value of the first of `flags` stands."""
-    for index, word in enumerate(command[: _own_words(command)]):
-        if word in flags and index + 1 < len(command):
-            return index + 1
+def _value(command: list[str], flags: tuple[str, ...]) -> str | None:
+    """Of the first of `flags`, given as its next word or joined to it."""
+    words = command[: _own_words(command)]
+    for word, following in zip_longest(words, words[1:]):
+        if word in flags:
+            return following
+        if _is_joined(word, flags):
+            return word.partition("=")[2]
     return None
 
 
-def _value(command: list[str], flags: tuple[str, ...]) -> str | None:
-    place = _place_of(command, flags)
-    if place is not None:
-        return command[place]
-    joined = [word for word in command[: _own_words(command)] if word.startswith(tuple(f"{flag}=" for flag in flags))]
-    return joined[0].partition("=")[2] if joined else None
+def _is_joined(word: str, flags: tuple[str, ...]) -> bool:
+    return word.startswith(tuple(f"{flag}=" for flag in flags))
 
 
 def _without_flags(command: list[str], flags: tuple[str, ...]) -> list[str]:
@@ -86,7 +85,7 @@ def _without_flags(command: list[str], flags: tuple[str, ...]) -> list[str]:
         if command[index] in flags:
             index += 2
             continue
-        if not command[index].startswith(tuple(f"{flag}=" for flag in flags)):
+        if not _is_joined(command[index], flags):
             kept.append(command[index])
         index += 1
     return [*kept, *command[end:]]

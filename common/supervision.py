@@ -6,12 +6,14 @@ import subprocess
 import tempfile
 import threading
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from common.console import console
 from common.errors import UserError
 from common.launchers import is_launcher
 from common.outcome import OUTCOME_VARIABLE, find_lost_rank, read_outcome
@@ -59,13 +61,28 @@ class Supervisor:
             if self.is_asked.is_set():  # between the first line and here
                 self.process.terminate()
             code = self.process.wait()
-            has_orphans = end_orphans(self.process.pid)
+            is_finished = code == 0 and read_outcome(outcome) == 0
+            # Of a run that came to its end no rank is left: what a script started beside it, as TensorBoard, may stay.
+            has_orphans = not is_finished and end_orphans(self.process.pid)
             self.lost_rank = find_lost_rank(outcome)
-            if code == 0 and (has_orphans or (is_training_here(command) and read_outcome(outcome) is None)):
+            if code == 0 and not is_finished and (has_orphans or is_training_here(command)):
                 code = DIED_UNSEEN
         if self.is_asked.is_set() and not self.has_ranks:
             return STOPPED_EXIT_CODE  # there was nothing to save yet
         return code if code >= 0 else 128 - code
+
+    def run_again(self, start: Callable[[], int], max_restarts: int, pause: float) -> int:
+        """Call `start`, which runs a command here, until it ends for good or has died once too often; its last code."""
+        for restarts in range(max_restarts + 1):
+            code = start()
+            if code in FINAL_CODES or self.is_asked.is_set():
+                return code
+            if restarts < max_restarts:
+                console.say(f"the run died with code {code}: restart {restarts + 1} of {max_restarts}")
+                if self.is_asked.wait(pause):
+                    return STOPPED_EXIT_CODE
+        console.warn(f"the run died with code {code} after {max_restarts} restarts: giving up")
+        return code
 
     def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
         self.is_asked.set()
@@ -87,12 +104,16 @@ def is_training_here(command: list[str]) -> bool:
 
 
 def find_ranks(launcher: int) -> list[psutil.Process]:
-    """The training processes below the launcher; the launchers between do not pass signals on in time."""
+    """The training processes below the launcher; the launchers between do not pass signals on in time.
+
+    A process that has a rank below it is none, though the same script stands among its words (that of --max_restarts,
+    `timeout`): most pass a signal on, and a rank takes the second Ctrl-C as a demand to leave at once.
+    """
     try:
         family = [psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-    return [process for process in family if is_rank(process)]
+    return [process for process in family if is_rank(process) and not has_rank_below(process)]
 
 
 def is_rank(process: psutil.Process) -> bool:
@@ -101,6 +122,14 @@ def is_rank(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return not is_launcher(words) and any(word.endswith(SCRIPT) for word in words)
+
+
+def has_rank_below(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        words = process.cmdline()
+        below = [child for child in process.children(recursive=True) if is_rank(child)]
+        return any(child.cmdline() != words for child in below)  # equal words are a fork's
+    return False
 
 
 def end_orphans(session: int) -> bool:

@@ -19,6 +19,7 @@ from data.schema import SPLITS
 from data.settings import Settings
 from data.sources import Source, cut_part, pack_sources
 from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
+from data.storage import Storage
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
 
@@ -182,11 +183,21 @@ class Pipeline:
             for (split, length), parts in made.items()
             for task in plan_shards(split, length, predictions[length], parts, settings.shard_rows)
         ]
+        self._forget_lost_shards(tasks)
         results = self.run_stage("writing", write, [(task.name, (task,)) for task in tasks], "shard")
         shards: dict[int, list[dict[str, Any]]] = {length: [] for length in settings.max_seq_lengths}
         for task, result in zip(tasks, results, strict=True):
             shards[task.length].append(result)
         return shards
+
+    def _forget_lost_shards(self, tasks: Sequence[ShardTask]) -> None:
+        """Those that an earlier run wrote, and that are no longer in the output as they were."""
+        output = Storage(self.job.output)
+        sizes = {length: output.sizes(str(length)) for length in {task.length for task in tasks}}
+        for task in tasks:
+            done = self.folder.result("writing", task.name)
+            if done is not None and sizes[task.length].get(done["name"]) != done["bytes"]:
+                self.folder.forget("writing", task.name)
 
 
 def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, arguments: tuple[Any, ...]) -> Any:

@@ -23,7 +23,7 @@ from data.settings import Settings
 from data.sources import Source, count_formats, describe_sources, find_sources, is_url
 from data.stages import Job
 from data.storage import Storage
-from data.store import WORK_FORMAT
+from data.store import DONE, WORK_FORMAT
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
@@ -179,7 +179,7 @@ def _check_places(arguments: argparse.Namespace, work: Path) -> None:
         if given is not None and not is_url(given):
             check_folder_to_write(Path(given), f"--{flag}", problems)
     problems.raise_if_any()
-    if work.is_dir() and not (work / MARKER).is_file() and any(work.iterdir()):
+    if work.is_dir() and not (work / MARKER).is_file() and not all(map(_is_of_marker, work.iterdir())):
         raise UserError(f"{work}: is no work folder of this command and not empty; give another --work_dir")
 
 
@@ -203,7 +203,8 @@ def _left_as_found(work: Path) -> Iterator[None]:
         yield
     except UserError:
         if is_new:
-            shutil.rmtree(work, ignore_errors=True)
+            with suppress(OSError):
+                _remove_work(work)
             for folder in made[1:]:
                 with suppress(OSError):  # not empty: somebody else's by now
                     folder.rmdir()
@@ -232,7 +233,8 @@ def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings
     if is_continued:
         console.say(f"{work}: going on where an earlier run stopped")
     else:
-        shutil.rmtree(work, ignore_errors=True)
+        if work.exists():
+            _remove_work(work)
         work.mkdir(parents=True)
         write_atomically(work / MARKER, _marker_text(fingerprint))
     for length in settings.max_seq_lengths:
@@ -244,7 +246,22 @@ def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings
 def _close_work(work: Path, fingerprint: str, keep: bool) -> None:
     """Take the work folder away, also one that a run killed at its very end has left."""
     if _is_continued(work, fingerprint) and not keep:
-        shutil.rmtree(work)
+        _remove_work(work)
+
+
+def _remove_work(work: Path) -> None:
+    """Killed on the way, it is still a work folder, and a sound one.
+
+    So what says which tasks are done goes before what they made, and the marker last.
+    """
+    for path in sorted(work.iterdir(), key=lambda path: (_is_of_marker(path), path.name != DONE)):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    work.rmdir()
+
+
+def _is_of_marker(path: Path) -> bool:
+    """The marker, or what a kill left that came while it was written."""
+    return path.name == MARKER or path.name.startswith(f".{MARKER}.")
 
 
 def _save_tokenizer(made: Path, final: Storage) -> None:

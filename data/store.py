@@ -3,20 +3,14 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from data.instances import Documents, Instances
 
 WORK_FORMAT = 2  # of what tasks leave for each other: changes with how sources are cut and what their results hold
-
-
-class Piece(NamedTuple):
-    """About two megabytes of cleaned text: the unit in which documents are encoded and cut into instances."""
-
-    name: str
-    num_documents: int
+DONE = "done"  # the folder of the tasks' results
 
 
 class WorkFolder:
@@ -24,11 +18,11 @@ class WorkFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("raw", "text", "hashes", "keys", "signatures", "keep", "tokens", "instances", "done"):
+        for name in ("raw", "text", "hashes", "keys", "signatures", "keep", "tokens", "instances", DONE):
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def result_path(self, stage: str, task: str) -> Path:
-        return self.root / "done" / f"{stage}.{task}.json"
+        return self.root / DONE / f"{stage}.{task}.json"
 
     def result(self, stage: str, task: str) -> Any | None:
         path = self.result_path(stage, task)
@@ -40,6 +34,10 @@ class WorkFolder:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(result))
         temporary.replace(path)
+
+    def forget(self, stage: str, task: str) -> None:
+        """Have a task run again."""
+        self.result_path(stage, task).unlink(missing_ok=True)
 
     def text_path(self, piece: str) -> Path:
         return self.root / "text" / f"{piece}.txt"

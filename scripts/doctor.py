@@ -16,6 +16,7 @@ sys.path.insert(0, str(PROJECT))
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
+from common.launchers import find_deepspeed
 
 try:
     import torch
@@ -72,13 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(ranks: int, output_dir: Path) -> list[Finding]:
+    allowed, memory = read_limits()
     return [
         examine_python(),
         *examine_versions((PROJECT / "requirements.txt").read_text()),
         *(examine_computing() if torch else [examine_without_torch()]),
         examine_launcher(),
-        examine_cores(ranks, len(os.sched_getaffinity(0)), dict(os.environ)),
-        examine_limits(*read_limits(), len(os.sched_getaffinity(0))),
+        examine_cores(ranks, len(os.sched_getaffinity(0)), allowed, dict(os.environ)),
+        examine_limits(allowed, memory),
         examine_memory(Path("/proc/meminfo")),
         examine_disk(output_dir),
     ]
@@ -159,29 +161,36 @@ def examine_instructions(cpu_flags: set[str]) -> Finding:
 
 
 def examine_launcher() -> Finding:
-    found = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    found = find_deepspeed()
     if found is None:
         return Finding("launcher", "no `deepspeed` command", INSTALL)
     return Finding("launcher", found)
 
 
-def examine_cores(ranks: int, cores: int, environment: dict[str, str]) -> Finding:
-    """Threads that ranks would take together against the cores there are."""
+def examine_cores(ranks: int, visible: int, allowed: float | None, environment: dict[str, str]) -> Finding:
+    """Threads that ranks would take together against the cores they may use.
+
+    Left alone, ranks share the cores that they see, and that is more than a control group may allow them.
+    """
+    cores = visible if allowed is None else max(1, min(visible, int(allowed)))
+    share = max(1, cores // ranks)
+    found = f"{cores}" if cores == visible else f"{cores} of the {visible} that are seen"
+    mended = "unset OMP_NUM_THREADS: ranks share the cores by themselves"
+    if cores < visible:
+        mended = f"export OMP_NUM_THREADS={share}, or allow more cores: ranks would share all {visible} among them"
     threads = environment.get("OMP_NUM_THREADS")
+    if ranks > cores:
+        return Finding("cores", f"{found}, for {ranks} ranks", f"start at most {cores} ranks on this machine")
     if threads is None:
-        text = f"{cores}, {max(1, cores // ranks)} for each of {ranks} ranks"
-        remedy = None if ranks <= cores else f"start at most {cores} ranks on this machine"
-        return Finding("cores", text, remedy)
+        return Finding("cores", f"{found}, {share} for each of {ranks} ranks", mended if cores < visible else None)
     if not threads.isdecimal() or int(threads) < 1:
-        return Finding(
-            "cores", f"{cores}; OMP_NUM_THREADS is {threads!r}, no number of threads", "unset OMP_NUM_THREADS"
-        )
+        return Finding("cores", f"{found}; OMP_NUM_THREADS is {threads!r}, no number of threads", mended)
     total = int(threads) * ranks
-    text = f"{cores}; OMP_NUM_THREADS={threads} makes {total} threads in {ranks} ranks"
+    text = f"{found}; OMP_NUM_THREADS={threads} makes {total} threads in {ranks} ranks"
     if total > cores:
-        return Finding("cores", text, "unset OMP_NUM_THREADS: ranks share the cores by themselves")
-    if total < cores and not (torch and torch.cuda.is_available()):
-        return Finding("cores", text, f"{cores - total} cores stay idle: unset OMP_NUM_THREADS or raise it")
+        return Finding("cores", text, mended)
+    if int(threads) < share and not (torch and torch.cuda.is_available()):
+        return Finding("cores", text, f"{cores - total} of them stay idle: export OMP_NUM_THREADS={share}")
     return Finding("cores", text)
 
 
@@ -210,19 +219,13 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def examine_limits(cores: float | None, memory: float | None, visible: int) -> Finding:
+def examine_limits(cores: float | None, memory: float | None) -> Finding:
     """What a container or a scheduler allows, which is less than what the machine shows."""
     told = [f"{cores:g} cores"] if cores is not None else []
     told += [f"{memory:.1f} GiB of memory"] if memory is not None else []
-    remedies = []
-    if cores is not None and cores < visible:
-        remedies.append(
-            f"{visible} cores are seen: export OMP_NUM_THREADS={max(1, int(cores))} divided by the ranks here, or "
-            f"allow more"
-        )
-    if memory is not None and memory < 4:
-        remedies.append("allow more memory: BERT-base with AdamW takes about 4 GiB on a CPU")
-    return Finding("limits", ", ".join(told) or "none by a control group", "; ".join(remedies) or None)
+    is_tight = memory is not None and memory < 4
+    remedy = "allow more memory: BERT-base with AdamW takes about 4 GiB on a CPU" if is_tight else None
+    return Finding("limits", ", ".join(told) or "none by a control group", remedy)
 
 
 def examine_memory(meminfo: Path) -> Finding:

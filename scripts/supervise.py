@@ -9,17 +9,17 @@ checkpoint. With --fewer_ranks it does so on one rank less each time, as long as
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.console import console
 from common.errors import UserError, run_command
-from common.help import HelpFormatter
-from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
+from common.help import HelpFormatter, Parser, whole_number
+from common.processes import USER_ERROR_EXIT_CODE
 from common.rank_places import RankPlaces
-from common.supervision import FINAL_CODES, Supervisor
+from common.supervision import Supervisor
 
 EXAMPLE = """example, on eight GPUs of which one may be lost:
   python scripts/supervise.py --max_restarts 3 --fewer_ranks -- deepspeed --num_gpus 8 deepspeed_train.py --cf …
@@ -35,32 +35,30 @@ class Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    command = list(arguments.command)
-    restarts, is_reduced = 0, False
     with Supervisor() as supervisor:
-        while True:
+        start = partial(supervisor.run, arguments.command)
+        if arguments.fewer_ranks:
+            start = partial(next, run_on_fewer_ranks(supervisor, arguments.command))
+        return supervisor.run_again(start, arguments.max_restarts, arguments.pause)
+
+
+def run_on_fewer_ranks(supervisor: Supervisor, command: list[str]) -> Iterator[int]:
+    """The code of each start, run when it is asked for: the first as it stands, every other with one rank less."""
+    yield supervisor.run(command)
+    while True:
+        command = RankPlaces.of(command).without(supervisor.lost_rank).command
+        code = supervisor.run(command)
+        while code == USER_ERROR_EXIT_CODE and len(RankPlaces.of(command).places) > 1:
+            command = RankPlaces.of(command).without(None).command  # perhaps the batch could not be divided
             code = supervisor.run(command)
-            if supervisor.is_asked.is_set():
-                return code
-            if is_reduced and code == USER_ERROR_EXIT_CODE and len(RankPlaces.of(command).places) > 1:
-                command = RankPlaces.of(command).without(None).command  # perhaps the batch could not be divided
-                continue
-            if code in FINAL_CODES:
-                return code
-            if restarts == arguments.max_restarts:
-                console.warn(f"the command died with code {code} after {restarts} restarts: giving up")
-                return code
-            restarts += 1
-            if arguments.fewer_ranks:
-                command, is_reduced = RankPlaces.of(command).without(supervisor.lost_rank).command, True
-            console.say(f"the command died with code {code}: restart {restarts} of {arguments.max_restarts}")
-            if supervisor.is_asked.wait(arguments.pause):
-                return STOPPED_EXIT_CODE
+        yield code
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXAMPLE, formatter_class=Formatter)
-    parser.add_argument("--max_restarts", type=int, default=3, metavar="N", help="starts after the first (default: 3)")
+    parser = Parser(prog="supervise.py", description=__doc__.splitlines()[0], epilog=EXAMPLE, formatter_class=Formatter)
+    parser.add_argument(
+        "--max_restarts", type=whole_number, default=3, metavar="N", help="starts after the first (default: 3)"
+    )
     parser.add_argument("--fewer_ranks", action="store_true", help="leave out one rank at each restart")
     parser.add_argument("--pause", type=float, default=5.0, metavar="S", help="seconds before a restart (default: 5)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- command", help="what to run")

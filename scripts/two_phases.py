@@ -1,13 +1,10 @@
 """BERT's two phases as one command: short rows first, then long ones from where the first phase ended.
 
 Interrupted anywhere, the same command goes on in whichever phase it was. Words that this command does not know are
-passed on to both phases' launcher.
+passed on to both phases' launcher. With --dry_run among them phase 2 is tried too once phase 1 has a checkpoint for it.
 """
 
 import argparse
-import os
-import shutil
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +18,12 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
-from common.processes import STOPPED_EXIT_CODE
+from common.launchers import find_deepspeed
+from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from common.supervision import DIED_UNSEEN, Supervisor
 from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, read_state
-from training.environment import Place
+from training.environment import Place, free_port
 from training.match import EngineKind, find_mismatches
 from training.run import Datasets, is_run_finished, open_data
 from training.settings import Settings, resolve_settings
@@ -60,18 +58,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     checked = check_phases(flags, phases, passed_on)
     with Supervisor() as supervisor:
         for phase in phases:
+            is_dry_run = checked[phase].settings.flags.dry_run
+            if is_dry_run and not has_start(flags, phase):
+                console.say("phase 2: flags, files and data are good; it can be tried once phase 1 has a checkpoint")
+                break
             console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
             code = supervisor.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
-            if code == 0 and not is_finished(flags, phase, checked[phase]):
+            if code == 0 and not is_dry_run and not is_finished(flags, phase, checked[phase]):
                 code = DIED_UNSEEN
             if code == 0 and supervisor.is_asked.is_set() and phase != phases[-1]:
                 code = STOPPED_EXIT_CODE
             if code != 0:
-                console.warn(
-                    f"phase {phase + 1} ended with code {code}; the same command goes on from its last checkpoint"
-                )
+                console.warn(f"phase {phase + 1} ended with code {code}; {advise(code, is_dry_run)}")
                 return code
     return 0
+
+
+def advise(code: int, is_dry_run: bool) -> str:
+    """What the same command would do after a phase that ended with `code`."""
+    if code == USER_ERROR_EXIT_CODE:
+        return "mend what is told above: the same command would end the same way"
+    return "nothing was written" if is_dry_run else "the same command goes on from its last checkpoint"
 
 
 def job_name(flags: argparse.Namespace, phase: int) -> str:
@@ -134,6 +141,11 @@ def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) ->
     return is_run_finished(checked.settings, checked.place, checked.datasets, state)
 
 
+def has_start(flags: argparse.Namespace, phase: int) -> bool:
+    """Whether there is what the phase begins with: new weights for the first, a checkpoint of either for the second."""
+    return phase == 0 or any(checkpoints_of(flags, number).newest_valid() for number in (0, 1))
+
+
 def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str]) -> list[str]:
     """The launcher's words. Phase 2 begins with phase 1's weights and optimizer and a schedule of its own."""
     words = [
@@ -148,14 +160,11 @@ def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str])
 
 
 def launcher(ranks: int | None) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     count = [] if ranks is None else ["--num_gpus", str(ranks)]
-    path = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    path = find_deepspeed()
     if path is None:
         raise UserError("deepspeed: there is no such command; pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(port), *count, str(PROJECT / "deepspeed_train.py")]
+    return [path, "--master_port", str(free_port()), *count, str(PROJECT / "deepspeed_train.py")]
 
 
 if __name__ == "__main__":

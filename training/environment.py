@@ -40,11 +40,11 @@ START_AGAIN = "start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set
 def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
     """Read the launcher's variables, or srun's; without either, fill in a world of one on a free port."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        if _is_started_by_srun(environment):
+        if is_started_by_srun(environment):
             _take_over_from_srun(environment)
         else:
             environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
-            environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+            environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     problems = Problems()
     world_size = _read_number(environment, "WORLD_SIZE", None, 1, problems)
     place = Place(
@@ -62,7 +62,7 @@ def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
     return place
 
 
-def _is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
+def is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
     """Several tasks of one srun, or one whose user has named the meeting point."""
     return "SLURM_PROCID" in environment and (
         "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
@@ -112,7 +112,7 @@ def _check_meeting_point(place: Place, environment: MutableMapping[str, str], pr
     environment.setdefault("LOCAL_RANK", "0")
     if place.world_size == 1:
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
-        environment.setdefault("MASTER_PORT", str(_free_port()))
+        environment.setdefault("MASTER_PORT", str(free_port()))
     if "MASTER_ADDR" not in environment:
         problems.add(
             f"environment variable MASTER_ADDR: it is not set, but WORLD_SIZE is {place.world_size}; expected the "
@@ -126,7 +126,7 @@ def _check_meeting_point(place: Place, environment: MutableMapping[str, str], pr
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -2,12 +2,12 @@
 
 import os
 import sys
+from functools import partial
 
-from common.console import console
 from common.errors import UserError
-from common.processes import STOPPED_EXIT_CODE
 from common.starting import start
-from common.supervision import FINAL_CODES, Supervisor
+from common.supervision import Supervisor
+from training.environment import is_started_by_srun
 
 FLAG = "--max_restarts"
 PAUSE_SECONDS = 5.0
@@ -15,7 +15,7 @@ PAUSE_SECONDS = 5.0
 
 def restart_alone(max_restarts: int) -> int:
     """The child's last exit code. A rank of several cannot do this: the others would wait for who has gone."""
-    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    if "RANK" in os.environ or is_started_by_srun(os.environ):
         raise UserError(
             f"{FLAG} {max_restarts}: a launcher started this rank, and one rank cannot start the others again; drop "
             f"the flag, and put the whole command behind `python scripts/supervise.py {FLAG} {max_restarts} --`"
@@ -23,16 +23,7 @@ def restart_alone(max_restarts: int) -> int:
     command = without_flag([sys.executable, *sys.orig_argv[1:]])
     with Supervisor() as supervisor:
         start.hand_over()
-        for restarts in range(max_restarts + 1):
-            code = supervisor.run(command)
-            if code in FINAL_CODES or supervisor.is_asked.is_set():
-                return code
-            if restarts < max_restarts:
-                console.say(f"the run died with code {code}: restart {restarts + 1} of {max_restarts}")
-                if supervisor.is_asked.wait(PAUSE_SECONDS):
-                    return STOPPED_EXIT_CODE
-    console.warn(f"the run died with code {code} after {max_restarts} restarts: giving up")
-    return code
+        return supervisor.run_again(partial(supervisor.run, command), max_restarts, PAUSE_SECONDS)
 
 
 def without_flag(command: list[str]) -> list[str]:

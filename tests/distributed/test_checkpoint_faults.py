@@ -199,7 +199,13 @@ def test_steps_to_repeat_are_counted_from_a_checkpoint_that_is_there(
 
 
 def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server: RankServer, tmp_path: Path) -> None:
-    """The samples left out are kept in memory; the run does not end for a file that cannot be written."""
+    """The samples left out are kept in memory; the run does not end for a file that cannot be written.
+
+    Its figures, which tell what it trained on, go to another disk.
+    """
+    (small_disk / "out").mkdir()
+    (tmp_path / "out" / "runs").mkdir(parents=True)
+    (small_disk / "out" / "runs").symlink_to(tmp_path / "out" / "runs")
     words = [*write_project(tmp_path), "--max_steps", "40", "--save_every_steps", "10", "--on_spike", "rollback"]
     words += ["--keep_last", "2"]
     without_dropout(tmp_path)
@@ -213,6 +219,9 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
     assert "the samples left out cannot be noted (No space left on device)" in outcome.text
     assert "step_00000040 was not saved" in outcome.text
     assert "Traceback" not in outcome.text
+    rows = read_metrics(tmp_path, "train")
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert [row["samples"] for row in rows] == [number * BATCH for number in range(1, 42) if number != 38]
 
 
 def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from common.launchers import is_launcher
 from common.processes import STOPPED_EXIT_CODE
 from tests.distributed.test_ranks import without_dropout
-from tests.support import PROJECT, free_port, read_metrics, run_deepspeed, write_project
+from tests.support import PROJECT, free_port, read_metrics, run_command, run_deepspeed, write_project
 from training.checkpoint import CheckpointFolder, read_state
 
 ENDLESS = ["--max_steps", "100000", "--save_every_steps", "5", "--keep_last", "2"]
@@ -171,6 +171,22 @@ def test_python_alone_starts_again(tmp_path: Path) -> None:
     text = (tmp_path / "output.txt").read_text()
     assert "the run died with code 137: restart 1 of 2" in text
     assert [row["step"] for row in read_metrics(tmp_path, "train")] == list(range(1, 61))
+
+
+def test_a_supervisor_above_one_that_starts_itself_again(tmp_path: Path) -> None:
+    """Ctrl-C reaches the rank once, so that it saves; and an end that the child came to is one for both above it."""
+    words = [*write_project(tmp_path), "--save_every_steps", "5", "--max_restarts", "1"]
+    command = [sys.executable, "scripts/supervise.py", "--max_restarts", "1", "--pause", "0.1", "--"]
+    command += [sys.executable, "deepspeed_train.py", *words]
+    with running(command, tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == STOPPED_EXIT_CODE, (tmp_path / "output.txt").read_text()
+    text = (tmp_path / "output.txt").read_text()
+    assert "stopped at step" in text
+    assert "interrupted" not in text
+    outcome = run_command(command)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "restart 1" not in outcome.stdout + outcome.stderr
 
 
 def test_a_supervisor_that_is_asked_before_there_are_ranks(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,7 +120,7 @@ def test_one_document_is_read_by_many_tasks_and_gives_the_same_bytes(tmp_path: P
 
 
 class Killed(BaseException):
-    pass
+    """Stands for a kill: nobody catches it."""
 
 
 def test_killed_amid_one_document_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +175,26 @@ def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caps
     run(corpus, tmp_path, "--masking_rate", "0.2", "--overwrite")
 
 
-def test_a_shard_that_is_lost_is_made_again(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(corpus, tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "lose"),
+    [([], Path.unlink), (["--keep_work"], Path.unlink), (["--keep_work"], lambda path: os.truncate(path, 1000))],
+    ids=["lost", "lost, work kept", "cut short, work kept"],
+)
+def test_a_shard_that_is_lost_is_made_again(
+    flags: list[str],
+    lose: Callable[[Path], None],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(corpus, tmp_path, *flags)
     before = digests(tmp_path)
-    lost = sorted((tmp_path / "32").glob("training*"))[1]
-    lost.unlink()
-    run(corpus, tmp_path)
+    lost, *others = sorted((tmp_path / "32").glob("training*"))
+    written = [path.stat().st_mtime_ns for path in others]
+    lose(lost)
+    run(corpus, tmp_path, *flags)
+    if flags:
+        assert [path.stat().st_mtime_ns for path in others] == written, "the others are not made again"
     told = capsys.readouterr()
     assert "nothing to do" not in told.out
     assert f"{lost.name} is not as manifest.json lists it" in told.err
@@ -213,9 +230,10 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
         while process.poll() is None and not list(done.glob(f"{stage}.*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(monkey.random() * 0.05)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        assert process.poll() is None, f"ended before it could be killed while {stage}"
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        assert process.returncode == -signal.SIGKILL
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
@@ -262,6 +280,40 @@ def test_killed_at_the_very_end_it_still_leaves_a_report_and_no_work(
     assert not (tmp_path / ".work").exists()
     assert (tmp_path / "32" / "report.md").is_file()
     assert (tmp_path / "32" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["all shards there", "a shard lost meanwhile"])
+@pytest.mark.parametrize("num_removed", [0, 1, 9])  # of the ten folders in it
+def test_killed_while_it_removes_its_work_it_goes_on_with_what_is_left(
+    corpus: Path, tmp_path: Path, num_removed: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree's files go in any order: of the one at hand when the kill comes, the marker may have been the first."""
+    removed = []
+
+    def remove(folder: Path, *_: object, **__: object) -> None:
+        if len(removed) == num_removed:
+            (folder / prepare.MARKER).unlink(missing_ok=True)
+            raise Killed
+        removed.append(folder)
+        shutil.rmtree(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "shutil", SimpleNamespace(rmtree=remove))
+        with pytest.raises(Killed):
+            run(corpus, tmp_path)
+    before = digests(tmp_path)
+    if is_lost:
+        sorted((tmp_path / "32").glob("training*"))[1].unlink()
+    run(corpus, tmp_path)
+    assert digests(tmp_path) == before
+    assert not (tmp_path / ".work").exists()
+
+
+def test_killed_while_it_marks_its_work_it_begins_again(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / f".{prepare.MARKER}.123.tmp").touch()
+    run(corpus, tmp_path)
+    assert not (tmp_path / ".work").exists()
 
 
 def test_splits_that_come_out_empty_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,6 +175,15 @@ DOCTOR = {
     "an unknown flag": (words("--rank", "1"), "--rank'", "unknown flag", "did you mean '--ranks'?"),
 }  # fmt: skip
 
+SUPERVISE = {
+    "no command": (only("--max_restarts", "3"), "no command to run", "put it behind --", "deepspeed"),
+    "an unknown flag": (only("--max_restart", "3", "--", "true"), "--max_restart", "unknown flag", "did you mean '--max_restarts'?"),
+    "restarts below zero": (only("--max_restarts", "-1", "--", "true"), "--max_restarts", "found '-1'", "from 0 up"),
+    "a pause that is a word": (only("--pause", "long", "--", "true"), "--pause", "'long'", "see --help"),
+    "a command that does not say its ranks": (only("--fewer_ranks", "--", "python", "a.py"), "--fewer_ranks", "needs a command with", "--num_gpus"),
+    "a command that is none": (only("--", "no-such-command"), "no-such-command", "cannot be started", "environment"),
+}  # fmt: skip
+
 CASES = [
     *table("data.prepare", PREPARE),
     *table("data.corpus", CORPUS),
@@ -185,4 +194,5 @@ CASES = [
     *table("compare_unigram.py", COMPARE),
     *table("two_phases.py", PHASES),
     *table("doctor.py", DOCTOR),
+    *table("supervise.py", SUPERVISE),
 ]

@@ -17,20 +17,34 @@ def test_versions_against_the_pins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cores", "threads", "words"),
+    ("ranks", "allowed", "threads", "words"),
     [
-        (2, 8, None, None),
-        (9, 8, None, "at most 8 ranks"),
-        (2, 8, "8", "unset OMP_NUM_THREADS"),
-        (2, 8, "4", None),
-        (2, 8, "1", "6 cores stay idle"),
-        (2, 8, "all", "unset OMP_NUM_THREADS"),
-        (2, 8, "0", "unset OMP_NUM_THREADS"),
+        (2, None, None, None),
+        (9, None, None, "at most 8 ranks"),
+        (2, None, "8", "unset OMP_NUM_THREADS"),
+        (2, None, "4", None),
+        (2, None, "1", "6 of them stay idle: export OMP_NUM_THREADS=4"),
+        (3, None, "2", None),  # two cores stay idle, but not for that
+        (2, None, "all", "unset OMP_NUM_THREADS"),
+        (2, None, "0", "unset OMP_NUM_THREADS"),
+        (2, 16.0, None, None),
+        (2, 8.0, "4", None),
+        (1, 2.0, None, "export OMP_NUM_THREADS=2"),
+        (2, 2.0, None, "export OMP_NUM_THREADS=1"),
+        (1, 1.5, None, "export OMP_NUM_THREADS=1"),
+        (1, 0.5, "1", None),
+        (1, 2.0, "8", "export OMP_NUM_THREADS=2"),
+        (1, 2.0, "all", "export OMP_NUM_THREADS=2"),
+        (1, 2.0, "2", None),  # as told: no other advice after it
+        (1, 2.0, "1", "1 of them stay idle: export OMP_NUM_THREADS=2"),
+        (4, 2.0, "1", "at most 2 ranks"),
     ],
 )
-def test_cores(ranks: int, cores: int, threads: str | None, words: str | None) -> None:
+def test_threads_against_the_cores_that_may_be_used(
+    ranks: int, allowed: float | None, threads: str | None, words: str | None
+) -> None:
     environment = {} if threads is None else {"OMP_NUM_THREADS": threads}
-    remedy = doctor.examine_cores(ranks, cores, environment).remedy
+    remedy = doctor.examine_cores(ranks, 8, allowed, environment).remedy
     assert remedy is None if words is None else words in str(remedy)
 
 
@@ -79,10 +93,9 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
 
 
 def test_findings_on_limits() -> None:
-    assert doctor.examine_limits(None, None, 8).remedy is None
-    assert doctor.examine_limits(8.0, 16.0, 8).remedy is None
-    assert "OMP_NUM_THREADS=2" in str(doctor.examine_limits(2.0, None, 8).remedy)
-    assert "allow more memory" in str(doctor.examine_limits(None, 2.0, 8).remedy)
+    assert doctor.examine_limits(None, None).text == "none by a control group"
+    assert doctor.examine_limits(2.0, 16.0) == doctor.Finding("limits", "2 cores, 16.0 GiB of memory")
+    assert "allow more memory" in str(doctor.examine_limits(None, 2.0).remedy)
 
 
 def test_a_missing_torch_is_a_finding() -> None:

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
 from common.supervision import Supervisor
 from scripts import two_phases
-from scripts.two_phases import build_parser, check_phases, main, phase_words, remaining_phases
+from scripts.two_phases import build_parser, check_phases, checkpoints_of, main, phase_words, remaining_phases
 from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.schedule import Schedule
@@ -109,6 +109,44 @@ def test_a_launcher_that_ends_with_0_before_the_phase_does_is_not_believed(
     monkeypatch.setattr(Supervisor, "run", end_at_once)
     assert main(words) == 1
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(2, "would end the same way"), (1, "goes on from its last checkpoint"), (STOPPED_EXIT_CODE, "goes on from")],
+)
+def test_the_advice_follows_the_code(
+    code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Supervisor, "run", lambda *_: code)
+    assert main([*write_phases(tmp_path), *passed_on(tmp_path)]) == code
+    assert f"phase 1 ended with code {code}; " in (advice := capsys.readouterr().err)
+    assert told in advice
+
+
+def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_self: Supervisor, command: list[str]) -> int:
+        run_here(command)
+        return 0
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(two_phases, "launcher", lambda _ranks: [])
+    words = [*write_phases(tmp_path), *passed_on(tmp_path)]
+    assert main([*words, "--dry_run"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("dry run: nothing was written") == 1
+    assert "phase 2: flags, files and data are good; it can be tried once phase 1 has a checkpoint" in said.out
+    assert "ended with code" not in said.err
+    assert not (tmp_path / "out").exists()
+
+    flags, rest = build_parser().parse_known_args(words)
+    run_here([*phase_words(flags, 0, rest), "--max_steps", "2"])
+    capsys.readouterr()
+    assert main([*words, "--dry_run"]) == 0
+    assert capsys.readouterr().out.count("dry run: nothing was written") == 2
+    assert not checkpoints_of(flags, 1).folder.exists()
 
 
 @pytest.mark.parametrize("starter", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])
