@@ -17,6 +17,7 @@ from common.processes import STOPPED_EXIT_CODE
 from training import distributed
 from training.arguments import read_arguments
 from training.budget import process_start
+from training.compile_locks import guard_compiles
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
 from training.lock import lock_folder
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         console.enabled = place.is_main
         avoid_broken_amx()
         share_cores(place)
+        guard_compiles()
         settings = resolve_settings(flags, place, problems)
         datasets = open_data(settings, place)
         device = pick_device(place)

@@ -177,6 +177,33 @@ def _hang_in_build(_: Fault) -> None:
     _before(run, "replace_blocks", lambda *_: time.sleep(600))
 
 
+def _compile(fault: Fault) -> None:
+    """Build an extension before the engine, by the compiler in `folder`; with `dies`, killed once that has started."""
+    import sys
+    import threading
+
+    from training import run
+
+    folder = Path(fault["folder"])
+
+    def die_in_between() -> None:
+        while not (folder / "started").exists():
+            time.sleep(0.01)
+        _die()
+
+    def compile_something(*_: Any) -> None:
+        from torch.utils import cpp_extension
+
+        os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where ninja is
+        os.environ.update(CXX=str(folder / "c++"), TORCH_DONT_CHECK_COMPILER_ABI="1")
+        options = {"is_python_module": False, "is_standalone": True}  # nothing to import of what only pretends
+        cpp_extension.load("tiny", [str(folder / "tiny.cpp")], build_directory=str(folder), **options)
+
+    if fault.get("dies"):
+        threading.Thread(target=die_in_between, daemon=True).start()
+    _before(run, "put_in_engine", compile_something)
+
+
 def _slow_to_tell(fault: Fault) -> None:
     """The rank whose it is to name the stuck one needs some time for it."""
     from training import watchdog
@@ -383,6 +410,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "allow_fp16": _allow_fp16,
     "claim_fp16": _claim_fp16,
     "believe_in_space": _believe_in_space,
+    "compile": _compile,
     "file_elsewhere": _file_elsewhere,
     "fill_disk": _fill_disk,
     "forget_optimizer_state": _forget_optimizer_state,

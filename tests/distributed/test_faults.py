@@ -200,6 +200,39 @@ def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, 
     assert "is stuck in preparing the model" in outcome.text
 
 
+# A compiler that does not come to its end, and one that only pretends to compile.
+ENDLESS = """#!/bin/sh
+touch "$(dirname "$0")/started"
+exec sleep 5
+"""
+PRETENDING = """#!/bin/sh
+while [ $# -gt 0 ]; do
+    if [ "$1" = -o ]; then touch "$2"; fi
+    shift
+done
+"""
+
+
+def test_a_run_that_was_killed_while_it_compiled_keeps_nobody_waiting(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    folder = tmp_path / "extension"
+    folder.mkdir()
+    (folder / "tiny.cpp").write_text("")
+    (folder / "c++").write_text(ENDLESS)
+    (folder / "c++").chmod(0o755)
+    compiling = {"kind": "compile", "folder": str(folder)}
+    killed = rank_server.run(words, 2, tmp_path, faults=[{**compiling, "dies": True}])
+    assert -signal.SIGKILL in killed.codes, killed.text
+    assert (folder / "lock").exists()
+    (folder / "c++").unlink()  # still running
+    (folder / "c++").write_text(PRETENDING)
+    (folder / "c++").chmod(0o755)
+    again = rank_server.run(words, 2, tmp_path, faults=[compiling], timeout=30)
+    assert again.codes == [0, 0], again.text
+    assert again.text.count("extension/lock: was left by a run that died while it compiled") == 1
+    assert not (folder / "lock").exists()
+
+
 def test_a_rank_that_never_comes(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "2"]
     faults = [{"kind": "late", "rank": 1, "seconds": 600}, {"kind": "short_join", "rank": 0, "seconds": 3}]
