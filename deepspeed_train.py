@@ -53,10 +53,11 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             stack.enter_context(lock_folder(settings.saved_models))
         send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
         stack.enter_context(distributed.told_of_lost_ranks())
-        distributed.start(device)
+        stuck_seconds = 60 * flags.stuck_after_minutes
+        distributed.start(device, place, stuck_seconds)
         stop = StopRequests()
         beats = None if flags.dry_run else settings.runs / "ranks"
-        watchdog = stack.enter_context(Watchdog(beats, place, stop, 60 * flags.stuck_after_minutes, start.launcher))
+        watchdog = stack.enter_context(Watchdog(beats, place, stop, stuck_seconds, start.launcher))
         run = build_run(settings, datasets, place, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is let go
         begin_logs()

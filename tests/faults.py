@@ -160,21 +160,25 @@ def _late(fault: Fault) -> None:
 
 
 def _short_join(fault: Fault) -> None:
-    """Wait less for the other ranks than half an hour."""
+    """Wait less for the other ranks than ten minutes."""
     import datetime
 
-    import deepspeed
+    from training import distributed
 
-    original = deepspeed.init_distributed
-    deepspeed.init_distributed = lambda **options: original(
-        timeout=datetime.timedelta(seconds=fault["seconds"]), **options
-    )
+    distributed.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
 
 
 def _hang_in_build(_: Fault) -> None:
     from training import run
 
     _before(run, "replace_blocks", lambda *_: time.sleep(600))
+
+
+def _hang_in_initialize(_: Fault) -> None:
+    """Inside deepspeed.initialize(), where the others wait for this rank's weights."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    _before(DeepSpeedEngine, "_broadcast_model", lambda *_: time.sleep(600))
 
 
 def _compile(fault: Fault) -> None:
@@ -416,6 +420,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "forget_optimizer_state": _forget_optimizer_state,
     "hang": _hang,
     "hang_in_build": _hang_in_build,
+    "hang_in_initialize": _hang_in_initialize,
     "kill": _kill,
     "late": _late,
     "lose_output": _lose_output,

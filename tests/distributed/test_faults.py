@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -200,6 +201,19 @@ def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, 
     assert "is stuck in preparing the model" in outcome.text
 
 
+def test_a_rank_that_is_stuck_in_the_engine_is_named(rank_server: RankServer, tmp_path: Path) -> None:
+    """In deepspeed.initialize() no rank has come further than another, and a collective must not give up first."""
+    words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.05"]
+    faults = [{"kind": "hang_in_initialize", "rank": 0}, {"kind": "short_join", "seconds": 2}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=2.0)
+    assert outcome.codes[1] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 0 (host" in outcome.text
+    assert "is stuck in building the engine at step 0, " in outcome.text
+    assert "tests/faults.py:" in outcome.text, "the line it is at"
+    assert "rank 1 (host" not in outcome.text
+    assert "Traceback" not in outcome.text
+
+
 # A compiler that does not come to its end, and one that only pretends to compile.
 ENDLESS = """#!/bin/sh
 touch "$(dirname "$0")/started"
@@ -233,13 +247,25 @@ def test_a_run_that_was_killed_while_it_compiled_keeps_nobody_waiting(rank_serve
     assert not (folder / "lock").exists()
 
 
-def test_a_rank_that_never_comes(rank_server: RankServer, tmp_path: Path) -> None:
-    words = [*write_project(tmp_path), "--max_steps", "2"]
-    faults = [{"kind": "late", "rank": 1, "seconds": 600}, {"kind": "short_join", "rank": 0, "seconds": 3}]
-    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
+def test_ranks_that_never_come_are_named(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path, train_batch_size=12), "--max_steps", "2"]
+    faults = [{"kind": "late", "rank": rank, "seconds": 600} for rank in (1, 3)]
+    faults.append({"kind": "short_join", "seconds": 3})
+    outcome = rank_server.run(words, 4, tmp_path, faults=faults, grace=1.0)
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
-    assert "not all of the 2 ranks came to 127.0.0.1:" in outcome.text
-    assert "start again" in outcome.text
+    assert outcome.text.count("error: ") == 1
+    assert "error: 2 of the 4 ranks did not come to 127.0.0.1:" in outcome.text
+    assert f"within 3 s: rank 1, 3. The others run on {socket.gethostname()}; look at its log" in outcome.text
+    assert "Traceback" not in outcome.text
+
+
+@pytest.mark.slow  # the others leave it to rank 0 to speak, for some seconds
+def test_a_first_rank_that_never_comes_is_named(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    faults = [{"kind": "late", "rank": 0, "seconds": 600}, {"kind": "short_join", "seconds": 2}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
+    assert outcome.codes[1] == STUCK_EXIT_CODE, outcome.text
+    assert "error: rank 0 did not come to 127.0.0.1:" in outcome.text
     assert "Traceback" not in outcome.text
 
 
