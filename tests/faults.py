@@ -297,8 +297,12 @@ def _worse_validation(_: Fault) -> None:
 
 
 def _reader_dies(fault: Fault) -> None:
-    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it."""
+    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it.
+
+    Reads are counted from the first call of the loop's function `since` on, where that is given.
+    """
     from data.reader import ShardFile
+    from training import loop
 
     files: list[Path] = []
 
@@ -307,7 +311,17 @@ def _reader_dies(fault: Fault) -> None:
         if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
             self._file.close()
 
-    _before(ShardFile, "read", lose)
+    if "since" in fault:
+        _before(loop, fault["since"], lambda *_: None if files else _before(ShardFile, "read", lose))
+    else:
+        _before(ShardFile, "read", lose)
+
+
+def _slow_reader(fault: Fault) -> None:
+    """One that is never ahead of the training."""
+    from data.loader import TrainingStream
+
+    _before(TrainingStream, "_make_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _lose_output(fault: Fault) -> None:
@@ -433,6 +447,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "short_join": _short_join,
     "slow_commit": _slow_commit,
     "slow_forward": _slow_forward,
+    "slow_reader": _slow_reader,
     "slow_steps": _slow_steps,
     "slow_to_tell": _slow_to_tell,
     "spoil_weights": _spoil_weights,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import deepspeed
 import deepspeed.comm as dist
@@ -14,7 +14,8 @@ import torch
 from deepspeed.constants import default_pg_timeout
 from torch._C._distributed_c10d import Store, TCPStore
 
-from common.errors import RankLost, ToldElsewhere, UserError
+from common.console import console
+from common.errors import RankLost, ToldElsewhere, UserError, exit_code_of
 from common.processes import STUCK_EXIT_CODE
 from training.environment import Place
 
@@ -109,11 +110,24 @@ def _meeting_point() -> str:
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
+class Unreadable(Exception):
+    """A rank cannot read its data. All ranks raise this together; `failure` is this rank's own, or None."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        super().__init__("a rank cannot read its data")
+        self.failure = failure
+
+
 @contextmanager
 def told_of_lost_ranks() -> Generator[None]:
-    """A connection that breaks is another rank's end: one message instead of the traceback of who waited for it."""
+    """One message for what happened on one rank, instead of the tracebacks of those who waited for it.
+
+    A connection that breaks is another rank's end.
+    """
     try:
         yield
+    except Unreadable as agreed:
+        _let_one_tell(agreed.failure)
     except RuntimeError as error:
         text = str(error)
         if not any(sign in text for sign in LOST_SIGNS):
@@ -123,6 +137,28 @@ def told_of_lost_ranks() -> Generator[None]:
             f"message says why",
             LOST_RANK_EXIT_CODE,
         ) from None
+
+
+def _let_one_tell(failure: BaseException | None) -> NoReturn:
+    """Called on all ranks, of which at least one has failed: that one's own error here, ToldElsewhere on the others."""
+    codes = gather(None if failure is None else exit_code_of(failure))
+    speaker, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
+    if failure is None or dist.get_rank() != speaker:
+        raise ToldElsewhere(f"rank {speaker} cannot read its data; its message says why", code) from None
+    console.enabled = True
+    raise failure
+
+
+def read_together(read: Callable[[], T]) -> T:
+    """`read()` on every rank; Unreadable on all where it fails on one."""
+    failure = None
+    try:
+        result = read()
+    except Exception as error:  # raised below, after the others have been told
+        failure = error
+    if any_rank(failure is not None)[0]:
+        raise Unreadable(failure)
+    return result
 
 
 def any_rank(*flags: bool) -> list[bool]:

@@ -305,6 +305,31 @@ def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server:
     assert int(newest[-8:]) == len(losses(tmp_path)) + 1 or int(newest[-8:]) == len(losses(tmp_path))
 
 
+LOST_DATA = {
+    "at once": {"name": "wiki_training_0.hdf5", "reads": 0, "since": "read_steps"},
+    "not known ahead": {"name": "wiki_training_0.hdf5", "reads": 1, "since": "read_steps"},
+    "in validation": {"name": "wiki_test_0.hdf5", "reads": 0, "since": "validate"},
+}
+
+
+@pytest.mark.parametrize("when", LOST_DATA)
+def test_a_reader_that_dies_unexpectedly_takes_the_run_down_alike(
+    when: str, rank_server: RankServer, tmp_path: Path
+) -> None:
+    """The other rank has its batch and would wait for this one in the step."""
+    words = [*write_project(tmp_path), "--max_steps", "40", "--validate_every_steps", "3", "--ckpt_to_save", "99"]
+    faults = [{"kind": "reader_dies", "rank": 1, **LOST_DATA[when]}]
+    if when == "not known ahead":
+        faults.append({"kind": "slow_reader", "rank": 1, "seconds": 0.05})
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults)
+    assert outcome.codes == [2, 2], outcome.text
+    assert outcome.text.count("error: ") == 1
+    assert f"{LOST_DATA[when]['name']}: is damaged or incomplete" in outcome.text
+    assert "Traceback" not in outcome.text
+    if when == "in validation":
+        assert checkpoints(tmp_path).newest_valid() == "step_00000003", "what was trained before it is saved"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Generator[Path]:
     """A file system of two megabytes: a real one where we may mount, for its errors are what is tested."""
