@@ -141,6 +141,20 @@ def _spoil_weights(fault: Fault) -> None:
     _before(loop, "take_step", spoil)
 
 
+def _die_in_rollback(fault: Fault) -> None:
+    """Killed right before going back for the `number`th time."""
+    from training import loop
+
+    calls: list[int] = []
+
+    def count(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == fault["number"]:
+            _die()
+
+    _before(loop, "go_back", count)
+
+
 def _hang(fault: Fault) -> None:
     """Stop moving at the step of these samples: by sleeping, or with the whole process stopped."""
     from training import loop
@@ -429,6 +443,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "claim_fp16": _claim_fp16,
     "believe_in_space": _believe_in_space,
     "compile": _compile,
+    "die_in_rollback": _die_in_rollback,
     "file_elsewhere": _file_elsewhere,
     "fill_disk": _fill_disk,
     "forget_optimizer_state": _forget_optimizer_state,

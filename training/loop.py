@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from common.errors import UserError
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
-from training.checkpoint import SaveFailed, read_state, tag_of, write_skips
+from training.checkpoint import SKIPS, SaveFailed, TrainingState, read_state, tag_of, write_skips
 from training.display import first_live_text, live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
@@ -92,7 +91,6 @@ class Loop:
         self.saver = Saver(run)
         self.bad_steps = BadSteps(run)
         self.spikes = Spikes()
-        self.rollbacks: Counter[int] = Counter()  # by the step gone back to
         self.is_read_ahead = False  # whether every rank had its next step when the last one ended
         self.samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
         total = None if run.budget.total is not None else run.horizon.last_step()
@@ -216,12 +214,13 @@ class Loop:
         if not go_back(run, spike.step, (spike.first_sample, spike.next_sample)):
             console.warn("there is no checkpoint from before it to go back to; training goes on")
             return False
-        self.rollbacks[run.state.step] += 1
-        if self.rollbacks[run.state.step] > MOST_ROLLBACKS:
+        rollbacks = count_rollbacks(run.state)
+        if rollbacks > MOST_ROLLBACKS:
             raise UserError(
-                f"{describe_spike(*found[0])}: after going back to step {run.state.step} {MOST_ROLLBACKS} times the "
+                f"{describe_spike(*found[0])}: after going back to step {run.state.step} {rollbacks - 1} times the "
                 f"loss still jumps, so it is not the batches; lower the learning rate, or lengthen the warm-up, and "
-                f"start again. The checkpoint of that step is good"
+                f"start again. The checkpoint of that step is good; to have the batches that were left out again, "
+                f"remove {run.checkpoints.folder / SKIPS}"
             )
         self.bad_steps.skipped = run.engine.skipped_steps
         self.window.begin_anew()
@@ -277,6 +276,11 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
         note_skips(run.checkpoints.folder, skips)
     run.sinks.go_back(run.state)
     return True
+
+
+def count_rollbacks(state: TrainingState) -> int:
+    """How often a run has gone back to where it is now, in all its starts: each time left out samples that follow."""
+    return sum(first >= state.samples for first, _ in state.skips)
 
 
 def note_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
