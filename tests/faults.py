@@ -182,6 +182,25 @@ def _short_join(fault: Fault) -> None:
     distributed.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
 
 
+def _short_collectives(fault: Fault) -> None:
+    """What the libraries would wait for other ranks, if nobody told them to wait longer."""
+    import datetime
+
+    from torch.distributed import distributed_c10d
+
+    from training import distributed
+
+    meet = distributed._meet
+
+    def meet_and_shorten(*args: Any) -> Any:
+        store = meet(*args)
+        seconds = datetime.timedelta(seconds=fault["seconds"])
+        distributed.JOIN_TIMEOUT = distributed_c10d.default_pg_timeout = seconds
+        return store
+
+    distributed._meet = meet_and_shorten
+
+
 def _hang_in_build(_: Fault) -> None:
     from training import run
 
@@ -459,6 +478,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "origin_vanishes": _origin_vanishes,
     "patience": _patience,
     "reader_dies": _reader_dies,
+    "short_collectives": _short_collectives,
     "short_join": _short_join,
     "slow_commit": _slow_commit,
     "slow_forward": _slow_forward,

@@ -13,6 +13,7 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.constants import default_pg_timeout
 from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import distributed_c10d
 
 from common.console import console
 from common.errors import RankLost, ToldElsewhere, UserError, exit_code_of
@@ -37,11 +38,12 @@ def start(device: torch.device, place: Place, stuck_seconds: float) -> None:
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     meeting = _meet(place)
-    deepspeed.init_distributed(
-        dist_backend="nccl" if device.type == "cuda" else "gloo",
-        verbose=False,
-        timeout=max(JOIN_TIMEOUT, timedelta(seconds=stuck_seconds) + LONGER_THAN_STUCK),
-    )
+    timeout = max(JOIN_TIMEOUT, timedelta(seconds=stuck_seconds) + LONGER_THAN_STUCK)
+    # DeepSpeed makes groups of its own, and does not say how long they wait.
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
     del meeting  # until here rank 0 is its server
 
 

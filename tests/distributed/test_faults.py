@@ -177,7 +177,9 @@ def test_a_slow_rank_is_told_by_its_forward_pass(stage: int, rank_server: RankSe
 def test_a_stuck_rank_is_named(how: str, rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.05"]
     stuck = {"kind": "hang", "rank": 1, "next_sample": 3 * BATCH, "how": how}
-    outcome = rank_server.run(words, 2, tmp_path, faults=[stuck], grace=2.0)
+    outcome = rank_server.run(
+        words, 2, tmp_path, faults=[stuck, {"kind": "short_collectives", "seconds": 1}], grace=2.0
+    )
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
     assert "rank 1 (host" in outcome.text
     if how == "asleep":  # a stopped process cannot tell where it is
@@ -204,7 +206,7 @@ def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, 
 def test_a_rank_that_is_stuck_in_the_engine_is_named(rank_server: RankServer, tmp_path: Path) -> None:
     """In deepspeed.initialize() no rank has come further than another, and a collective must not give up first."""
     words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.05"]
-    faults = [{"kind": "hang_in_initialize", "rank": 0}, {"kind": "short_join", "seconds": 2}]
+    faults = [{"kind": "hang_in_initialize", "rank": 0}, {"kind": "short_collectives", "seconds": 1}]
     outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=2.0)
     assert outcome.codes[1] == STUCK_EXIT_CODE, outcome.text
     assert "rank 0 (host" in outcome.text
@@ -320,7 +322,7 @@ def test_a_reader_that_dies_unexpectedly_takes_the_run_down_alike(
     words = [*write_project(tmp_path), "--max_steps", "40", "--validate_every_steps", "3", "--ckpt_to_save", "99"]
     faults = [{"kind": "reader_dies", "rank": 1, **LOST_DATA[when]}]
     if when == "not known ahead":
-        faults.append({"kind": "slow_reader", "rank": 1, "seconds": 0.05})
+        faults.append({"kind": "slow_reader", "rank": 1, "seconds": 0.3})
     outcome = rank_server.run(words, 2, tmp_path, faults=faults)
     assert outcome.codes == [2, 2], outcome.text
     assert outcome.text.count("error: ") == 1
