@@ -24,6 +24,7 @@ T = TypeVar("T")
 LOST_RANK_EXIT_CODE = 1
 JOIN_TIMEOUT = default_pg_timeout  # between the first rank's coming and the last's: DEEPSPEED_TIMEOUT, in minutes
 LONGER_THAN_STUCK = timedelta(minutes=2)
+LONGEST_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes says
 MOST_NAMED = 16  # ranks or hosts in a message
 REMEDY = "look at its log and its machine, and at the network between, and start again"
 # What gloo and NCCL say when the other side of a connection has gone.
@@ -38,7 +39,7 @@ def start(device: torch.device, place: Place, stuck_seconds: float) -> None:
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     meeting = _meet(place)
-    timeout = max(JOIN_TIMEOUT, timedelta(seconds=stuck_seconds) + LONGER_THAN_STUCK)
+    timeout = max(JOIN_TIMEOUT, timedelta(seconds=min(stuck_seconds, LONGEST_SECONDS)) + LONGER_THAN_STUCK)
     # DeepSpeed makes groups of its own, and does not say how long they wait.
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
