@@ -17,6 +17,7 @@ from common.processes import STOPPED_EXIT_CODE
 from training import distributed
 from training.arguments import read_arguments
 from training.budget import process_start
+from training.compile_locks import guard_compiles
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
 from training.lock import lock_folder
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         console.enabled = place.is_main
         avoid_broken_amx()
         share_cores(place)
+        guard_compiles()
         settings = resolve_settings(flags, place, problems)
         datasets = open_data(settings, place)
         device = pick_device(place)
@@ -53,10 +55,11 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             stack.enter_context(lock_folder(settings.saved_models))
         send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
         stack.enter_context(distributed.told_of_lost_ranks())
-        distributed.start(device)
+        stuck_seconds = 60 * flags.stuck_after_minutes
+        distributed.start(device, place, stuck_seconds)
         stop = StopRequests()
         beats = None if flags.dry_run else settings.runs / "ranks"
-        watchdog = stack.enter_context(Watchdog(beats, place, stop, 60 * flags.stuck_after_minutes, start.launcher))
+        watchdog = stack.enter_context(Watchdog(beats, place, stop, stuck_seconds, start.launcher))
         run = build_run(settings, datasets, place, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is let go
         begin_logs()

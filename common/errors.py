@@ -27,7 +27,11 @@ class UserError(ValueError):
 
 
 class ToldElsewhere(Exception):
-    """The main rank has failed and tells why; this one ends without a word."""
+    """Another rank has failed and tells why; this one ends without a word, and with the same code."""
+
+    def __init__(self, message: str, code: int = USER_ERROR_EXIT_CODE) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RankLost(Exception):
@@ -105,6 +109,12 @@ def describe_system_error(error: OSError) -> str | None:
     return f"{error.filename}: the system refused it ({error.strerror}); {remedy}"
 
 
+def exit_code_of(error: BaseException) -> int:
+    """That of a process which ends with it: see run_command()."""
+    is_told = isinstance(error, UserError) or (isinstance(error, OSError) and describe_system_error(error) is not None)
+    return USER_ERROR_EXIT_CODE if is_told else 1
+
+
 def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     """Run a command's main() as the process: a user's mistake becomes one message and exit code 2."""
     try:
@@ -113,9 +123,9 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         _end_with(str(error))
     except RankLost as error:
         _end_with(str(error), error.code)
-    except ToldElsewhere:
-        _let_others_speak(USER_ERROR_EXIT_CODE)
-        sys.exit(USER_ERROR_EXIT_CODE)
+    except ToldElsewhere as error:
+        _let_others_speak(error.code)
+        sys.exit(error.code)
     except OSError as error:
         message = describe_system_error(error)
         if message is None:

@@ -6,8 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Names the file of rank 0's exit code. Whoever sets it looks there afterwards; without it nothing is written.
-OUTCOME_VARIABLE = "BERT_PRETRAINING_OUTCOME"
+# Names the file of rank 0's exit code. Whoever sets it looks there afterwards; without it nothing is written. The
+# `deepspeed` command hands on to other machines what begins with PYTHON.
+OUTCOME_VARIABLE = "PYTHON_BERT_PRETRAINING_OUTCOME"
 
 
 def leave_outcome(code: int, is_main: bool) -> None:

@@ -1,13 +1,14 @@
 """Starting a training command again when it dies: what its exit code means, and signals passed on to its ranks."""
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 import types
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class Supervisor:
         """The command's exit code, 128 + n for signal n; never 0 for a training that did not come to its end."""
         if self.is_asked.is_set():
             return STOPPED_EXIT_CODE
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = Path(folder) / "outcome"
+        with outcome_folder(command) as folder:
+            outcome = folder / "outcome"
             try:
                 self.process = subprocess.Popen(
                     command, start_new_session=True, env={**os.environ, OUTCOME_VARIABLE: str(outcome)}
@@ -65,7 +66,7 @@ class Supervisor:
             # Of a run that came to its end no rank is left: what a script started beside it, as TensorBoard, may stay.
             has_orphans = not is_finished and end_orphans(self.process.pid)
             self.lost_rank = find_lost_rank(outcome)
-            if code == 0 and not is_finished and (has_orphans or is_training_here(command)):
+            if code == 0 and not is_finished and (has_orphans or leaves_outcome(command)):
                 code = DIED_UNSEEN
         if self.is_asked.is_set() and not self.has_ranks:
             return STOPPED_EXIT_CODE  # there was nothing to save yet
@@ -97,10 +98,52 @@ class Supervisor:
             self.process.terminate()
 
 
-def is_training_here(command: list[str]) -> bool:
-    """Whether rank 0 is a process of this machine, which sees our variables and files."""
+def leaves_outcome(command: list[str]) -> bool:
+    """Whether it is a training whose rank 0 can tell us how it ended."""
+    # Then rank 0 may be another machine's, with a supervisor of its own.
+    is_a_part = any(word.startswith(("--node_rank", "--node-rank", "--no_ssh", "--rdzv")) for word in command)
+    is_seen = not may_be_elsewhere(command) or _output_dir(command) is not None
+    return any(word.endswith(SCRIPT) for word in command) and is_seen and not is_a_part
+
+
+@contextmanager
+def outcome_folder(command: list[str]) -> Generator[Path]:
+    """Where ranks leave how they ended: on this machine or, where they may be elsewhere, below their --output_dir."""
+    output = _output_dir(command)
+    if output is None or not leaves_outcome(command) or not may_be_elsewhere(command):
+        with tempfile.TemporaryDirectory() as own:
+            yield Path(own)
+        return
+    made = [place for place in (output, *output.parents) if not place.exists()]
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=output, prefix=".outcome_"))
+    except OSError as error:
+        raise UserError(
+            f"--output_dir {output}: cannot be written to from here ({error.strerror}); the ranks of several machines "
+            f"leave there how they ended, so start this on one that shares it, or mend its permissions"
+        ) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # as far as nothing else came into them
+            for place in made:
+                place.rmdir()
+
+
+def may_be_elsewhere(command: list[str]) -> bool:
+    """Whether ranks may run on other machines."""
     is_remote = any(word.startswith(("--hostfile", "-H", "--launcher")) for word in command)
-    return any(word.endswith(SCRIPT) for word in command) and not is_remote
+    return is_remote or Path(command[0]).name in ("srun", "mpirun", "mpiexec")
+
+
+def _output_dir(command: list[str]) -> Path | None:
+    for index, word in enumerate(command):
+        flag, _, value = word.partition("=")
+        if flag == "--output_dir" and (value or index + 1 < len(command)):
+            return Path(value or command[index + 1]).absolute()
+    return None
 
 
 def find_ranks(launcher: int) -> list[psutil.Process]:

@@ -55,12 +55,20 @@ class TrainingStream:
         self.masking = masking
         self.origin = origin
         self.failure: BaseException | None = None  # that ended the thread: known steps before it is raised
+        self._ready: queue.Queue[StepBatches | BaseException] | None = None
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
         self.rows_per_step = world_size * self.rows_per_rank
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the next step is there: asking for it will neither wait nor fail."""
+        is_there = self._ready is not None and not self._ready.empty()
+        return is_there and self.failure is None  # in this order: a failure is noted before it is put there
 
     def steps(self, first_sample: int) -> Iterator[StepBatches]:
         """Steps from `first_sample` on, made ahead in a thread. Closing the iterator ends the thread."""
         ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=PREFETCHED_STEPS)
+        self._ready = ready
         stop = threading.Event()
         worker = threading.Thread(target=self._produce, args=(first_sample, ready, stop), name="prefetch", daemon=True)
         worker.start()

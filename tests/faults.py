@@ -142,6 +142,20 @@ def _spoil_weights(fault: Fault) -> None:
     _before(loop, "take_step", spoil)
 
 
+def _die_in_rollback(fault: Fault) -> None:
+    """Killed right before going back for the `number`th time."""
+    from training import loop
+
+    calls: list[int] = []
+
+    def count(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == fault["number"]:
+            _die()
+
+    _before(loop, "go_back", count)
+
+
 def _hang(fault: Fault) -> None:
     """Stop moving at the step of these samples: by sleeping, or with the whole process stopped."""
     from training import loop
@@ -161,21 +175,71 @@ def _late(fault: Fault) -> None:
 
 
 def _short_join(fault: Fault) -> None:
-    """Wait less for the other ranks than half an hour."""
+    """Wait less for the other ranks than ten minutes."""
     import datetime
 
-    import deepspeed
+    from training import distributed
 
-    original = deepspeed.init_distributed
-    deepspeed.init_distributed = lambda **options: original(
-        timeout=datetime.timedelta(seconds=fault["seconds"]), **options
-    )
+    distributed.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
+
+
+def _short_collectives(fault: Fault) -> None:
+    """What the libraries would wait for other ranks, if nobody told them to wait longer."""
+    import datetime
+
+    from torch.distributed import distributed_c10d
+
+    from training import distributed
+
+    meet = distributed._meet
+
+    def meet_and_shorten(*args: Any) -> Any:
+        store = meet(*args)
+        seconds = datetime.timedelta(seconds=fault["seconds"])
+        distributed.JOIN_TIMEOUT = distributed_c10d.default_pg_timeout = seconds
+        return store
+
+    distributed._meet = meet_and_shorten
 
 
 def _hang_in_build(_: Fault) -> None:
     from training import run
 
     _before(run, "replace_blocks", lambda *_: time.sleep(600))
+
+
+def _hang_in_initialize(_: Fault) -> None:
+    """Inside deepspeed.initialize(), where the others wait for this rank's weights."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    _before(DeepSpeedEngine, "_broadcast_model", lambda *_: time.sleep(600))
+
+
+def _compile(fault: Fault) -> None:
+    """Build an extension before the engine, by the compiler in `folder`; with `dies`, killed once that has started."""
+    import sys
+    import threading
+
+    from training import run
+
+    folder = Path(fault["folder"])
+
+    def die_in_between() -> None:
+        while not (folder / "started").exists():
+            time.sleep(0.01)
+        _die()
+
+    def compile_something(*_: Any) -> None:
+        from torch.utils import cpp_extension
+
+        os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where ninja is
+        os.environ.update(CXX=str(folder / "c++"), TORCH_DONT_CHECK_COMPILER_ABI="1")
+        options = {"is_python_module": False, "is_standalone": True}  # nothing to import of what only pretends
+        cpp_extension.load("tiny", [str(folder / "tiny.cpp")], build_directory=str(folder), **options)
+
+    if fault.get("dies"):
+        threading.Thread(target=die_in_between, daemon=True).start()
+    _before(run, "put_in_engine", compile_something)
 
 
 def _slow_to_tell(fault: Fault) -> None:
@@ -278,8 +342,12 @@ def _worse_validation(_: Fault) -> None:
 
 
 def _reader_dies(fault: Fault) -> None:
-    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it."""
+    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it.
+
+    Reads are counted from the first call of the loop's function `since` on, where that is given.
+    """
     from data.reader import ShardFile
+    from training import loop
 
     files: list[Path] = []
 
@@ -288,7 +356,17 @@ def _reader_dies(fault: Fault) -> None:
         if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
             self._file.close()
 
-    _before(ShardFile, "read", lose)
+    if "since" in fault:
+        _before(loop, fault["since"], lambda *_: None if files else _before(ShardFile, "read", lose))
+    else:
+        _before(ShardFile, "read", lose)
+
+
+def _slow_reader(fault: Fault) -> None:
+    """One that is never ahead of the training."""
+    from data.loader import TrainingStream
+
+    _before(TrainingStream, "_make_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _lose_output(fault: Fault) -> None:
@@ -395,11 +473,14 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "allow_fp16": _allow_fp16,
     "claim_fp16": _claim_fp16,
     "believe_in_space": _believe_in_space,
+    "compile": _compile,
+    "die_in_rollback": _die_in_rollback,
     "file_elsewhere": _file_elsewhere,
     "fill_disk": _fill_disk,
     "forget_optimizer_state": _forget_optimizer_state,
     "hang": _hang,
     "hang_in_build": _hang_in_build,
+    "hang_in_initialize": _hang_in_initialize,
     "kill": _kill,
     "late": _late,
     "lose_output": _lose_output,
@@ -410,9 +491,11 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "origin_vanishes": _origin_vanishes,
     "patience": _patience,
     "reader_dies": _reader_dies,
+    "short_collectives": _short_collectives,
     "short_join": _short_join,
     "slow_commit": _slow_commit,
     "slow_forward": _slow_forward,
+    "slow_reader": _slow_reader,
     "slow_steps": _slow_steps,
     "slow_to_tell": _slow_to_tell,
     "spoil_weights": _spoil_weights,

@@ -1,54 +1,136 @@
 """The few collectives a run needs, through DeepSpeed's communication layer."""
 
 import os
-from collections.abc import Callable, Generator
+import socket
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import deepspeed
 import deepspeed.comm as dist
 import torch
+from deepspeed.constants import default_pg_timeout
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import distributed_c10d
 
-from common.errors import RankLost, ToldElsewhere, UserError
+from common.console import console
+from common.errors import RankLost, ToldElsewhere, UserError, exit_code_of
 from common.processes import STUCK_EXIT_CODE
+from training.environment import Place
 
 T = TypeVar("T")
 LOST_RANK_EXIT_CODE = 1
+JOIN_TIMEOUT = default_pg_timeout  # between the first rank's coming and the last's: DEEPSPEED_TIMEOUT, in minutes
+LONGER_THAN_STUCK = timedelta(minutes=2)
+LONGEST_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes says
+MOST_NAMED = 16  # ranks or hosts in a message
+REMEDY = "look at its log and its machine, and at the network between, and start again"
 # What gloo and NCCL say when the other side of a connection has gone.
 LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
-def start(device: torch.device) -> None:
-    """Join the world that the environment's variables describe."""
+def start(device: torch.device, place: Place, stuck_seconds: float) -> None:
+    """Join the world that the environment's variables describe.
+
+    A collective waits longer than the watchdog does: the one says that it timed out, the other for whom.
+    """
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    meeting = _meet(place)
+    timeout = max(JOIN_TIMEOUT, timedelta(seconds=min(stuck_seconds, LONGEST_SECONDS)) + LONGER_THAN_STUCK)
+    # DeepSpeed makes groups of its own, and does not say how long they wait.
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
+    del meeting  # until here rank 0 is its server
+
+
+def _meet(place: Place) -> Store:
+    """The store by which all ranks have found each other; RankLost names those that did not come."""
+    store = _open_store(place)
+    keys = [f"bert_pretraining/rank_{rank}" for rank in range(place.world_size)]
     try:
-        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+        store.set(keys[place.rank], socket.gethostname())
+        try:
+            store.wait(keys, JOIN_TIMEOUT)
+        except torch.distributed.DistStoreError:
+            hosts = [store.get(key).decode() if store.check([key]) else None for key in keys]
+            raise RankLost(_describe_missing(hosts), STUCK_EXIT_CODE) from None
+    except torch.distributed.DistNetworkError:
+        raise RankLost(
+            f"rank 0 has gone from {_meeting_point()} while others were waited for, and its own message says why",
+            STUCK_EXIT_CODE,
+        ) from None
+    return store
+
+
+def _open_store(place: Place) -> Store:
+    """Rank 0 serves it, but for torchrun, which does so itself. torch's own store on this port shares the server."""
+    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    try:
+        return TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=place.is_main and not is_served,
+            timeout=JOIN_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=not is_served,
+        )
     except torch.distributed.DistNetworkError as error:
-        reason = "is in use" if "EADDRINUSE" in str(error) else f"cannot be reached ({str(error).splitlines()[0]})"
+        text = str(error)
+        if "timed out" in text and not place.is_main:
+            raise RankLost(
+                f"rank 0 did not come to {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
+                f"{JOIN_TIMEOUT.total_seconds():.0f} s, or cannot be reached there; {REMEDY}",
+                STUCK_EXIT_CODE,
+            ) from None
+        reason = "is in use" if "EADDRINUSE" in text else f"cannot be reached ({text.splitlines()[0]})"
         raise UserError(
             f"environment variables MASTER_ADDR and MASTER_PORT: {_meeting_point()} {reason}; choose another free port "
             f"(`deepspeed --master_port N`), the same on all machines"
         ) from None
-    except torch.distributed.DistStoreError as error:
-        reason = str(error).splitlines()[0]
-        raise RankLost(
-            f"not all of the {os.environ.get('WORLD_SIZE')} ranks came to {_meeting_point()} ({reason}); see which of "
-            f"them wrote nothing, look at its machine and at the network, and start again",
-            STUCK_EXIT_CODE,
-        ) from None
+
+
+def _describe_missing(hosts: list[str | None]) -> str:
+    """`hosts`: where each rank runs, None for those that did not come."""
+    missing = [rank for rank, host in enumerate(hosts) if host is None]
+    came = sorted({host for host in hosts if host is not None})
+    return (
+        f"{len(missing)} of the {len(hosts)} ranks did not come to {_meeting_point()} within "
+        f"{JOIN_TIMEOUT.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
+        f"{_shortened_list(came)}; {REMEDY}"
+    )
+
+
+def _shortened_list(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:MOST_NAMED])) + (" …" if len(items) > MOST_NAMED else "")
 
 
 def _meeting_point() -> str:
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
+class Unreadable(Exception):
+    """A rank cannot read its data. All ranks raise this together; `failure` is this rank's own, or None."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        super().__init__("a rank cannot read its data")
+        self.failure = failure
+
+
 @contextmanager
 def told_of_lost_ranks() -> Generator[None]:
-    """A connection that breaks is another rank's end: one message instead of the traceback of who waited for it."""
+    """One message for what happened on one rank, instead of the tracebacks of those who waited for it.
+
+    A connection that breaks is another rank's end.
+    """
     try:
         yield
+    except Unreadable as agreed:
+        _let_one_tell(agreed.failure)
     except RuntimeError as error:
         text = str(error)
         if not any(sign in text for sign in LOST_SIGNS):
@@ -58,6 +140,28 @@ def told_of_lost_ranks() -> Generator[None]:
             f"message says why",
             LOST_RANK_EXIT_CODE,
         ) from None
+
+
+def _let_one_tell(failure: BaseException | None) -> NoReturn:
+    """Called on all ranks, of which at least one has failed: that one's own error here, ToldElsewhere on the others."""
+    codes = gather(None if failure is None else exit_code_of(failure))
+    speaker, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
+    if failure is None or dist.get_rank() != speaker:
+        raise ToldElsewhere(f"rank {speaker} cannot read its data; its message says why", code) from None
+    console.enabled = True
+    raise failure
+
+
+def read_together(read: Callable[[], T]) -> T:
+    """`read()` on every rank; Unreadable on all where it fails on one."""
+    failure = None
+    try:
+        result = read()
+    except Exception as error:  # raised below, after the others have been told
+        failure = error
+    if any_rank(failure is not None)[0]:
+        raise Unreadable(failure)
+    return result
 
 
 def any_rank(*flags: bool) -> list[bool]:

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 from tqdm import tqdm
 
 from common.console import console
-from common.errors import ToldElsewhere, UserError
+from common.errors import UserError
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
-from training.checkpoint import SaveFailed, read_state, tag_of, write_skips
+from training.checkpoint import SKIPS, SaveFailed, TrainingState, read_state, tag_of, write_skips
 from training.display import first_live_text, live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
@@ -92,7 +91,7 @@ class Loop:
         self.saver = Saver(run)
         self.bad_steps = BadSteps(run)
         self.spikes = Spikes()
-        self.rollbacks: Counter[int] = Counter()  # by the step gone back to
+        self.is_read_ahead = False  # whether every rank had its next step when the last one ended
         self.samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
         total = None if run.budget.total is not None else run.horizon.last_step()
         self.progress = console.progress(total=total, initial=run.state.step, unit="step", dynamic_ncols=True)
@@ -105,14 +104,15 @@ class Loop:
             while not (is_finished or is_stopped):
                 epoch = run.horizon.epoch_of(run.state.samples)
                 step = run.state.step
-                is_taken = pass_skips(run) or self.take(next(steps))
+                is_taken = pass_skips(run) or self.take(self.read(steps))
                 is_finished = is_taken and should_stop(run, self.window)
                 wants_stop = run.stop.reason is not None or not is_taken
-                is_stopped, is_overdue, is_unread = distributed.any_rank(
-                    wants_stop, self.saver.is_overdue(), run.stream.failure is not None
+                is_stopped, is_overdue, is_unread, is_behind = distributed.any_rank(
+                    wants_stop, self.saver.is_overdue(), run.stream.failure is not None, not run.stream.has_next
                 )
+                self.is_read_ahead = not is_behind
                 if is_unread and not is_finished:
-                    self.leave_unread()
+                    self.leave_unread(run.stream.failure)
                 if is_taken and not (is_stopped and not is_finished):
                     is_back = self.look_after(epoch, is_finished, is_overdue, is_new=run.state.step > step)
                     is_finished = is_finished and not is_back
@@ -121,6 +121,20 @@ class Loop:
             return True
         self.leave_early()
         return False
+
+    def read(self, steps: Iterator[StepBatches]) -> StepBatches:
+        """The next step's batches. Where a rank may still fail to read them, all wait for its word."""
+        stream, batches, failure = self.run.stream, None, None
+        try:
+            batches = next(steps)
+        except Exception as error:  # raised below, after the others have been told
+            failure = error
+        # A stream that has begun just now has read nothing ahead. It begins on all ranks at the same step.
+        is_certain = self.is_read_ahead and self.run.stream is stream
+        if not is_certain and distributed.any_rank(failure is not None)[0]:
+            self.leave_unread(failure)
+        assert batches is not None, failure
+        return batches
 
     def take(self, batches: StepBatches) -> bool:
         """One optimizer step, and the cursor moved past it. False: given up half-way because of a request to stop."""
@@ -172,7 +186,7 @@ class Loop:
         best = None
         if is_validation:
             with window.phases.measure("validation"):
-                best = report_validation(run, is_save, window.phases)
+                best = self.validate(is_save)
         if (is_validation or (is_save and run.validation is None)) and not run.stop.agreed:
             with window.phases.measure("logging"):
                 show_model(run, self.samples)
@@ -181,6 +195,12 @@ class Loop:
                 self.saver.save_last(best, window.phases) if is_finished else self.saver.save(best)
         show_progress(self.progress, run, window, self.saver)
         return False
+
+    def validate(self, is_save: bool) -> Best | None:
+        try:
+            return report_validation(self.run, is_save, self.window.phases)
+        except distributed.Unreadable as unread:
+            self.leave_unread(unread.failure)
 
     def answer_spikes(self) -> bool:
         """Tell of spikes among the steps reported. With --on_spike rollback go back, and leave that batch out."""
@@ -194,12 +214,13 @@ class Loop:
         if not go_back(run, spike.step, (spike.first_sample, spike.next_sample)):
             console.warn("there is no checkpoint from before it to go back to; training goes on")
             return False
-        self.rollbacks[run.state.step] += 1
-        if self.rollbacks[run.state.step] > MOST_ROLLBACKS:
+        rollbacks = count_rollbacks(run.state)
+        if rollbacks > MOST_ROLLBACKS:
             raise UserError(
-                f"{describe_spike(*found[0])}: after going back to step {run.state.step} {MOST_ROLLBACKS} times the "
+                f"{describe_spike(*found[0])}: after going back to step {run.state.step} {rollbacks - 1} times the "
                 f"loss still jumps, so it is not the batches; lower the learning rate, or lengthen the warm-up, and "
-                f"start again. The checkpoint of that step is good"
+                f"start again. The checkpoint of that step is good; to have the batches that were left out again, "
+                f"remove {run.checkpoints.folder / SKIPS}"
             )
         self.bad_steps.skipped = run.engine.skipped_steps
         self.window.begin_anew()
@@ -207,15 +228,10 @@ class Loop:
         console.warn(f"went back to step {run.state.step}; samples {spike.first_sample} on are left out")
         return True
 
-    def leave_unread(self) -> NoReturn:
+    def leave_unread(self, failure: BaseException | None) -> NoReturn:
         """A rank cannot read on: save what there is, then end with its reader's own message, told by one rank."""
-        run, failure = self.run, self.run.stream.failure
         self.save_now()
-        speaker = distributed.gather(failure is not None).index(True)
-        if failure is None or run.place.rank != speaker:
-            raise ToldElsewhere(f"rank {speaker} cannot read its data; its message says why")
-        console.enabled = True
-        raise failure
+        raise distributed.Unreadable(failure)
 
     def save_now(self) -> None:
         """What there is since the last checkpoint, without waiting for space."""
@@ -257,6 +273,11 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
         note_skips(run.checkpoints.folder, skips)
     run.sinks.go_back(run.state)
     return True
+
+
+def count_rollbacks(state: TrainingState) -> int:
+    """How often a run has gone back to where it is now, in all its starts: each time left out samples that follow."""
+    return sum(first >= state.samples for first, _ in state.skips)
 
 
 def note_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:

@@ -40,5 +40,10 @@ class StopRequests:
 
     def is_agreed(self) -> bool:
         """Whether any rank was asked to stop. The same answer on all."""
-        self.agreed = self.agreed or distributed.any_rank(self.reason is not None)[0]
-        return self.agreed
+        return self.agreed or self.agree(False)[0]
+
+    def agree(self, flag: bool) -> tuple[bool, bool]:
+        """is_agreed(), and in the same exchange whether `flag` holds on any rank."""
+        is_asked, is_flagged = distributed.any_rank(self.reason is not None, flag)
+        self.agreed = self.agreed or is_asked
+        return self.agreed, is_flagged

@@ -1,17 +1,35 @@
 """Validation: one pass over its own shards, fixed masks, no gradients; the same figures on any number of ranks."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from data.batches import Batch
 from data.loader import evaluation_batches
 from data.shards import PretrainingDataset
+from training.distributed import Unreadable
 from training.engine import to_device
 from training.environment import Place
 from training.metrics import Tally, summarize
 from training.stopping import StopRequests
 from training.timing import Phases
+
+
+def _next_batch(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:
+    """None: there are no more, or all ranks have agreed to stop. Every rank has the same number of batches."""
+    batch, failure = None, None
+    try:
+        batch = next(batches, None)
+    except Exception as error:  # raised below, after the others have been told
+        failure = error
+    if batch is None and failure is None:
+        return None
+    is_stopped, is_unread = stop.agree(failure is not None)
+    if is_unread:
+        raise Unreadable(failure)
+    return None if is_stopped else batch
 
 
 @torch.no_grad()
@@ -24,21 +42,20 @@ def validate(
     stop: StopRequests,
     phases: Phases,
 ) -> dict[str, float] | None:
-    """None when a request to stop came first: a checkpoint is more urgent."""
+    """None when a request to stop came first: a checkpoint is more urgent. Unreadable where a rank could not read."""
     tally = Tally()
-    engine.eval()
-    is_stopped = False
-    for batch in evaluation_batches(
+    batches = evaluation_batches(
         dataset, rank=place.rank, world_size=place.world_size, micro_batch_size=micro_batch_size
-    ):
-        is_stopped = stop.is_agreed()
-        if is_stopped:
-            break
-        phases.begin("validation")
-        engine(to_device(batch, device))
-        tally.add(engine.module.details)
-    engine.train()
-    if is_stopped:
+    )
+    engine.eval()
+    try:
+        while (batch := _next_batch(batches, stop)) is not None:
+            phases.begin("validation")
+            engine(to_device(batch, device))
+            tally.add(engine.module.details)
+    finally:
+        engine.train()
+    if stop.agreed:
         return None
     figures = summarize(tally.take())
     return {**figures, "perplexity": math.exp(min(figures["mlm_loss"], 700.0))}

@@ -1,13 +1,14 @@
 """A thread that tells when a rank is stuck and which, and notices that the launcher has died.
 
-Each rank leaves a small file, `runs/<job_name>/ranks/rank_N.json`, that says how far it has come. A rank that makes no
-progress for the set time reads the files of all, names the one that is behind and ends the process; the launcher then
-ends the others.
+Each rank leaves a small file, `runs/<job_name>/ranks/rank_N.json`, that says how far it has come and which line it is
+at. A rank that makes no progress for the set time reads the files of all, names the one that is behind and ends the
+process; the launcher then ends the others. Of ranks that are equally far, those inside a collective wait for the rest.
 """
 
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from training.stopping import StopRequests
 
 LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
 HEARING_SECONDS = 5.0  # that the others give the one who tells: the first to leave takes all down
+# Folders of the code that makes a rank wait for others.
+COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Beat:
     host: str
     pid: int
     time: float
+    line: str  # that the main thread is at
+    is_waiting: bool  # for other ranks, inside a collective
 
 
 class Watchdog:
@@ -58,6 +63,7 @@ class Watchdog:
         self.made: list[Path] = []  # folders
         self.count, self.phase, self.step = 0, "start", 0
         self.since = time.monotonic()
+        self._main = threading.get_ident()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -101,7 +107,8 @@ class Watchdog:
     def _write(self) -> None:
         if self.folder is None:
             return
-        beat = Beat(self.rank, self.count, self.phase, self.step, socket.gethostname(), os.getpid(), time.time())
+        place = (socket.gethostname(), os.getpid(), time.time())
+        beat = Beat(self.rank, self.count, self.phase, self.step, *place, *find_line(self._main))
         write_plainly(self._file(self.rank), json.dumps(asdict(beat)) + "\n")
 
     def _file(self, rank: int) -> Path:
@@ -125,13 +132,28 @@ def _read(path: Path) -> Beat | None:
         return None
 
 
+def find_line(thread: int) -> tuple[str, bool]:
+    """The line that a thread is at, and whether it waits for other ranks: then it is the line that made it wait."""
+    frame, is_waiting = sys._current_frames().get(thread), False
+    while frame is not None and any(folder in frame.f_code.co_filename for folder in COLLECTIVES):
+        frame, is_waiting = frame.f_back, True
+    if frame is None:
+        return "an unknown line", is_waiting
+    file = "/".join(Path(frame.f_code.co_filename).parts[-3:])
+    return f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})", is_waiting
+
+
 def find_stuck(beats: list[Beat], world_size: int, now: float, stuck_seconds: float) -> list[Beat]:
-    """Those that hold up the rest: whose process writes no more, else those that have come least far."""
+    """Those that hold up the rest: whose process writes no more, else those that have come least far.
+
+    Of those, the ones that wait for others do not count, as long as not all do.
+    """
     silent = [beat for beat in beats if now - beat.time > stuck_seconds / 2]
     if silent and len(silent) < world_size:
         return silent
     least = min((beat.count for beat in beats), default=0)
     behind = [beat for beat in beats if beat.count == least]
+    behind = [beat for beat in behind if not beat.is_waiting] or behind
     return behind if len(behind) < len(beats) else []
 
 
@@ -141,10 +163,11 @@ def describe(beats: list[Beat], behind: list[Beat], world_size: int, stuck_secon
     if missing:
         return f"{waited}: rank {', '.join(map(str, missing))} left no sign of life; look at its log and its machine"
     if not behind:
-        phases = ", ".join(f"rank {beat.rank} in {beat.phase}" for beat in beats)
-        return f"{waited}: all ranks are equally far ({phases}, step {beats[0].step}); the network or a device hangs"
+        phases = "; ".join(f"rank {beat.rank} in {beat.phase}, {beat.line}" for beat in beats)
+        return f"{waited}: all ranks are equally far ({phases}; step {beats[0].step}); the network or a device hangs"
     named = "; ".join(
-        f"rank {beat.rank} (host {beat.host}, process {beat.pid}) is stuck in {beat.phase} at step {beat.step}"
+        f"rank {beat.rank} (host {beat.host}, process {beat.pid}) is stuck in {beat.phase} at step {beat.step}, "
+        f"{beat.line}"
         for beat in behind
     )
     return f"{waited}: {named}, and the others wait for it. The last checkpoint is good; start the command again"

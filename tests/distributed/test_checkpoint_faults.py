@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -254,6 +255,22 @@ def test_a_loss_that_always_jumps_ends_the_run(rank_server: RankServer, tmp_path
     assert outcome.text.count("went back to step 32") == 3
     assert "after going back to step 32 3 times" in outcome.text
     assert "lower the learning rate" in outcome.text
+
+
+def test_rollbacks_are_counted_over_restarts(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--on_spike", "rollback", "--ckpt_to_save", "99"]
+    without_dropout(tmp_path)
+    assert rank_server.run([*words, "--max_steps", "4"], 1, tmp_path).codes == [0]
+    words += ["--max_steps", "45", "--print_steps", "6"]
+    spoilt = [{"kind": "spoil_weights", "next_sample": 36 * BATCH, "always": True}]
+    killed = rank_server.run(words, 1, tmp_path, faults=[*spoilt, {"kind": "die_in_rollback", "number": 3}])
+    assert killed.codes == [-signal.SIGKILL], killed.text
+    assert killed.text.count("went back to step 4;") == 2
+    again = rank_server.run(words, 1, tmp_path, faults=spoilt)
+    assert again.codes == [2], again.text
+    assert again.text.count("went back to step 4;") == 1
+    assert "after going back to step 4 3 times" in again.text
+    assert f"remove {checkpoints(tmp_path).folder}/skips.json" in again.text
 
 
 @pytest.mark.parametrize("answer", [pytest.param("report", marks=pytest.mark.slow), "rollback"])

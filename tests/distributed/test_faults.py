@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -191,7 +192,9 @@ def test_a_slow_rank_is_told_by_its_forward_pass(stage: int, rank_server: RankSe
 def test_a_stuck_rank_is_named(how: str, rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.05"]
     stuck = {"kind": "hang", "rank": 1, "next_sample": 3 * BATCH, "how": how}
-    outcome = rank_server.run(words, 2, tmp_path, faults=[stuck], grace=2.0)
+    outcome = rank_server.run(
+        words, 2, tmp_path, faults=[stuck, {"kind": "short_collectives", "seconds": 1}], grace=2.0
+    )
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
     assert "rank 1 (host" in outcome.text
     if how == "asleep":  # a stopped process cannot tell where it is
@@ -215,13 +218,71 @@ def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, 
     assert "is stuck in preparing the model" in outcome.text
 
 
-def test_a_rank_that_never_comes(rank_server: RankServer, tmp_path: Path) -> None:
+def test_a_rank_that_is_stuck_in_the_engine_is_named(rank_server: RankServer, tmp_path: Path) -> None:
+    """In deepspeed.initialize() no rank has come further than another, and a collective must not give up first."""
+    words = [*write_project(tmp_path), "--max_steps", "10", "--stuck_after_minutes", "0.05"]
+    faults = [{"kind": "hang_in_initialize", "rank": 0}, {"kind": "short_collectives", "seconds": 1}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=2.0)
+    assert outcome.codes[1] == STUCK_EXIT_CODE, outcome.text
+    assert "rank 0 (host" in outcome.text
+    assert "is stuck in building the engine at step 0, " in outcome.text
+    assert "tests/faults.py:" in outcome.text, "the line it is at"
+    assert "rank 1 (host" not in outcome.text
+    assert "Traceback" not in outcome.text
+
+
+# A compiler that does not come to its end, and one that only pretends to compile.
+ENDLESS = """#!/bin/sh
+touch "$(dirname "$0")/started"
+exec sleep 5
+"""
+PRETENDING = """#!/bin/sh
+while [ $# -gt 0 ]; do
+    if [ "$1" = -o ]; then touch "$2"; fi
+    shift
+done
+"""
+
+
+def test_a_run_that_was_killed_while_it_compiled_keeps_nobody_waiting(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "2"]
-    faults = [{"kind": "late", "rank": 1, "seconds": 600}, {"kind": "short_join", "rank": 0, "seconds": 3}]
-    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
+    folder = tmp_path / "extension"
+    folder.mkdir()
+    (folder / "tiny.cpp").write_text("")
+    (folder / "c++").write_text(ENDLESS)
+    (folder / "c++").chmod(0o755)
+    compiling = {"kind": "compile", "folder": str(folder)}
+    killed = rank_server.run(words, 2, tmp_path, faults=[{**compiling, "dies": True}])
+    assert -signal.SIGKILL in killed.codes, killed.text
+    assert (folder / "lock").exists()
+    (folder / "c++").unlink()  # still running
+    (folder / "c++").write_text(PRETENDING)
+    (folder / "c++").chmod(0o755)
+    again = rank_server.run(words, 2, tmp_path, faults=[compiling], timeout=30)
+    assert again.codes == [0, 0], again.text
+    assert again.text.count("extension/lock: was left by a run that died while it compiled") == 1
+    assert not (folder / "lock").exists()
+
+
+def test_ranks_that_never_come_are_named(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path, train_batch_size=12), "--max_steps", "2"]
+    faults = [{"kind": "late", "rank": rank, "seconds": 600} for rank in (1, 3)]
+    faults.append({"kind": "short_join", "seconds": 3})
+    outcome = rank_server.run(words, 4, tmp_path, faults=faults, grace=1.0)
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
-    assert "not all of the 2 ranks came to 127.0.0.1:" in outcome.text
-    assert "start again" in outcome.text
+    assert outcome.text.count("error: ") == 1
+    assert "error: 2 of the 4 ranks did not come to 127.0.0.1:" in outcome.text
+    assert f"within 3 s: rank 1, 3. The others run on {socket.gethostname()}; look at its log" in outcome.text
+    assert "Traceback" not in outcome.text
+
+
+@pytest.mark.slow  # the others leave it to rank 0 to speak, for some seconds
+def test_a_first_rank_that_never_comes_is_named(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    faults = [{"kind": "late", "rank": 0, "seconds": 600}, {"kind": "short_join", "seconds": 2}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
+    assert outcome.codes[1] == STUCK_EXIT_CODE, outcome.text
+    assert "error: rank 0 did not come to 127.0.0.1:" in outcome.text
     assert "Traceback" not in outcome.text
 
 
@@ -259,6 +320,31 @@ def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server:
     newest = checkpoints(tmp_path).newest_valid()
     assert newest is not None, "what was trained before it is saved"
     assert int(newest[-8:]) == len(losses(tmp_path)) + 1 or int(newest[-8:]) == len(losses(tmp_path))
+
+
+LOST_DATA = {
+    "at once": {"name": "wiki_training_0.hdf5", "reads": 0, "since": "read_steps"},
+    "not known ahead": {"name": "wiki_training_0.hdf5", "reads": 1, "since": "read_steps"},
+    "in validation": {"name": "wiki_test_0.hdf5", "reads": 0, "since": "validate"},
+}
+
+
+@pytest.mark.parametrize("when", LOST_DATA)
+def test_a_reader_that_dies_unexpectedly_takes_the_run_down_alike(
+    when: str, rank_server: RankServer, tmp_path: Path
+) -> None:
+    """The other rank has its batch and would wait for this one in the step."""
+    words = [*write_project(tmp_path), "--max_steps", "40", "--validate_every_steps", "3", "--ckpt_to_save", "99"]
+    faults = [{"kind": "reader_dies", "rank": 1, **LOST_DATA[when]}]
+    if when == "not known ahead":
+        faults.append({"kind": "slow_reader", "rank": 1, "seconds": 0.3})
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults)
+    assert outcome.codes == [2, 2], outcome.text
+    assert outcome.text.count("error: ") == 1
+    assert f"{LOST_DATA[when]['name']}: is damaged or incomplete" in outcome.text
+    assert "Traceback" not in outcome.text
+    if when == "in validation":
+        assert checkpoints(tmp_path).newest_valid() == "step_00000003", "what was trained before it is saved"
 
 
 @pytest.fixture

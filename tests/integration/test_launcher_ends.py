@@ -162,6 +162,39 @@ def test_a_supervised_launcher_that_is_killed_is_no_success(with_ranks: bool, tm
     assert "giving up" in (tmp_path / "output.txt").read_text()
 
 
+# The other machine is this one, reached by a `pdsh` whose first connection breaks without a sign, and which hands on no
+# more of the environment than the real one does. pdsh -S -f 1024 -w HOST command…
+PDSH = """#!/bin/sh
+case "$*" in *pkill*) exit 0;; esac
+if mkdir "{folder}/has_broken" 2> /dev/null; then exit 0; fi
+shift 5
+exec env -i HOME="$HOME" OMP_NUM_THREADS=1 sh -c "$(echo "$*" | sed s/%n/0/)"
+"""
+
+
+@pytest.mark.slow
+def test_a_supervised_run_on_other_machines_is_believed_when_it_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {"pdsh": PDSH.format(folder=tmp_path), "ssh": "#!/bin/sh\necho 127.0.0.1\n"}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (tmp_path / "hosts").write_text("elsewhere slots=2\n")
+    words = [*write_project(tmp_path), "--max_steps", "3"]
+    launcher = ["deepspeed", "--hostfile", str(tmp_path / "hosts"), "--force_multi", "--master_port", str(free_port())]
+    supervisor = [sys.executable, "scripts/supervise.py", "--max_restarts", "2", "--pause", "0.1", "--"]
+    with started([*supervisor, *launcher, "deepspeed_train.py", *words], tmp_path) as process:
+        assert process.wait(120) == 0, (tmp_path / "output.txt").read_text()
+    text = (tmp_path / "output.txt").read_text()
+    assert "the command died with code 1: restart 1 of 2" in text
+    assert "restart 2 of 2" not in text
+    assert checkpoints(tmp_path).newest_valid() == "step_00000003"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["runs", "saved_models"]
+
+
 def test_python_alone_starts_again(tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "100", "--save_every_steps", "5", "--max_restarts", "2"]
     with running([sys.executable, "deepspeed_train.py", *words], tmp_path) as process:

@@ -11,6 +11,7 @@ from nvidia.checkpointing import Checkpointing
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.unit.nvidia.helpers import make_batch, spread_weights, tiny_config
 from training import distributed
+from training.environment import find_place
 
 CHOICES = [
     Checkpointing(),
@@ -56,7 +57,7 @@ def losses(choice: Checkpointing, in_engine: bool) -> list[float]:
 
 
 if __name__ == "__main__":
-    distributed.start(torch.device("cpu"))
+    distributed.start(torch.device("cpu"), find_place(), stuck_seconds=600.0)
     results = [[losses(choice, in_engine=False), losses(choice, in_engine=True)] for choice in CHOICES]
     console.say(json.dumps(results))
     sys.stdout.flush()

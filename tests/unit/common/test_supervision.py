@@ -14,16 +14,17 @@ import psutil
 import pytest
 
 from common import supervision
+from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
 from common.supervision import Supervisor, find_ranks
 
-FINISH = "import os, pathlib; pathlib.Path(os.environ['BERT_PRETRAINING_OUTCOME']).write_text('0')"
+FINISH = "import os, pathlib; pathlib.Path(os.environ['PYTHON_BERT_PRETRAINING_OUTCOME']).write_text('0')"
 DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 STOP = FINISH.replace("'0'", "'75'")
 # A script's second training, which does not come to its end.
 FINISH_AND_DIE = "from common.outcome import *\nleave_outcome(0, True)\nwith sign_of_life(0): pass"
 BESIDE = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open(sys.argv[1], 'w'))"
-LOSE_RANK_1 = "import os; open(os.environ['BERT_PRETRAINING_OUTCOME'] + '.rank_1', 'w'); raise SystemExit(3)"
+LOSE_RANK_1 = "import os; open(os.environ['PYTHON_BERT_PRETRAINING_OUTCOME'] + '.rank_1', 'w'); raise SystemExit(3)"
 
 
 def run(code: str, *words: str) -> tuple[int, int | None]:
@@ -40,7 +41,8 @@ def run(code: str, *words: str) -> tuple[int, int | None]:
         (STOP, ["deepspeed_train.py"], (1, None)),  # the launcher was killed, and its ranks were quick
         (FINISH_AND_DIE, ["deepspeed_train.py"], (1, None)),
         ("pass", ["something_else.py"], (0, None)),
-        ("pass", ["--hostfile", "hosts", "deepspeed_train.py"], (0, None)),  # its rank 0 may be elsewhere
+        ("pass", ["--hostfile", "hosts", "deepspeed_train.py"], (0, None)),  # nothing says where its rank 0 could tell
+        ("pass", ["--node_rank=1", "deepspeed_train.py"], (0, None)),  # and here there is none
         ("raise SystemExit(75)", ["deepspeed_train.py"], (75, None)),
         (DIE, ["deepspeed_train.py"], (128 + signal.SIGKILL, None)),
         (LOSE_RANK_1, ["deepspeed_train.py"], (3, 1)),
@@ -105,6 +107,25 @@ def test_ranks_are_the_lowest_processes_with_the_script_among_their_words() -> N
         finally:
             for member in [family, *family.children(recursive=True)]:
                 member.kill()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("pass", (1, None)), (FINISH, (0, None)), (LOSE_RANK_1, (3, 1)), ("1 / 0", (1, None))]
+)
+@pytest.mark.parametrize("launcher", [["--hostfile", "hosts"], ["--launcher=slurm"]])
+def test_ranks_of_other_machines_tell_in_the_folder_they_share(
+    launcher: list[str], code: str, expected: tuple[int, int | None], tmp_path: Path
+) -> None:
+    shared = tmp_path / "there" / "out"
+    here = f"import os; assert os.environ['PYTHON_BERT_PRETRAINING_OUTCOME'].startswith('{shared}/'); "
+    assert run(here + code, *launcher, "deepspeed_train.py", "--output_dir", str(shared)) == expected
+    assert list(tmp_path.iterdir()) == [], "nothing is left of it"
+
+
+def test_a_folder_that_is_not_shared_here_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match=r"out: cannot be written to from here .* start this on one that shares it"):
+        run("pass", "--hostfile", "hosts", "deepspeed_train.py", f"--output_dir={tmp_path / 'out'}")
 
 
 def test_signals_are_given_back() -> None:
