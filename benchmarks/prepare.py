@@ -1,4 +1,4 @@
-"""How fast text becomes shards, how the cost grows, and how much memory it takes: `python -m benchmarks.prepare`.
+"""How fast text becomes shards, how the cost grows, and how much memory it takes: `python benchmarks/prepare.py`.
 
 Instances a second and core are counted over the whole command, from raw sentences to finished shards and report, with
 the tokenizer given, five static copies and one worker, in processor time of the process tree. The peer is the usual way
@@ -17,6 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data.tokenizer import load_tokenizer, train_tokenizer
+
 ROOT = Path(__file__).resolve().parents[1]
 SENTENCES_A_DOCUMENT = (6, 30)
 SYLLABLES = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er", "on")]
@@ -25,7 +29,7 @@ PEER_MB = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description="Measure data.prepare.")
+    parser = argparse.ArgumentParser(description="Measure data.prepare.")
     parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 5, 20, 200], help="how the cost grows")
     parser.add_argument("--rss_mb", type=float, default=20, help="the 1x corpus whose memory is compared with 10x")
     parser.add_argument("--workers", type=int, default=1)
@@ -91,8 +95,6 @@ def write_corpus(path: Path, megabytes: float) -> None:
 
 
 def _tokenizer(folder: Path, megabytes: float) -> Path:
-    from data.tokenizer import train_tokenizer
-
     write_corpus(folder / "sample.txt", megabytes)
     train_tokenizer((folder / "sample.txt").read_text().split("\n"), 30_000).save(folder / "tokenizer")
     return folder / "tokenizer"
@@ -120,8 +122,6 @@ def _measure(folder: Path, tokenizer: Path, megabytes: float, workers: int) -> d
 
 def _peer_rate(folder: Path, tokenizer_folder: Path) -> float:
     """Pairs and masks made token by token in Python lists, as the reference scripts of BERT do."""
-    from data.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(tokenizer_folder)
     write_corpus(folder / "peer.txt", PEER_MB)
     rng = random.Random(0)

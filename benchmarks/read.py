@@ -1,4 +1,4 @@
-"""How fast batches come out of shards, and how much memory a rank takes: `python -m benchmarks.read`.
+"""How fast batches come out of shards, and how much memory a rank takes: `python benchmarks/read.py`.
 
 The whole stream is measured as a rank uses it: read, check, shuffle, mask anew, int64 tensors, micro-batches of 64 at
 128 tokens. Rates are rows for each second of processor time, all threads counted, so they hold for one core; the wall
@@ -28,7 +28,7 @@ MICRO_BATCH = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.read", description="Measure reading.")
+    parser = argparse.ArgumentParser(description="Measure reading.")
     parser.add_argument("--rows", type=int, default=200_000, help="rows to read of each kind of shard")
     parser.add_argument("--file_rows", type=int, default=50_000, help="rows a shard, of which there are four")
     parser.add_argument("--child", nargs=2, metavar=("DIR", "MASKING"), help=argparse.SUPPRESS)

@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,9 @@ import pytest
 
 import deepspeed_train
 from benchmarks import prepare, read, saving, scaling, train_step
+from tests.support import PROJECT
+
+COMMANDS = [path for path in sorted((PROJECT / "benchmarks").glob("*.py")) if "ArgumentParser" in path.read_text()]
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -76,3 +82,12 @@ def test_saving(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert result["share_at_10_minutes"] == pytest.approx(0.001)
     assert result["megabytes"] == 2.0
     assert {"seconds_blocked", "seconds_behind", "seconds_to_verify", "seconds_to_load"} <= result.keys()
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
+def test_each_runs_as_a_file_from_anywhere(path: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, str(path), "--help"]
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stderr
+    assert path.name in child.stdout
