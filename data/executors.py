@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -26,10 +27,22 @@ def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tu
         # Spawned, not forked: the tokenizers library has threads, which do not survive a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+            _start_workers(pool, workers)
             yield pool, workers
 
 
+def _start_workers(pool: ProcessPoolExecutor, workers: int) -> None:
+    """Ctrl-C goes to all processes of a terminal, but only the parent answers it: a process is born with its mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(workers):
+            pool.submit(os.getpid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for those that are started later
     # The workers share the cores already; the tokenizers library would take all of them in each.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _refuse_to_replace(output, settings)
     job = Job(settings, str(work), output.root, str(work / "tokenizer"))
     started = time.perf_counter()
-    with _left_as_found(work):
+    with _left_as_found(work), _told_when_interrupted():
         _open_work(work, output, fingerprint, settings, arguments.overwrite)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
             console.say(f"{len({source.path for source in sources}):,} files: {_described(count_formats(sources))}")
@@ -97,8 +97,8 @@ def _check_splits(settings: Settings, rows: dict[tuple[str, int], int], counts: 
     for split, share in (("validation", settings.validation_share), ("test", settings.test_share)):
         if share > 0 and not counts[f"{split}_documents"]:
             console.warn(
-                f"no document is left for {split}: --{split}_share {share:g} of {counts['training_documents']:,} is "
-                f"less than one; give more text, or a larger share"
+                f"no document is left for {split}: --{split}_share {share:g} chose none of {counts['documents']:,}, "
+                f"and a document goes whole to one split; give more documents, or a larger share"
             )
 
 
@@ -192,6 +192,16 @@ def _own_places(arguments: argparse.Namespace, work: Path, settings: Settings) -
     if not is_url(output) and any(given in Path(output).absolute().parents for given in inputs):
         places.append(output)
     return places
+
+
+@contextmanager
+def _told_when_interrupted() -> Iterator[None]:
+    """Tasks under way come to their end, those that wait are left for the next start."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.warn("the same command goes on where it was")
+        raise
 
 
 @contextmanager

@@ -147,7 +147,8 @@ def _warnings(found: Description, is_masked: bool, without_pairs: bool, tokenize
     if not without_pairs and not 0.35 < found.random_next_share < 0.65:
         warnings.append(
             f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: documents of one sentence "
-            "have no next one; check --layout, or use --objective mlm"
+            "have no next one, and where all is one document there is no other to take a random one from; check "
+            "--layout, give more documents, or use --objective mlm"
         )
     if is_masked and not 0.05 < found.masked_share < 0.6:
         warnings.append(f"{found.masked_share:.1%} of tokens are to be predicted, BERT uses 15 %; check --masking_rate")

@@ -18,9 +18,10 @@ from data.wikitext import Article, articles, plain_text
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
 BROKEN = "files_cut_short"  # the count of files that are damaged or end too early
 _ROWS_AT_ONCE = 256  # of a Parquet file
-_LONGEST_SENTENCE = 20_000  # characters; the splitter found no end: cut between words
+_LONGEST_SENTENCE = 600  # characters, about as many tokens as a row of 128 holds: what is longer would be cut off there
 _MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _NO_CONTROLS = dict.fromkeys([*range(9), *range(14, 32), 127])
 
@@ -112,6 +113,15 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 
 def _cut_long(sentence: str) -> Iterator[str]:
+    """Where the splitter found no end, as after a bracket that is not closed: after full stops, then between words."""
+    if len(sentence) <= _LONGEST_SENTENCE:
+        yield sentence
+        return
+    for part in _SENTENCE_END.split(sentence):
+        yield from _cut_between_words(part)
+
+
+def _cut_between_words(sentence: str) -> Iterator[str]:
     while len(sentence) > _LONGEST_SENTENCE:
         end = sentence.rfind(" ", 1, _LONGEST_SENTENCE)
         end = end if end > 0 else _LONGEST_SENTENCE
@@ -157,8 +167,6 @@ def _from_lines(source: Source, counts: Counter[str], language: str | None) -> I
             if text:
                 if language:
                     document.extend(split_sentences(text, language))
-                elif len(text) <= _LONGEST_SENTENCE:
-                    document.append(text)
                 else:
                     document.extend(_cut_long(text))
                 size += len(text)

@@ -97,12 +97,15 @@ class BertTokenizer:
         kinds = [part.get("type") for part in parts]
         return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and bool(parts[0].get("clean_text"))
 
-    def save(self, folder: Path) -> None:
-        """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` looks for."""
+    def save(self, folder: Path, max_length: int = _MAX_LENGTH) -> None:
+        """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` looks for.
+
+        `max_length` is where stock code truncates: the positions of the model that it is for.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         by_id = sorted(self.vocabulary.items(), key=lambda item: item[1])
         names = {f"{name[1:-1].lower()}_token": token for name, token in self.special_tokens.items()}
-        settings: dict[str, Any] = {**names, "model_max_length": _MAX_LENGTH}
+        settings: dict[str, Any] = {**names, "model_max_length": max_length}
         if self.is_bert:
             normalizer = self._described("normalizer") or {}
             settings |= {

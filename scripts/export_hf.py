@@ -34,9 +34,19 @@ def build_parser() -> argparse.ArgumentParser:
         help="a tokenizer folder or file to put into the export; without it the folder holds no tokenizer",
     )
     group.add_argument(
-        "--metrics", type=Path, metavar="FILE", help="the run's metrics.jsonl, for the figures on the model card"
+        "--metrics",
+        type=Path,
+        metavar="FILE",
+        help="the run's metrics.jsonl, for the figures on the model card; by default that of the checkpoint's own run",
     )
     return parser
+
+
+def find_metrics(checkpoint: Path) -> Path | None:
+    """metrics.jsonl of the run that wrote OUTPUT/saved_models/JOB/step_N, if it is still where the run left it."""
+    job = checkpoint.absolute().parent
+    metrics = job.parent.parent / "runs" / job.name / "metrics.jsonl"
+    return metrics if metrics.is_file() else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = None if flags.tokenizer is None else load_tokenizer(flags.tokenizer)
     if tokenizer is not None:
         check_tokenizer(tokenizer, read_state(checkpoint).model_config, f"--tokenizer {flags.tokenizer}")
-    state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics)
+    state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics or find_metrics(checkpoint))
     console.say(f"{checkpoint} (step {state.step}) was exported to {flags.output}")
+    if tokenizer is None:
+        console.say("without a tokenizer, which users of the folder need; pass --tokenizer to put one in")
     return 0
 
 

@@ -51,5 +51,5 @@ Everything was written below $output (in $((SECONDS - started)) s without the in
   $output/loss.png               the loss, drawn
   $output/runs/quickstart        TensorBoard: tensorboard --logdir $output/runs
   $output/saved_models           checkpoints
-  data/hdf5                      the shards and the tokenizer, where bert_base.json expects them
+  data/hdf5                                 the shards and the tokenizer, where bert_base.json expects them
 END

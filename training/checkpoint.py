@@ -261,7 +261,10 @@ class CheckpointFolder:
             )
         problem = find_damage(self.folder / tag)
         if problem is not None:
-            raise UserError(f"{self.folder / tag}: cannot be used: {problem}; choose another with --load_checkpoint_id")
+            raise UserError(
+                f"{self.folder / tag}: cannot be used: {problem}; choose another (--load_checkpoint_id, or "
+                f"export_hf.py --checkpoint)"
+            )
         return tag
 
 

@@ -70,7 +70,7 @@ def export_checkpoint(
     else:  # an earlier export may have left one, which belongs to other weights
         (output / EXTRA_WEIGHTS).unlink(missing_ok=True)
     if tokenizer is not None:
-        tokenizer.save(output)
+        tokenizer.save(output, config.max_position_embeddings)
         hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
     write_atomically(output / "README.md", model_card(state, hf_config, validation))
@@ -150,7 +150,7 @@ OBJECTIVES = {
 def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:
     config = BertConfig.from_dict(state.model_config)
     architecture = hf_config["architectures"][0]
-    measured = "No validation was run."
+    measured = "Not known here: no metrics.jsonl with a validation was given to the export."
     if validation is not None:
         measured = (
             "| step | masked-LM loss (nats) | perplexity | masked tokens right | next sentence right |\n"

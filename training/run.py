@@ -403,7 +403,8 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     outlook = look_ahead(horizon, run.state.step, run.state.samples)
     facts = {
-        "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {parameters:,} parameters",
+        "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_tokens:,} tokens, "
+        f"{parameters:,} parameters",
         "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
         f"micro-steps × {run.place.world_size} ranks"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),

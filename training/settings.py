@@ -15,7 +15,7 @@ import torch
 from common.console import console
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
-from data.shards import find_shards, list_shards
+from data.shards import find_shards, list_shards, split_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.compiling import check_compiler
 from nvidia.config import BertConfig
@@ -336,9 +336,12 @@ def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | No
     prefix = flags.validation_data_path_prefix or flags.data_path_prefix
     folder = prefix / model_file.validation.path
     for candidate in (folder / str(flags.max_seq_length), folder):
-        if candidate.is_dir() and list_shards(candidate):
+        if candidate.is_dir() and any(split_of(path) != "training" for path in list_shards(candidate)):
             return candidate
-    console.warn(f"{folder}: the model JSON's validation folder holds no shards; training goes without validation")
+    console.warn(
+        f"{folder}: the model JSON's validation folder holds no shards with 'validation' or 'test' in their names; "
+        f"training goes without validation"
+    )
     return None
 
 

@@ -189,7 +189,7 @@ def test_a_supervised_run_on_other_machines_is_believed_when_it_has_finished(
     with started([*supervisor, *launcher, "deepspeed_train.py", *words], tmp_path) as process:
         assert process.wait(120) == 0, (tmp_path / "output.txt").read_text()
     text = (tmp_path / "output.txt").read_text()
-    assert "the command died with code 1: restart 1 of 2" in text
+    assert "the run died with code 1: restart 1 of 2" in text
     assert "restart 2 of 2" not in text
     assert checkpoints(tmp_path).newest_valid() == "step_00000003"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["runs", "saved_models"]

@@ -222,18 +222,23 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
     command = [sys.executable, "-m", "data.prepare", *arguments, "--output_dir", str(tmp_path / "killed")]
     monkey = random.Random(3)
     done = tmp_path / "killed" / ".work" / "done"
-    for stage in ("encoding", "writing"):
+    for stage, number in {"reading": signal.SIGINT, "encoding": signal.SIGKILL, "writing": signal.SIGKILL}.items():
         process = subprocess.Popen(
-            command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         deadline = time.monotonic() + 60
         while process.poll() is None and not list(done.glob(f"{stage}.*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(monkey.random() * 0.05)
         assert process.poll() is None, f"ended before it could be killed while {stage}"
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        os.killpg(process.pid, number)
+        _, told = process.communicate()
+        if number == signal.SIGINT:
+            assert process.returncode == 130
+            assert "the same command goes on where it was" in told
+            assert "Traceback" not in told
+        else:
+            assert process.returncode == -number
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")

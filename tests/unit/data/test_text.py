@@ -194,7 +194,19 @@ def test_a_line_of_many_megabytes_is_cut(tmp_path: Path) -> None:
     documents = documents_of(tmp_path / "a.txt", counts, layout="sentences")
     assert documents[-1] == ["The end is here."]
     assert counts["long_lines_cut"] == 2
-    assert max(len(sentence) for document in documents for sentence in document) <= 20_000
+    assert max(len(sentence) for document in documents for sentence in document) <= 600
+
+
+@pytest.mark.parametrize("end", [".", " and on"])
+def test_a_bracket_that_is_not_closed_loses_no_words(end: str, tmp_path: Path) -> None:
+    """The splitter takes all that follows it for one sentence, of which a row would hold the beginning alone."""
+    sentences = [f"This is ({'' if number else '('}number {number} of them){end}" for number in range(2_000)]
+    (tmp_path / "a.txt").write_text("\n".join(sentences))
+    (document,) = documents_of(tmp_path / "a.txt", layout="running")
+    assert " ".join(document).split() == " ".join(sentences).split()
+    assert max(map(len, document)) <= 600
+    if end == ".":
+        assert len(document) == len(sentences)
 
 
 def whole_documents(sources: list[Source]) -> list[list[str]]:

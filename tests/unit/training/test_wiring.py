@@ -119,6 +119,16 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
 
 
+def test_a_folder_with_training_shards_alone_means_no_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `data.prepare` leaves it where the text is one document."""
+    words = write_project(tmp_path)
+    (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
+    assert resolve_settings(build_parser().parse_args(words), Place(0, 0, 1, 1)).validation_folder is None
+    assert "training goes without validation" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
 def test_optimizers_train_through_the_engine(kind: str, plain: list[float], tmp_path: Path) -> None:
     other = losses(tmp_path, optimizer={"type": kind, "params": {"betas": [0.9, 0.95]}})
