@@ -1,5 +1,6 @@
 """How a run ends under the real launcher: signals to any of its processes, kills, and restarts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,10 +16,18 @@ import pytest
 from common.launchers import is_launcher
 from common.processes import STOPPED_EXIT_CODE
 from tests.distributed.test_ranks import without_dropout
-from tests.support import PROJECT, free_port, read_metrics, run_command, run_deepspeed, write_project
+from tests.support import PROJECT, free_port, read_metrics, run_command, run_deepspeed, write_json, write_project
 from training.checkpoint import CheckpointFolder, read_state
 
-ENDLESS = ["--max_steps", "100000", "--save_every_steps", "5", "--keep_last", "2"]
+
+def write_endless(folder: Path) -> list[str]:
+    """A project whose run does not come to its end before a signal does, on a fast machine too."""
+    words = write_project(folder)
+    content = json.loads((folder / "model.json").read_text())
+    for training in content["mixed_seq_training"].values():
+        training.update(total_training_steps=100_000, num_epochs=100_000)
+    write_json(folder / "model.json", content)
+    return [*words, "--save_every_steps", "5", "--keep_last", "2"]
 
 
 def checkpoints(folder: Path) -> CheckpointFolder:
@@ -96,7 +105,7 @@ ENDS = {
     "target", [pytest.param(name, marks=pytest.mark.slow if name == "command interrupted" else ()) for name in ENDS]
 )
 def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) -> None:
-    words = [*write_project(tmp_path), *ENDLESS]
+    words = write_endless(tmp_path)
     number, expected = ENDS[target]
     with running(deepspeed(words), tmp_path) as process:
         members = family(process)
@@ -119,7 +128,7 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_path: Path) -> None:
     """Ranks are seconds away from their first step, and must not go on to it alone."""
-    words = [*write_project(tmp_path), *ENDLESS]
+    words = write_endless(tmp_path)
     with started(deepspeed(words), tmp_path) as process:
         deadline = time.monotonic() + 60
         while len(family(process)["rank"]) < 2:
@@ -138,7 +147,7 @@ def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path) -> None:
-    words = [*write_project(tmp_path), *ENDLESS]
+    words = write_endless(tmp_path)
     with started([sys.executable, "deepspeed_train.py", *words], tmp_path) as process:
         time.sleep(1.0)
         process.send_signal(number)
@@ -150,7 +159,7 @@ def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path) -> Non
 @pytest.mark.parametrize("with_ranks", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_supervised_launcher_that_is_killed_is_no_success(with_ranks: bool, tmp_path: Path) -> None:
     """The `deepspeed` command ends with 0 then; with its ranks killed too, there is nobody left to say otherwise."""
-    words = [*write_project(tmp_path), *ENDLESS]
+    words = write_endless(tmp_path)
     command = [sys.executable, "scripts/supervise.py", "--max_restarts", "0", "--", *deepspeed(words)]
     with running(command, tmp_path) as process:
         members = family(process)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from common.errors import UserError
 from data.tokenizer import load_tokenizer
@@ -66,6 +66,11 @@ def test_the_tokenizers_padding_token_counts_where_the_model_json_names_none(fla
     with torch.no_grad():
         mine, theirs = ours.masked_lm_logits(ids, mask, segments), stock(ids, mask, segments).logits
     assert (mine - theirs)[mask.bool()].abs().max() <= 1e-5
+
+    stock_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert stock_tokenizer.model_max_length == config.max_position_embeddings
+    with torch.no_grad():  # as many tokens as positions, which is all that the model can take
+        stock(**stock_tokenizer("word1 " * 100, truncation=True, return_tensors="pt"))
 
 
 @pytest.mark.parametrize(
