@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +212,15 @@ def test_shards_that_another_tool_wrote_are_not_replaced_unless_told(corpus: Pat
     assert not list(tmp_path.glob("32/*_0.h*"))
 
 
+@pytest.fixture
+def heard_interrupts() -> Generator[None]:
+    """Children of a background job, as a test run may be, have SIGINT ignored otherwise."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 8_000)
     assert corpus.stat().st_size > 2 * PIECE_BYTES
