@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -76,6 +76,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sound: set[str] = set()  # tags that this process has verified or written
+        self.passed_over: set[str] = set()  # damaged ones: they must not push out those that are good
         self._commit: threading.Thread | None = None
         self._commit_failure: Exception | None = None
 
@@ -109,14 +110,14 @@ class CheckpointFolder:
         written = distributed.gather(names)
         if distributed.is_main():
             files = [WrittenFile(rank, *file) for rank, found in enumerate(written) for file in found]
-            task = (staging / tag, state, sources, retention, best, files)
+            task = (staging / tag, state, sources, retention, best, files, self.passed_over)
             self._commit = threading.Thread(target=self._commit_quietly, args=task, name="commit")
             self._commit.start()
 
     def note_best(self, retention: Retention, best: Best) -> None:
         """Mark a checkpoint that is there already."""
         try:
-            retire(self.folder, self.tags(), retention, best)
+            retire(self.folder, [tag for tag in self.tags() if tag not in self.passed_over], retention, best)
         except OSError as error:
             console.warn(f"{self.folder}: {best.tag} is the best so far, but best.json cannot be written ({error})")
 
@@ -198,6 +199,7 @@ class CheckpointFolder:
 
     def _commit_quietly(self, *task: Any) -> None:
         try:
+            self.passed_over.discard(task[0].name)  # it is written anew
             commit(self.folder, *task)
             self.sound.add(task[0].name)
         except Exception as error:  # told by finish()
@@ -242,6 +244,7 @@ class CheckpointFolder:
                 self.sound.add(tag)
                 return tag
             self.sound.discard(tag)
+            self.passed_over.add(tag)
             console.warn(f"{self.folder / tag}: passed over: {problem}")
         return None
 
@@ -276,6 +279,7 @@ def commit(
     retention: Retention,
     best: Best | None,
     written: Sequence[WrittenFile] = (),
+    passed_over: Container[str] = (),
 ) -> None:
     """Rank 0's part, in the order that makes a kill at any moment harmless."""
     write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
@@ -289,7 +293,7 @@ def commit(
         point_to(folder, staged.name)
         # One of a later step was passed over when this run was resumed; it must not push out those that are good.
         earlier = [tag for tag in CheckpointFolder(folder).tags() if step_of(tag) <= step_of(staged.name)]
-        retire(folder, earlier, retention, best)
+        retire(folder, [tag for tag in earlier if tag not in passed_over], retention, best)
     except OSError as error:
         console.warn(f"{folder}: the checkpoint is there, but its pointers could not be written ({error})")
 

@@ -42,6 +42,17 @@ def test_by_the_clock(rank_server: RankServer, tmp_path: Path) -> None:
     assert steps(tmp_path)[-1] == 10
 
 
+def test_a_damaged_one_does_not_count(rank_server: RankServer, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--keep_last", "2", *NO_EPOCHS]
+    assert rank_server.run([*words, "--save_every_steps", "2", "--max_steps", "4"], 1, tmp_path).codes == [0]
+    with next((checkpoints(tmp_path).folder / "step_00000004").glob("*.pt")).open("r+b") as stream:
+        stream.truncate(100)
+    outcome = rank_server.run([*words, "--save_every_steps", "5", "--max_steps", "5"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert "passed over" in outcome.text
+    assert steps(tmp_path) == [2, 4, 5], "the two that are good, and the damaged one for its owner to see"
+
+
 def test_one_in_use_and_a_copy_stay(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--save_every_steps", "2", "--keep_last", "1", *NO_EPOCHS]
     assert rank_server.run([*words, "--max_steps", "2"], 1, tmp_path).codes == [0]
