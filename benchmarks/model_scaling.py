@@ -30,10 +30,6 @@ TOKENS = 4096  # of every point along the length: fewer rows as they grow longer
 VOCAB_SIZE = 8192
 
 
-def peak_mb() -> float:
-    return peak_resident_mib()
-
-
 def measure_here(rows: int, length: int, depth: int, hidden: int, repeats: int) -> dict[str, float]:
     config = BertConfig(
         vocab_size=VOCAB_SIZE,
@@ -46,12 +42,12 @@ def measure_here(rows: int, length: int, depth: int, hidden: int, repeats: int) 
     model = BertForPreTrainingPreLN(config)
     model(make_batch(1, 16, 1.0, VOCAB_SIZE, 2, seed=0)).backward()  # gradients and first-call costs are there
     batch = make_batch(rows, length, 1.0, VOCAB_SIZE, length, seed=0)
-    before, best = peak_mb(), float("inf")
+    before, best = peak_resident_mib(), float("inf")
     for _ in range(repeats):
         start = clock()
         model(batch).backward()
         best = min(best, clock() - start)
-    return {"seconds": round(best, 3), "mb": round(peak_mb() - before, 1)}
+    return {"seconds": round(best, 3), "mb": round(peak_resident_mib() - before, 1)}
 
 
 def measure(rows: int, length: int, depth: int, arguments: argparse.Namespace) -> dict[str, float]:

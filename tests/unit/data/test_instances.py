@@ -34,7 +34,7 @@ def document_of(documents: Documents, token: np.ndarray) -> np.ndarray:
     return np.searchsorted(ends, token, side="right")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(documents_, documents_, st.sampled_from(["nsp", "sop", "mlm"]), st.booleans(), st.integers(0, 99))
 def test_instances_fit_and_stay_within_their_documents(
     shape: list[list[int]], donated: list[list[int]], objective: Objective, alone: bool, seed: int

@@ -61,7 +61,7 @@ def test_the_last_range_is_small_and_cuts_no_document_in_two() -> None:
         assert extent_of_range(io.BytesIO(text), start, stop).goes_on is False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="ab \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
 def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longest: int) -> None:
     """Whatever is cut into pieces: white space alone, in one line, is no end of a document unless it is the line."""
@@ -77,7 +77,7 @@ def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longe
         lines.LONGEST_LINE = before
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="ab \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
 def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: str, size: int, longest: int) -> None:
     before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
@@ -102,7 +102,7 @@ def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: 
 BLOCKS = [b"\n", b"a sentence.\n", b"a sentence.\n" * 300, b"x" * 30_000, b" " * 30_000, b"word " * 10_000 + b"\n"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(BLOCKS), max_size=12))
 def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[bytes]) -> None:
     """Own begin, next begin and the lines once each; the first two once more where a line is nearly all white space."""

@@ -94,7 +94,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(folder: Path, world
     assert together == alone
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=4),
     st.sampled_from([1, 2, 3, 8]),

@@ -17,7 +17,7 @@ def numbers(plan: Plan, shards: list[Extent], epoch: int, start: int, stop: int)
     return first[located[:, 0]] + located[:, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(extents, seeds, st.integers(0, 5))
 def test_every_row_once_an_epoch(shards: list[Extent], seed: int, epoch: int) -> None:
     plan = Plan(shards, seed)
@@ -25,7 +25,7 @@ def test_every_row_once_an_epoch(shards: list[Extent], seed: int, epoch: int) ->
     assert np.array_equal(np.sort(found), np.arange(sum(extent.num_rows for extent in shards)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(extents, seeds, st.integers(0, 5), st.data())
 def test_a_jump_gives_what_reading_up_to_it_gives(
     shards: list[Extent], seed: int, epoch: int, data: st.DataObject
@@ -37,7 +37,7 @@ def test_a_jump_gives_what_reading_up_to_it_gives(
     assert np.array_equal(numbers(Plan(shards, seed), shards, epoch, start, stop), whole[start:stop])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.builds(Extent, st.integers(100, 700), st.sampled_from([7, 32])), min_size=1, max_size=4), seeds)
 def test_no_two_epochs_and_no_two_seeds_in_the_same_order(shards: list[Extent], seed: int) -> None:
     plan = Plan(shards, seed)

@@ -44,7 +44,7 @@ def test_a_tokenizer_made_anew_in_the_same_place_is_read_anew(tmp_path: Path) ->
     assert _encoder(str(tmp_path)).vocab_size < before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 25))
 def test_shards_share_the_rows_evenly_and_lose_none(sizes: list[int], shard_rows: int) -> None:
     parts = [(f"piece{number}", "donor", number % 3, size) for number, size in enumerate(sizes)]
@@ -149,7 +149,7 @@ KINDS = {
 DOCUMENT = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(DOCUMENT, max_size=5), min_size=1, max_size=3),
     st.sampled_from([20, 64, 150, 400]),

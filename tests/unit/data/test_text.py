@@ -223,7 +223,7 @@ def whole_documents(sources: list[Source]) -> list[list[str]]:
     return documents
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.text(alphabet="ab \0\n", max_size=120),
     st.integers(1, 20),
@@ -244,7 +244,7 @@ def test_ranges_share_nothing_and_lose_nothing(
         assert whole_documents(find_sources([str(path)], layout)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="ab. \0\n", max_size=120), st.integers(1, 20), st.sampled_from([3, 2**20]))
 def test_ranges_of_running_text_are_one_document(
     tmp_path_factory: pytest.TempPathFactory, text: str, size: int, largest: int

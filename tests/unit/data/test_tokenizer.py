@@ -156,7 +156,7 @@ alphabet = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.text(alphabet, max_size=30), max_size=6), st.booleans())
 def test_the_fast_encoder_on_any_text(vocabularies: dict[bool, Path], texts: list[str], lower_case: bool) -> None:
     check_encoder(vocabularies[lower_case], texts)

@@ -17,7 +17,7 @@ def masks() -> st.SearchStrategy[list[list[int]]]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(masks())
 def test_packing_keeps_every_real_token_and_its_place(rows: list[list[int]]) -> None:
     mask = real_tokens(torch.tensor(rows))
@@ -35,7 +35,7 @@ def test_packing_keeps_every_real_token_and_its_place(rows: list[list[int]]) -> 
             assert len(set(packing.sequence_of[start:stop].tolist())) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(masks())
 def test_wanted_tokens_are_found_the_same_in_both_orders(rows: list[list[int]]) -> None:
     mask = real_tokens(torch.tensor(rows))
