@@ -26,13 +26,14 @@ class MaskStream:
         num_dropped = round(probability * _LEVELS)
         self.threshold = _LOWEST + num_dropped
         self.scale = _LEVELS / (_LEVELS - num_dropped)  # what kept elements are multiplied by
+        self.drops = num_dropped > 0
         self.bits = np.random.SFC64(seed)
 
-    def draw(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
-        """1 where an element is kept, 0 where it is dropped."""
+    def draw(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """1 where an element is kept, 0 where it is dropped; into `out` if given."""
         count = math.prod(shape)
         bits = torch.from_numpy(self.bits.random_raw(-(-count // 4)).view(np.int16))[:count].view(shape)
-        return torch.ge(bits, self.threshold, out=torch.empty(shape, dtype=dtype))
+        return torch.ge(bits, self.threshold, out=torch.empty(shape, dtype=dtype) if out is None else out)
 
 
 def draw_seed() -> int:
