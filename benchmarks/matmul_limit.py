@@ -19,7 +19,7 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
 
     A linear layer [N, I] → [N, O] costs a product forward and two backward; attention two forward and four backward.
     Of the last layer only the used rows ([CLS] and masked tokens) are read, so its queries, scores and all that follows
-    are counted on these; its keys and values on all. (Our model projects and scores all its queries.)
+    are counted on these; its keys and values on all.
     """
     packing = plan_packing(real_tokens(batch.input_mask))
     masked_of_row = (batch.masked_lm_labels != -1).sum(1).tolist()

@@ -22,11 +22,11 @@ from nvidia.attention_backends import (
 )
 from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
-from nvidia.grouped_attention import grouped_attention
+from nvidia.grouped_attention import attention_of_some, grouped_attention, some_are_cheaper
 from nvidia.joined_linear import joined_linear
 from nvidia.layers import ResidualOutput
 from nvidia.sparsity import SparseAttention, make_layout, visible_keys
-from nvidia.unpadding import Packing
+from nvidia.unpadding import Packing, select_rows
 
 
 class AttentionOptions(NamedTuple):
@@ -76,30 +76,53 @@ class BertSelfAttention(nn.Module):
         options: AttentionOptions,
         norm: nn.Module | None = None,
         recompute: bool = False,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """[T, H] → context [T, A·D] and, when asked for, probabilities [B, A, S, S].
 
         `norm` goes before the projection and is recomputed in the backward pass; `recompute` does so with the scores.
+        `rows` [U] asks for the context of these packed positions only, [U, A·D].
         """
+        if rows is not None and self.can_leave_queries_out(hidden, packing, options):
+            return self.attend_to_some(hidden, packing, norm, recompute, rows), None
         qkv = self.project(hidden) if norm is None else recomputed(True, lambda x: self.project(norm(x)), hidden)
         context, probabilities = recomputed(recompute, lambda rows: self.attend(rows, packing, options), qkv)
+        (context,) = select_rows(rows, context)
         return context.flatten(1), probabilities if options.return_probabilities else None
+
+    def can_leave_queries_out(self, hidden: Tensor, packing: Packing, options: AttentionOptions) -> bool:
+        """Whether this batch's attention is the kind that can take queries of some rows only, and gains by it."""
+        return some_are_cheaper(packing.groups, self.num_heads) and self.choose_backend(hidden, options) == "grouped"
+
+    def attend_to_some(
+        self, hidden: Tensor, packing: Packing, norm: nn.Module | None, recompute: bool, rows: Tensor
+    ) -> Tensor:
+        """Context [U, A·D] of packed positions `rows`: keys and values of all tokens, queries of these."""
+        order = rows.argsort()
+        ordered = rows.index_select(0, order)
+        ends = torch.searchsorted(ordered, packing.boundaries[1:].to(ordered.dtype))  # queries up to a sequence's end
+        counts = ends.diff(prepend=ends.new_zeros(1)).tolist()
+        dropout_prob = self.dropout_prob if self.training else 0.0
+
+        def project(x: Tensor) -> tuple[Tensor, Tensor]:
+            normed = x if norm is None else norm(x)
+            q = joined_linear(normed.index_select(0, ordered), self.query)
+            kv = joined_linear(normed, self.key, self.value)
+            shape = (self.num_heads, self.head_size)
+            return q.unflatten(-1, shape), kv.unflatten(-1, (2, *shape))
+
+        def attend(q: Tensor, kv: Tensor) -> Tensor:
+            return attention_of_some(q, kv, packing.groups, counts, dropout_prob)
+
+        context = recomputed(recompute, attend, *recomputed(norm is not None, project, hidden))
+        return torch.empty_like(context).index_copy(0, order, context).flatten(1)
 
     def attend(self, qkv: Tensor, packing: Packing, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
         """[T, 3, A, D] → [T, A, D], by the backend that fits"""
         if packing.num_tokens == 0:
             return self.attend_nothing(qkv), None
         dropout_prob = self.dropout_prob if self.training else 0.0
-        given = Circumstances(
-            device=qkv.device.type,
-            dtype=qkv.dtype,
-            head_size=self.head_size,
-            dropout_prob=dropout_prob,
-            needs_plain=not options.are_default or self.distance_embedding is not None,
-            is_sparse=self.sparse is not None,
-            capability=cuda_capability(qkv.device),
-        )
-        backend = choose_backend(self.backend, given)
+        backend = self.choose_backend(qkv, options)
         if backend == "grouped":
             return grouped_attention(qkv, packing.groups, dropout_prob), None
         if backend == "varlen":
@@ -113,6 +136,19 @@ class BertSelfAttention(nn.Module):
         visible = packing.mask("plain", self.pruned, lambda: self.visible_keys(packing))
         head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
         return plain_attention(qkv, packing, dropout_prob, self.relative_scores(qkv, packing), visible, head_mask)
+
+    def choose_backend(self, x: Tensor, options: AttentionOptions) -> str:
+        """For `x`'s type on its device."""
+        given = Circumstances(
+            device=x.device.type,
+            dtype=x.dtype,
+            head_size=self.head_size,
+            dropout_prob=self.dropout_prob if self.training else 0.0,
+            needs_plain=not options.are_default or self.distance_embedding is not None,
+            is_sparse=self.sparse is not None,
+            capability=cuda_capability(x.device),
+        )
+        return choose_backend(self.backend, given)
 
     def attend_nothing(self, qkv: Tensor) -> Tensor:
         """[0, 3, A, D] → [0, A, D], connected to every parameter."""

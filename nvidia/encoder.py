@@ -12,7 +12,7 @@ from nvidia.attention import PLAIN_REQUEST, AttentionOptions, BertAttention
 from nvidia.checkpointing import Checkpointing, recomputed
 from nvidia.config import BertConfig
 from nvidia.layers import BertIntermediate, LayerNorm, NormedResidualOutput, ResidualOutput
-from nvidia.unpadding import Packing, empty_packing
+from nvidia.unpadding import Packing, empty_packing, select_rows
 
 
 class LayerOutput(NamedTuple):
@@ -38,21 +38,26 @@ class BertLayer(nn.Module):
     def forward(
         self, hidden: Tensor, packing: Packing, options: AttentionOptions, rows: Tensor | None, scale: float = 1.0
     ) -> LayerOutput:
-        """`rows` [U] cuts the block down to these after attention; `scale` multiplies both branches."""
+        """`rows` [U] cuts the block down to these from attention on; `scale` multiplies both branches."""
         first_norm, second_norm = self.norms()
-        context, probabilities = self.attend(hidden, packing, options, first_norm)
-        context, hidden = select_rows(rows, context, hidden)
+        context, probabilities = self.attend(hidden, packing, options, first_norm, rows)
+        (hidden,) = select_rows(rows, hidden)
         hidden = self.attention.output(context, hidden, scale)
         return LayerOutput(self.feed_forward(hidden, scale, second_norm), probabilities)
 
     def attend(
-        self, hidden: Tensor, packing: Packing, options: AttentionOptions, norm: nn.Module | None
+        self,
+        hidden: Tensor,
+        packing: Packing,
+        options: AttentionOptions,
+        norm: nn.Module | None,
+        rows: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         recompute_norm = self.checkpointing.norm and norm is not None
         if norm is not None and not recompute_norm:
             hidden = norm(hidden)
         return self.attention.self(
-            hidden, packing, options, norm if recompute_norm else None, self.checkpointing.attention
+            hidden, packing, options, norm if recompute_norm else None, self.checkpointing.attention, rows
         )
 
     def feed_forward(self, x: Tensor, scale: float, norm: nn.Module | None) -> Tensor:
@@ -89,10 +94,6 @@ class PostLNLayer(BertLayer):
 
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__(config, layer, NormedResidualOutput)
-
-
-def select_rows(rows: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tensors if rows is None else tuple(tensor.index_select(0, rows) for tensor in tensors)
 
 
 class EncoderOutput(NamedTuple):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from common.errors import Problems, UserError
 from nvidia.attention import AttentionOptions
 from nvidia.config import BertConfig
-from nvidia.encoder import LayerOutput, PreLNLayer, select_rows
+from nvidia.encoder import LayerOutput, PreLNLayer
 from nvidia.hf_mapping import is_pre_ln
 from nvidia.pretraining import PreTrainingModel
-from nvidia.unpadding import Packing
+from nvidia.unpadding import Packing, select_rows
 
 _KERNEL_NAME = re.compile(r"(bert\.encoder\.layer\.\d+)\.layer\.(\w+)([wb])")  # bert.encoder.layer.0.layer.attn_qkvw
 _KINDS = {"w": "weight", "b": "bias"}

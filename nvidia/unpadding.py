@@ -57,6 +57,11 @@ class Packing:
         return flat.index_fill(0, self.indices, True).view(self.num_rows, self.row_length)
 
 
+def select_rows(rows: Tensor | None, *packed: Tensor) -> tuple[Tensor, ...]:
+    """[T, …] → [U, …] each, or as they are where all rows are wanted."""
+    return packed if rows is None else tuple(tensor.index_select(0, rows) for tensor in packed)
+
+
 def real_tokens(input_mask: Tensor) -> Tensor:
     """[B, S] bool. Position 0 counts as real always, so a fully masked row is a sequence of one token, not of none."""
     mask = input_mask.bool()

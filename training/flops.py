@@ -21,19 +21,21 @@ MEASURE_SECONDS = 0.3
 def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: int | None = None) -> float:
     """FLOPs (two a multiply-add) that rows of `lengths` [B] real tokens need, forward and backward.
 
-    Counts matrix products alone: what the model must do on real tokens. The last block's projections after attention
-    and both heads are needed on used tokens only, so a batch is not credited with more. `layers`: how many blocks
-    took part, where layer drop left some out.
+    Counts matrix products alone: what the model must do on real tokens. In the last block all but keys and values is
+    needed for used tokens only, and so are both heads; a batch is not credited with more. (Which row a used token is
+    in is not known here; it counts as spread like the others.) `layers`: how many blocks took part, where layer drop
+    left some out.
     """
     layers = config.num_hidden_layers if layers is None else layers
     hidden, tokens, rows = config.hidden_size, float(lengths.sum()), lengths.numel()
     used = rows + num_masked
     squares = float((lengths.double() ** 2).sum())
     wide = 3 if config.hidden_act in ("geglu", "swiglu") else 2
-    after_attention = hidden * hidden + wide * hidden * config.intermediate_size
+    # A query costs its projection, scores against all keys, their product with the values, and what follows attention.
+    per_query = 2 * hidden * hidden + 2 * squares / max(tokens, 1) * hidden + wide * hidden * config.intermediate_size
     products = (
-        layers * (3 * tokens * hidden * hidden + 2 * squares * hidden)
-        + ((layers - 1) * tokens + used) * after_attention * (layers > 0)
+        layers * 2 * tokens * hidden * hidden
+        + ((layers - 1) * tokens + used) * per_query * (layers > 0)
         + num_masked * (hidden * hidden + hidden * config.num_tokens)
     )
     if config.has_sentence_head:

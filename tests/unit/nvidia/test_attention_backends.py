@@ -10,7 +10,6 @@ from torch.nn.attention import flex_attention as flex
 
 from common.errors import UserError
 from nvidia import attention, attention_backends, pretraining, unpadding
-from nvidia import grouped_attention as grouped
 from nvidia.attention_backends import (
     Circumstances,
     choose_backend,
@@ -19,7 +18,6 @@ from nvidia.attention_backends import (
     sdpa_attention,
     varlen_attention,
 )
-from nvidia.dropout import MaskStream, draw_seed
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -164,41 +162,6 @@ def test_a_padded_call_gives_what_a_call_per_length_gives() -> None:
     left = by_length.unpack(sdpa_attention(by_length.pack(padded), by_length))
     right = in_order.unpack(sdpa_attention(in_order.pack(padded), in_order))
     assert largest_difference(left, right) <= 1e-6
-
-
-@pytest.mark.parametrize("piece", [1, 30, 200, 1 << 19])
-def test_pieces_do_not_change_the_result(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    packing = plan_packing(make_batch()[2].bool())
-    qkv = torch.randn(packing.num_tokens, 3, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    weights = torch.randn(packing.num_tokens, 3, 8, generator=torch.Generator().manual_seed(1))
-    expected = sdpa_attention(qkv, packing)
-    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), qkv)
-    monkeypatch.setattr(grouped, "_PIECE", piece)
-    untouched = qkv.detach().clone()
-    context = grouped.grouped_attention(qkv, packing.groups, 0.0)
-    (gradient,) = torch.autograd.grad((context * weights).sum(), qkv)
-    assert largest_difference(context, expected) <= 1e-5
-    assert largest_difference(gradient, expected_gradient) <= 1e-5
-    assert torch.equal(qkv, untouched)
-
-
-def test_attention_with_dropout_is_the_formula_with_its_mask() -> None:
-    packing = plan_packing(torch.ones(2, 7, dtype=torch.bool))
-    qkv = torch.randn(14, 3, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    weights = torch.randn(14, 3, 8, generator=torch.Generator().manual_seed(1))
-    torch.manual_seed(5)
-    context = grouped.grouped_attention(qkv, packing.groups, 0.4)
-    (gradient,) = torch.autograd.grad((context * weights).sum(), qkv)
-    torch.manual_seed(5)
-    masks = MaskStream(draw_seed(), 0.4)
-    mask = masks.draw((6, 7, 7), torch.float32).view(2, 3, 7, 7) * masks.scale
-    q, k, v = qkv.view(2, 7, 3, 3, 8).permute(2, 0, 3, 1, 4)
-    probabilities = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
-    expected = ((probabilities * mask) @ v).transpose(1, 2).flatten(0, 1)
-    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), qkv)
-    assert 0 < int((mask == 0).sum()) < mask.numel()
-    assert largest_difference(context, expected) <= 1e-5
-    assert largest_difference(gradient, expected_gradient) <= 1e-5
 
 
 def cuda_packing(rows: int, width: int, tokens: int, device: str) -> Packing:

@@ -1,0 +1,110 @@
+"""Attention by length on a CPU: whatever is taken together or left out, the formula's results and gradients."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvidia import attention
+from nvidia import grouped_attention as grouped
+from nvidia.attention_backends import sdpa_attention
+from nvidia.dropout import MaskStream, draw_seed
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
+from nvidia.unpadding import plan_packing
+from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+
+TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences of a length together, and each by itself
+
+
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def value_and_gradients(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """What `compute` gives, and the gradients of a weighted sum of it."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    value = compute(*leaves)
+    value.backward(random_tensor(*value.shape, seed=1).to(value.dtype))
+    assert all(torch.equal(leaf, tensor) for leaf, tensor in zip(leaves, inputs, strict=True))
+    return value, *[leaf.grad for leaf in leaves]
+
+
+def assert_near(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], bound: float = 1e-5) -> None:
+    assert len(ours) == len(expected)
+    assert [largest_difference(*pair) <= bound for pair in zip(ours, expected, strict=True)] == [True] * len(ours)
+
+
+@pytest.mark.parametrize("short", [TOGETHER, ALONE])
+@pytest.mark.parametrize("piece", [1, 30, 200, 1 << 19])
+def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    packing = plan_packing(make_batch()[2].bool())
+    qkv = random_tensor(packing.num_tokens, 3, 3, 8)
+    expected = value_and_gradients(lambda x: sdpa_attention(x, packing), qkv)
+    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_SHORT", short)
+    assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
+
+
+def test_attention_with_dropout_is_the_formula_with_its_mask() -> None:
+    qkv = random_tensor(14, 3, 3, 8)
+    torch.manual_seed(5)
+    ours = value_and_gradients(lambda x: grouped.grouped_attention(x, ((2, 7),), 0.4), qkv)
+    torch.manual_seed(5)
+    masks = MaskStream(draw_seed(), 0.4)
+    mask = masks.draw((6, 7, 7), torch.float32).view(2, 3, 7, 7) * masks.scale
+    assert 0 < int((mask == 0).sum()) < mask.numel()
+
+    def formula(x: Tensor) -> Tensor:
+        q, k, v = x.view(2, 7, 3, 3, 8).permute(2, 0, 3, 1, 4)
+        probabilities = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+        return ((probabilities * mask) @ v).transpose(1, 2).flatten(0, 1)
+
+    assert_near(ours, value_and_gradients(formula, qkv))
+
+
+@pytest.mark.parametrize("piece", [1, 30, 1 << 19])
+def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, none and all of three sequences' queries."""
+    groups, rows = ((2, 6), (1, 3)), torch.tensor([1, 5, 12, 13, 14])
+    q, kv = random_tensor(15, 3, 8), random_tensor(15, 2, 3, 8, seed=2)
+    together = value_and_gradients(
+        lambda q, kv: grouped.grouped_attention(torch.cat([q.unsqueeze(1), kv], 1), groups, 0.0).index_select(0, rows),
+        q,
+        kv,
+    )
+    monkeypatch.setattr(grouped, "_PIECE", piece)
+    context, q_gradient, kv_gradient = value_and_gradients(
+        lambda q, kv: grouped.attention_of_some(q, kv, groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
+    )
+    assert_near((context, torch.zeros_like(q).index_copy(0, rows, q_gradient), kv_gradient), together)
+    assert not kv_gradient[6:12].any()
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_the_last_block_asks_for_the_queries_that_are_read(
+    kind: type[PreTrainingModel], dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kind(tiny_config(attention_backend="grouped"))
+    spread_weights(model)
+    model.to(dtype)
+    asked: list[int] = []
+
+    def spy(q: Tensor, *others: object) -> Tensor:
+        asked.append(len(q))
+        return grouped.attention_of_some(q, *others)
+
+    monkeypatch.setattr(attention, "attention_of_some", spy)
+    results = []
+    for short in (TOGETHER, ALONE):
+        monkeypatch.setattr(grouped, "_SHORT", short)
+        model.zero_grad()
+        loss = model(make_batch())
+        loss.backward()
+        results.append((loss, *[parameter.grad.clone() for parameter in model.parameters()]))
+    num_masked, num_rows = int((make_batch()[5] != -1).sum()), 5
+    assert asked == [num_masked + num_rows]
+    assert_near(results[1], results[0], bound)
