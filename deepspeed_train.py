@@ -18,6 +18,7 @@ from training import distributed
 from training.arguments import read_arguments
 from training.budget import process_start
 from training.compile_locks import guard_compiles
+from training.datasets import open_data
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
 from training.lock import lock_folder
@@ -25,7 +26,7 @@ from training.logs import begin_logs, send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
 from training.restarting import restart_alone
-from training.run import build_run, open_data
+from training.run import build_run
 from training.settings import resolve_settings
 from training.stopping import StopRequests
 from training.watchdog import Watchdog

@@ -83,16 +83,20 @@ class Stretch:
 class Health:
     """Checks every report's figures. `check` gives the sentences that have not been said yet."""
 
-    plateau_from_step: int
     batch_rows: int
     first_step: int = 0  # of the schedule: the step after it may have a rate of zero, where a warm-up begins
     unigram: UnigramLevel = field(default_factory=UnigramLevel)
     repeats: RowRepeats = field(default_factory=RowRepeats)
     stretch: Stretch = field(default_factory=Stretch)
     said: set[str] = field(default_factory=set)
+    warm_step: int | None = None  # the first report's after the warm-up
 
-    def check(self, step: int, figures: dict[str, float], forward: Sequence[float] = ()) -> list[str]:
-        """`forward`: each rank's seconds in the forward pass, where they tell ranks apart."""
+    def check(
+        self, step: int, figures: dict[str, float], forward: Sequence[float] = (), is_warm: bool = True
+    ) -> list[str]:
+        """`forward`: each rank's seconds for the same work. `is_warm`: the schedule's warm-up is over."""
+        if is_warm and self.warm_step is None:
+            self.warm_step = step
         found = {
             "rate": self._rate(step, figures),
             "plateau": self._plateau(step, figures),
@@ -128,7 +132,9 @@ class Health:
 
     def _plateau(self, step: int, figures: dict[str, float]) -> str | None:
         level = self.unigram.nats()
-        if step < self.plateau_from_step or level is None or abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
+        if self.warm_step is None or step < self.warm_step + PLATEAU_STEPS or level is None:
+            return None
+        if abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
             return None
         return (
             f"the masked-LM loss {figures['mlm_loss']:.2f} is still at the unigram level ({level:.2f} nats): the model "

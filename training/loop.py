@@ -327,11 +327,8 @@ def drop_layers(run: Run) -> None:
 
 
 def current_rate(run: Run) -> float:
-    """The next step's rate: by the steps taken, or with a time budget by the share of it that is over."""
-    if run.budget.total is None:
-        return run.schedule.rate(run.state.step)
-    done = run.budget.progress(run.state.seconds) * run.schedule.total_steps
-    return run.schedule.rate(run.schedule.origin + done)
+    """The next step's rate."""
+    return run.schedule.rate(run.place_in_schedule())
 
 
 def should_stop(run: Run, window: Window) -> bool:

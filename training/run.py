@@ -1,20 +1,17 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
-import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from common.console import console
 from common.errors import Problems, UserError
 from data.loader import TrainingStream
-from data.schema import Split
-from data.shards import PretrainingDataset, check_apart, check_masked, check_tokenizer, open_dataset
+from data.shards import PretrainingDataset
 from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
@@ -24,7 +21,7 @@ from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import Budget
 from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
-from training.data_fit import check_fit
+from training.datasets import Datasets
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
 from training.environment import Place
@@ -66,20 +63,11 @@ class Run:
     state: TrainingState
     stop: StopRequests
 
-
-class Datasets(NamedTuple):
-    training: tuple[PretrainingDataset, ...]  # one for each length
-    validation: PretrainingDataset | None
-
-    @property
-    def digest(self) -> str:
-        """The identity of the training data of all lengths."""
-        digests = [data.digest for data in self.training]
-        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
-
-    @property
-    def summary(self) -> str:
-        return " and ".join(f"{data.num_rows:,} rows in {len(data.files)} files" for data in self.training)
+    def place_in_schedule(self) -> float:
+        """Where the schedule is, in its steps: by those taken, or by the share of a time budget that is over."""
+        if self.budget.total is None:
+            return self.state.step
+        return self.schedule.origin + self.budget.progress(self.state.seconds) * self.schedule.total_steps
 
 
 def build_run(
@@ -129,43 +117,6 @@ def build_run(
     )
     introduce(run, model, origin)
     return run
-
-
-def open_data(settings: Settings, place: Place) -> Datasets:
-    """Every rank opens all the data; with --verify_data each reads its share of the files whole.
-
-    What is wrong with any of it is told at once.
-    """
-    options: dict[str, Any] = {
-        "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
-        "vocab_size": settings.model_config.num_tokens,
-        "verify": settings.flags.verify_data,
-        "share": (place.rank, place.world_size),
-    }
-    problems = Problems()
-
-    def open_split(folders: Sequence[Path], split: Split, length: int, weights: Sequence[float] | None = None) -> Any:
-        return problems.attempt(
-            lambda: open_dataset(folders, split=split, max_seq_length=length, weights=weights, **options)
-        )
-
-    opened = [open_split(each.folders, "training", each.length, each.weights) for each in settings.lengths]
-    training = tuple(data for data in opened if data is not None)
-    validation = None
-    if settings.validation_folder is not None:
-        validation = open_split([settings.validation_folder], "validation", settings.flags.max_seq_length)
-    found = [*training, *([] if validation is None else [validation])]
-    for data in found:
-        problems.attempt(partial(check_fit, data, settings.model_config))
-    problems.attempt(lambda: check_tokenizer(found, settings.tokenizer.digest if settings.tokenizer else None))
-    if not settings.flags.dynamic_masking:
-        for data in training:
-            problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
-    if validation is not None:
-        problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
-        problems.attempt(lambda: check_apart(training, validation))
-    problems.raise_if_any()
-    return Datasets(training, validation)
 
 
 def build_model(settings: Settings) -> PreTrainingModel:

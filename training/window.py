@@ -15,7 +15,7 @@ from training.display import train_line
 from training.flops import measure_matmul_speed, model_flops
 from training.gradients import GradientNorm, GradientWatch
 from training.guard import StepLoss, guard_engine
-from training.health import PLATEAU_STEPS, Health
+from training.health import Health
 from training.metrics import Tally, summarize
 from training.outlook import find_early_end
 from training.run import Run
@@ -36,7 +36,6 @@ class Window:
         self.norm = GradientNorm(run.engine)
         self.watch: GradientWatch | None = GradientWatch(run.engine.module)
         self.health = Health(
-            plateau_from_step=run.schedule.origin + math.ceil(run.schedule.warmup_steps) + PLATEAU_STEPS,
             batch_rows=run.settings.deepspeed.batch.total,
             first_step=run.schedule.origin,
         )
@@ -120,7 +119,8 @@ class Window:
             last = None if run.budget.total is not None else run.horizon.last_step()
             console.say(train_line(run.state.step, last, self.figures, left))
             self._note_early_end()
-            for sentence in self.health.check(run.state.step, self.figures, self.forward):
+            is_warm = run.place_in_schedule() >= run.schedule.origin + run.schedule.warmup_steps
+            for sentence in self.health.check(run.state.step, self.figures, self.forward, is_warm):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
 

@@ -16,8 +16,8 @@ from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.arguments import build_parser
 from training.checkpoint import CheckpointFolder, read_state
+from training.datasets import open_data
 from training.environment import Place
-from training.run import open_data
 from training.settings import resolve_settings
 from training.window import Window
 
