@@ -26,7 +26,7 @@ from training.logs import begin_logs, send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
 from training.restarting import restart_alone
-from training.run import build_run
+from training.run import build_run, keep_time
 from training.settings import resolve_settings
 from training.stopping import StopRequests
 from training.watchdog import Watchdog
@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         run = build_run(settings, datasets, place, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is let go
         begin_logs()
+        watchdog.on_write = partial(keep_time, run)
         if flags.dry_run:
             dry_run(run)
         distributed.barrier()  # until here a request to stop ends the process; from here on all ranks save first

@@ -19,7 +19,7 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
-from training.budget import Budget
+from training.budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
 from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
 from training.datasets import Datasets
 from training.display import format_seconds
@@ -93,7 +93,7 @@ def build_run(
         note("building the engine")
         engine = put_in_engine(model, settings)
         note("loading the checkpoint")
-        state = resume(engine, place, fresh, origin)
+        state = count_lost_time(resume(engine, place, fresh, origin), settings)
     if origin is not None and origin.is_own and place.is_main and not settings.flags.dry_run:
         checkpoints.mend_pointers(origin.tag, state)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
@@ -278,6 +278,21 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 
+def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
+    """`state` with the time that a process of this run took after its last checkpoint, before it was killed."""
+    if settings.time_budget is None:
+        return state
+    spent = distributed.ask_main_rank(lambda: read_time_spent(settings.saved_models))
+    state = replace(state, seconds=max(state.seconds, spent))
+    if state.step == state.start_step and build_budget(settings, state, None).is_over(state.seconds, 0.0):
+        raise UserError(
+            f"--time_budget {settings.flags.time_budget}: earlier starts of this run have used it up "
+            f"({format_seconds(spent)}) without saving a checkpoint; raise it and save more often "
+            f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to begin anew"
+        )
+    return state
+
+
 def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place) -> None:
     """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
     options = optimizer_options(engine)
@@ -338,12 +353,19 @@ def build_budget(settings: Settings, state: TrainingState, began: float | None) 
     )
 
 
+def keep_time(run: Run) -> None:
+    """Note the time used so far: rank 0's clock counts."""
+    if run.budget.total is not None and run.place.is_main and not run.settings.flags.dry_run:
+        note_time_spent(run.checkpoints.folder, run.budget.used())
+
+
 def is_run_finished(settings: Settings, place: Place, datasets: Datasets, state: TrainingState) -> bool:
     """Whether a run that was saved with `state` has come to its end."""
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     horizon = build_horizon(settings, schedule, state, build_plan(settings, place, datasets.training))
+    seconds = max(state.seconds, read_time_spent(settings.saved_models))
     budget = build_budget(settings, state, None)
-    return horizon.is_finished(state.step, state.samples) or budget.is_over(state.seconds, 0.0)
+    return horizon.is_finished(state.step, state.samples) or budget.is_over(seconds, 0.0)
 
 
 def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
