@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.callback(start.end)
         start.begin()
         flags, problems = read_arguments(argv)
-        if flags.max_restarts is not None and not problems.messages:
+        if not problems.messages and flags.max_restarts is not None:
             code = restart_alone(flags.max_restarts)
             leave_outcome(code, True)  # the child told us, and a supervisor above us waits for it too
             return code
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         share_cores(place)
         guard_compiles()
         settings = resolve_settings(flags, place, problems)
-        datasets = open_data(settings, place)
+        datasets = open_data(settings.data, place)
         device = pick_device(place)
         if place.is_main and not flags.dry_run:
             stack.enter_context(lock_folder(settings.saved_models))

@@ -120,7 +120,7 @@ def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Se
         try:
             words, wrong = read_arguments(phase_words(flags, phase, passed_on))
             settings[phase] = resolve_settings(words, place, wrong)
-            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase], place), place)
+            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase].data, place), place)
         except UserError as error:
             for part in error.parts:
                 problems.add(f"phase {phase + 1}: {part}")

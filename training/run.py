@@ -10,6 +10,7 @@ import torch
 
 from common.console import console
 from common.errors import Problems, UserError
+from common.words import counted
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset
 from nvidia.attention_backends import cuda_capability
@@ -21,7 +22,7 @@ from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
 from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
-from training.datasets import Datasets
+from training.datasets import Datasets, describe_rows
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
 from training.environment import Place
@@ -55,6 +56,7 @@ class Run:
     stream: TrainingStream
     plan: StepPlan
     validation: PretrainingDataset | None
+    validation_length: int
     schedule: Schedule
     horizon: Horizon
     checkpoints: CheckpointFolder
@@ -80,7 +82,7 @@ def build_run(
     note: Callable[[str], None],
 ) -> Run:
     """`began`: when the process did, by time.monotonic(). `note` is told what is being done."""
-    training, validation = datasets
+    training = datasets.training
     note("choosing a checkpoint")
     checkpoints = CheckpointFolder(settings.saved_models)
     fresh = first_state(settings, place, datasets)
@@ -106,7 +108,8 @@ def build_run(
         training=training,
         stream=build_stream(settings, place, training, plan.at(state.samples)),
         plan=plan,
-        validation=validation,
+        validation=datasets.validation,
+        validation_length=datasets.validation_length,
         schedule=schedule,
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
@@ -297,7 +300,7 @@ def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place)
     """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
     options = optimizer_options(engine)
     if saved.world_size != place.world_size and engine.zero_optimization():
-        console.say(f"{origin.path}: saved by {saved.world_size} ranks, cut anew for {place.world_size}")
+        console.say(f"{origin.path}: saved by {counted(saved.world_size, 'rank')}, cut anew for {place.world_size}")
         load_for_other_ranks(engine, origin.path)
     else:
         found, _ = engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
@@ -379,9 +382,10 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_tokens:,} tokens, "
         f"{parameters:,} parameters",
         "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
-        f"micro-steps × {run.place.world_size} ranks"
+        f"micro-steps × {counted(run.place.world_size, 'rank')}"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
         "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
+        "validation": "none" if run.validation is None else describe_rows(run.validation, run.validation_length),
         "length": describe_length(run, outlook),
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{torch.get_num_threads()} threads a rank",
@@ -423,6 +427,6 @@ def describe_data(run: Run) -> str:
     """Each phase's data, and after how many rows of the run it is read."""
     return ", ".join(
         (f"then from row {phase.first_sample:,} of the run on " if phase.first_sample else "")
-        + f"{phase.num_rows:,} rows of {phase.length} in {len(run.training[phase.index].files)} files"
+        + describe_rows(run.training[phase.index], phase.length)
         for phase in run.plan.phases
     )

@@ -248,6 +248,10 @@ DEEPSPEED_JSON = {
         both(edited("deepspeed.json", "bf16.enabled", True), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp32")),
         "deepspeed.json", "grad_accum_dtype is 'fp32'", "stage to 1",
     ),
+    "sums of gradients in a type that is none": (
+        both(edited("deepspeed.json", "zero_optimization.stage", 2), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp99")),
+        "deepspeed.json", "grad_accum_dtype is 'fp99'", "one of fp32, fp16, bf16",
+    ),
     "wandb without its package": (
         edited("deepspeed.json", "wandb.enabled", True), "deepspeed.json", "package is missing", "pip install wandb"
     ),

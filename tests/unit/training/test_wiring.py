@@ -7,18 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import UserError
 from nvidia.encoder import BertEncoder
 from nvidia.sparsity import SparseAttention
-from tests.support import read_metrics, write_project
+from tests.support import make_rows, read_metrics, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.arguments import build_parser
 from training.checkpoint import CheckpointFolder, read_state
 from training.datasets import open_data
 from training.environment import Place
 from training.settings import resolve_settings
+from training.validation import validation_rows
 from training.window import Window
 
 
@@ -101,7 +103,7 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
     (tmp_path / "model.json").write_text(json.dumps(content))
     place = Place(0, 0, 1, 1)
-    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place), place).training
+    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).training
     assert data.weights == (3.0, 1.0)
     run_here([*words, "--max_steps", "20"])
     assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
@@ -114,9 +116,34 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
     place = Place(0, 0, 1, 1)
-    validation = open_data(resolve_settings(build_parser().parse_args(words), place), place).validation
+    validation = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).validation
     assert validation is not None
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
+
+
+def test_validation_has_rows_of_a_length_and_of_predictions_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same rows, filled up with padding to less and to more than the 24 of training, have the same loss."""
+    words = write_project(tmp_path)
+    rows = make_rows(11, 16, 4, seed=9)
+    found = []
+    for width in (16, 32):
+        added = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), width - 16)
+        added |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), 2)
+        wide = {name: np.pad(rows[name], ((0, 0), (0, more))) for name, more in added.items()}
+        write_nvidia_shard(tmp_path / "held_out" / str(width) / "wiki_test_0.hdf5", rows | wide)
+        content = json.loads((tmp_path / "model.json").read_text())
+        content["validation"] = {"path": f"held_out/{width}"}
+        (tmp_path / "model.json").write_text(json.dumps(content))
+        run_here([*words, "--max_steps", "1", "--job_name", f"at_{width}"])
+        assert f"validation   11 rows of {width} in 1 file" in capsys.readouterr().out
+        found.append(read_metrics(tmp_path, "validation", f"at_{width}")[-1]["mlm_loss"])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_longer_rows_are_validated_fewer_at_a_time() -> None:
+    assert [validation_rows(64, 128, length) for length in (64, 128, 512, 100_000)] == [64, 64, 16, 1]
 
 
 def test_a_folder_with_training_shards_alone_means_no_validation(
