@@ -69,14 +69,14 @@ class Stretch:
 
     seconds: float = 0.0
     data_wait: float = 0.0
-    forward: tuple[float, ...] = ()  # seconds of each rank; empty where ranks cannot be told apart
+    paces: tuple[float, ...] = ()  # each rank's seconds for the same work
 
-    def add(self, figures: dict[str, float], forward: Sequence[float]) -> None:
+    def add(self, figures: dict[str, float], paces: Sequence[float]) -> None:
         seconds = figures["window_steps"] * figures["seconds_per_step"]
         self.seconds += seconds
         self.data_wait += figures["data_wait_share"] * seconds
-        before = self.forward or (0.0,) * len(forward)
-        self.forward = tuple(one + other for one, other in zip(before, forward, strict=True))
+        before = self.paces or (0.0,) * len(paces)
+        self.paces = tuple(one + other for one, other in zip(before, paces, strict=True))
 
 
 @dataclass
@@ -92,9 +92,9 @@ class Health:
     warm_step: int | None = None  # the first report's after the warm-up
 
     def check(
-        self, step: int, figures: dict[str, float], forward: Sequence[float] = (), is_warm: bool = True
+        self, step: int, figures: dict[str, float], paces: Sequence[float] = (), is_warm: bool = True
     ) -> list[str]:
-        """`forward`: each rank's seconds for the same work. `is_warm`: the schedule's warm-up is over."""
+        """`paces`: each rank's seconds for the same work. `is_warm`: the schedule's warm-up is over."""
         if is_warm and self.warm_step is None:
             self.warm_step = step
         found = {
@@ -103,7 +103,7 @@ class Health:
             "scale": _loss_scale(figures),
             "finite": _finite(figures),
         }
-        self.stretch.add(figures, forward)
+        self.stretch.add(figures, paces)
         if self.stretch.seconds >= MIN_SECONDS:
             found |= {"data": _data_wait(self.stretch), "ranks": _ranks(self.stretch)}
             self.stretch = Stretch()
@@ -184,11 +184,11 @@ def _data_wait(stretch: Stretch) -> str | None:
 
 
 def _ranks(stretch: Stretch) -> str | None:
-    if not stretch.forward or max(stretch.forward) <= RANK_SPEED_RATIO * min(stretch.forward):
+    if not stretch.paces or max(stretch.paces) <= RANK_SPEED_RATIO * min(stretch.paces):
         return None
-    ratio = max(stretch.forward) / max(min(stretch.forward), 1e-9)
+    ratio = max(stretch.paces) / max(min(stretch.paces), 1e-9)
     return (
-        f"rank {stretch.forward.index(max(stretch.forward))} takes {ratio:.2f} times as long to compute as the fastest "
+        f"rank {stretch.paces.index(max(stretch.paces))} takes {ratio:.2f} times as long to compute as the fastest "
         f"one, and all wait for it: look for another job on its machine, a hot or slower device, or cores shared "
         f"between ranks"
     )
