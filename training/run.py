@@ -388,7 +388,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         "validation": "none" if run.validation is None else describe_rows(run.validation, run.validation_length),
         "length": describe_length(run, outlook),
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
-        f"{torch.get_num_threads()} threads a rank",
+        f"{counted(torch.get_num_threads(), 'thread')} a rank",
         "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {settings.flags.time_budget}" if settings.flags.time_budget else ""),
         "checkpoints": str(settings.saved_models),

@@ -56,7 +56,9 @@ def rates(folder: Path) -> list[float]:
     return [row["learning_rate"] for row in read_metrics(folder, "train")]
 
 
-def test_the_last_checkpoint_is_there_when_the_time_is_over(clock: Clock, tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_there_when_the_time_is_over(
+    clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its commit takes longer than the 3 seconds kept back at first; the first checkpoint has shown it."""
     words = [*write_project(tmp_path), "--time_budget", "100s", "--lr_schedule", "linear", "--save_every_steps", "20"]
     run_here(words)
@@ -67,8 +69,11 @@ def test_the_last_checkpoint_is_there_when_the_time_is_over(clock: Clock, tmp_pa
     assert found[peak:] == sorted(found[peak:], reverse=True)
     assert found[peak] > 0.9 * 0.003
     assert found[-1] < 0.3 * 0.003
+    capsys.readouterr()
     run_here(words)
     assert rates(tmp_path) == found  # the time is over: nothing more is trained
+    newest = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny").choose(None)
+    assert f"start        from {tmp_path / 'out' / 'saved_models' / 'tiny' / newest}\n" in capsys.readouterr().out
 
 
 def test_a_plateau_is_told_by_the_clock_however_many_steps_the_schedule_has(
