@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -42,6 +43,7 @@ class Parser(argparse.ArgumentParser):
         self._given: set[argparse.Action] = set()
         self._without_value: set[argparse.Action] = set()
         self._wrong: set[str] = set()  # where flags store their values
+        self._lifted: tuple[list[argparse.Action], list[Any]] = ([], [])  # what is required, while it is not asked for
 
     def error(self, message: str) -> NoReturn:
         """A mistake that argparse cannot go on after; told with those before it."""
@@ -87,10 +89,12 @@ class Parser(argparse.ArgumentParser):
         self._begin()
         actions = [action for action in self._actions if action.required]
         groups = [group for group in self._mutually_exclusive_groups if group.required]
+        self._lifted = (actions, groups)
         self._set_required(actions, groups, False)  # argparse would end with the first that is missing
         try:
             arguments, rest = super().parse_known_args(args, Arguments())
         finally:
+            self._lifted = ([], [])
             self._set_required(actions, groups, True)
         absent = [action for action in actions if action not in self._given]
         self._wrong.update(action.dest for action in absent)
@@ -102,6 +106,22 @@ class Parser(argparse.ArgumentParser):
                 names = " ".join(_name_of(action) for action in group._group_actions)
                 self._problems.add(f"one of the arguments {names} is required; see --help")
         return arguments, rest
+
+    def format_usage(self) -> str:
+        with self._as_declared():
+            return super().format_usage()
+
+    def format_help(self) -> str:
+        with self._as_declared():
+            return super().format_help()
+
+    @contextmanager
+    def _as_declared(self) -> Generator[None]:
+        """--help is shown while arguments are read: what is required must look like it."""
+        lifted = self._lifted
+        self._set_required(*lifted, True)
+        yield
+        self._set_required(*lifted, False)
 
     def _set_required(self, actions: list[argparse.Action], groups: list[Any], is_required: bool) -> None:
         for action in actions:

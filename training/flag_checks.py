@@ -13,6 +13,7 @@ from pathlib import Path
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
 from training.budget import parse_duration
+from training.export import check_export_folder
 from training.step_plan import check_batches
 from training.token_schedule import TokenSchedule
 
@@ -105,7 +106,7 @@ def _check_batches(text: str | None, micro_rows: int | None) -> None:
 
 def _check_export(folder: Path | None, problems: Problems) -> None:
     if folder is not None:
-        check_folder_to_write(folder, "--export_dir", problems)
+        check_export_folder(folder, "--export_dir", problems)
 
 
 def check_prefixes(flags: Namespace, problems: Problems) -> bool:

@@ -327,6 +327,25 @@ def test_masks_anew_without_a_tokenizer_are_told_with_the_other_flags(tmp_path: 
     assert "--refresh_bucket_size 2" in message
 
 
+REQUIRED = {
+    "deepspeed_train.py": "--config-file FILE --output_dir DIR",
+    "export_hf.py": "--checkpoint DIR --output DIR",
+    "plot_run.py": "--output FILE",
+    "compare_unigram.py": "--metrics FILE --data DIR",
+    "two_phases.py": "--config-file FILE --deepspeed_configs FILE FILE --output_dir DIR --name NAME",
+    "predict.py": "--model DIR",
+}
+
+
+@pytest.mark.parametrize("command", REQUIRED)
+def test_help_shows_what_is_required_as_such(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the brackets of what may be left out, though reading the words goes on without it."""
+    with pytest.raises(SystemExit) as ended:
+        COMMANDS[command][0](["--help"])
+    assert ended.value.code == 0
+    assert f" [-h] {REQUIRED[command]} " in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_good_setup_is_good(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the cases break works: their messages come from the break, not from the setup."""
     for command, (main, words) in COMMANDS.items():

@@ -17,6 +17,7 @@ TRAIN = "deepspeed_train.py"
 
 FLAGS = {
     "no flags": (only(), "--config-file/--cf", "required", "see --help"),
+    "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "a new folder"),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?"),
     "an unknown flag like no other": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "see --help"),
     "a loose word": (words("faster"), "'faster'", "unexpected word", "remove it"),
