@@ -10,6 +10,7 @@ from common.errors import Problems
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from training.budget import parse_duration
+from training.checkpoint import CheckpointFolder
 from training.config import ModelFile, TrainingSection, load_model_file
 from training.datasets import DataRequest, open_data
 from training.deepspeed_config import DeepSpeedFile, load_deepspeed_file
@@ -160,12 +161,19 @@ def _load_files(flags: Namespace, place: Place, problems: Problems) -> tuple[Mod
 def _check_what_comes_later(
     flags: Namespace, parts: ModelParts | None, has_prefixes: bool, place: Place, problems: Problems
 ) -> None:
-    """The data, which is opened once all else is good: of a run that has other mistakes its own are told now."""
+    """What is opened once all else is good, other runs' checkpoints and the data: of a run with mistakes, now."""
+    problems.attempt(lambda: _check_other_run(flags.load_training_checkpoint))
     if parts is None or parts.lengths is None or parts.model_config is None or not has_prefixes:
         return
     request = request_data(flags, parts.lengths, parts.model_config, parts.tokenizer, parts.validation_folder)
     known = request.vocab_size if parts.tokenizer is not None else None  # what the JSON says may be the mistake
     problems.attempt(lambda: open_data(replace(request, vocab_size=known, verify=False), place))
+
+
+def _check_other_run(folder: Path | None) -> None:
+    """A run that has checkpoints of its own does not need the folder any more, so this is no mistake by itself."""
+    if folder is not None:
+        CheckpointFolder(folder).check_is_there()
 
 
 def request_data(

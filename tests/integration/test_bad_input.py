@@ -269,8 +269,9 @@ def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -
     words = write_project(tmp_path, gradient_cliping=1.0)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "runs").write_text("")
-    message = told(words)
-    assert message.startswith("2 problems were found")
+    message = told([*words, "--load_training_checkpoint", str(tmp_path / "lost")])
+    assert message.startswith("3 problems were found")
+    assert f"{tmp_path / 'lost'}: there is no such folder" in message
     assert f"{tmp_path / 'out' / 'runs'} is a file" in message
 
 
