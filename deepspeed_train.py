@@ -18,6 +18,7 @@ from training import distributed
 from training.arguments import read_arguments
 from training.budget import process_start
 from training.compile_locks import guard_compiles
+from training.datasets import open_data
 from training.dry_run import dry_run
 from training.environment import find_place, pick_device, share_cores
 from training.lock import lock_folder
@@ -25,7 +26,7 @@ from training.logs import begin_logs, send_logs
 from training.loop import train
 from training.precision import avoid_broken_amx
 from training.restarting import restart_alone
-from training.run import build_run, open_data
+from training.run import build_run, keep_time
 from training.settings import resolve_settings
 from training.stopping import StopRequests
 from training.watchdog import Watchdog
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.callback(start.end)
         start.begin()
         flags, problems = read_arguments(argv)
-        if flags.max_restarts is not None and not problems.messages:
+        if not problems.messages and flags.max_restarts is not None:
             code = restart_alone(flags.max_restarts)
             leave_outcome(code, True)  # the child told us, and a supervisor above us waits for it too
             return code
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         share_cores(place)
         guard_compiles()
         settings = resolve_settings(flags, place, problems)
-        datasets = open_data(settings, place)
+        datasets = open_data(settings.data, place)
         device = pick_device(place)
         if place.is_main and not flags.dry_run:
             stack.enter_context(lock_folder(settings.saved_models))
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         run = build_run(settings, datasets, place, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is let go
         begin_logs()
+        watchdog.on_write = partial(keep_time, run)
         if flags.dry_run:
             dry_run(run)
         distributed.barrier()  # until here a request to stop ends the process; from here on all ranks save first

@@ -26,6 +26,10 @@ class UserError(ValueError):
         self.parts = tuple(parts) or (message,)
 
 
+class Unsure(Exception):
+    """A value was asked for that the user gave wrongly. That has been noted; what follows from it cannot be judged."""
+
+
 class ToldElsewhere(Exception):
     """Another rank has failed and tells why; this one ends without a word, and with the same code."""
 
@@ -53,9 +57,11 @@ class Problems:
             self.messages.append(message)
 
     def attempt(self, action: Callable[[], T]) -> T | None:
-        """`action`'s result; None where it failed, with what it told noted."""
+        """`action`'s result; None where it failed, with what it told noted, or where it cannot be judged."""
         try:
             return action()
+        except Unsure:
+            return None
         except UserError as error:
             for part in error.parts:
                 self.add(part)
@@ -71,8 +77,13 @@ class Problems:
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """A hint to append to "unknown X": the closest known name, or `otherwise` when none is close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]!r}?" if matches else otherwise
+    found = closest(name, known)
+    return otherwise if found is None else f"; did you mean {found!r}?"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `name`, where one is."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
 
 
 def shortened(value: object) -> str:

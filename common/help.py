@@ -2,14 +2,29 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from common.errors import Problems, nearest
+from common.errors import Problems, Unsure, closest, nearest
 
 # argparse's own pattern knows no exponent, and takes -1e-3 for a flag.
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+
+
+class Arguments(argparse.Namespace):
+    """A command's flags. One that was given wrongly, or is required and missing, raises Unsure when it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:  # called for what is not there
+        if name in vars(self).get("unsure_flags", ()):
+            raise Unsure(name)
+        raise AttributeError(name)
+
+    def forget(self, names: Iterable[str]) -> None:
+        self.unsure_flags = frozenset(names)
+        for name in self.unsure_flags & vars(self).keys():
+            delattr(self, name)
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,6 +42,8 @@ class Parser(argparse.ArgumentParser):
         self._problems = Problems()
         self._given: set[argparse.Action] = set()
         self._without_value: set[argparse.Action] = set()
+        self._wrong: set[str] = set()  # where flags store their values
+        self._lifted: tuple[list[argparse.Action], list[Any]] = ([], [])  # what is required, while it is not asked for
 
     def error(self, message: str) -> NoReturn:
         """A mistake that argparse cannot go on after; told with those before it."""
@@ -52,35 +69,59 @@ class Parser(argparse.ArgumentParser):
     def collect(self, args: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
         """What the words say and all that is wrong with them, the nearest name for each unknown flag included.
 
-        A flag that is missing, or whose value is wrong, has its default.
+        A flag that is missing or misspelt, or whose value is wrong, is Unsure.
         """
         arguments, unknown = self._read(args)
-        known = [option for action in self._actions for option in action.option_strings]
+        known = {option: action.dest for action in self._actions for option in action.option_strings}
         for before, word in pairwise(["", *unknown]):
             if word.startswith("-"):
-                hint = nearest(word.split("=")[0], known, otherwise="; remove it, or see --help")
+                name = word.split("=")[0]
+                hint = nearest(name, known, otherwise="; remove it, or see --help")
                 self._problems.add(f"unknown flag {word!r}{hint}")
+                self._wrong.update(known[found] for found in [closest(name, known)] if found is not None)
             elif not before.startswith("-") or "=" in before:  # after an unknown flag it may be that flag's value
                 self._problems.add(f"unexpected word {word!r} on the command line; remove it, or see --help")
+        if self._problems.messages:
+            arguments.forget(self._wrong)
         return arguments, self._problems
 
-    def _read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    def _read(self, args: Sequence[str] | None) -> tuple[Arguments, list[str]]:
         self._begin()
         actions = [action for action in self._actions if action.required]
         groups = [group for group in self._mutually_exclusive_groups if group.required]
+        self._lifted = (actions, groups)
         self._set_required(actions, groups, False)  # argparse would end with the first that is missing
         try:
-            arguments, rest = super().parse_known_args(args)
+            arguments, rest = super().parse_known_args(args, Arguments())
         finally:
+            self._lifted = ([], [])
             self._set_required(actions, groups, True)
-        missing = [_name_of(action) for action in actions if action not in self._given]
-        if missing:
+        absent = [action for action in actions if action not in self._given]
+        self._wrong.update(action.dest for action in absent)
+        if absent:
+            missing = [_name_of(action) for action in absent]
             self._problems.add(f"the following arguments are required: {', '.join(missing)}; see --help")
         for group in groups:
             if self._given.isdisjoint(group._group_actions):
                 names = " ".join(_name_of(action) for action in group._group_actions)
                 self._problems.add(f"one of the arguments {names} is required; see --help")
         return arguments, rest
+
+    def format_usage(self) -> str:
+        with self._as_declared():
+            return super().format_usage()
+
+    def format_help(self) -> str:
+        with self._as_declared():
+            return super().format_help()
+
+    @contextmanager
+    def _as_declared(self) -> Generator[None]:
+        """--help is shown while arguments are read: what is required must look like it."""
+        lifted = self._lifted
+        self._set_required(*lifted, True)
+        yield
+        self._set_required(*lifted, False)
 
     def _set_required(self, actions: list[argparse.Action], groups: list[Any], is_required: bool) -> None:
         for action in actions:
@@ -96,6 +137,7 @@ class Parser(argparse.ArgumentParser):
             return super()._get_values(action, arg_strings)
         except argparse.ArgumentError as error:
             self._problems.add(f"{error}; see --help")
+            self._wrong.add(action.dest)
             return action.default
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
@@ -104,6 +146,7 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             self._problems.add(f"{error}; see --help")
             self._without_value.add(action)
+            self._wrong.add(action.dest)
             return 0
 
 

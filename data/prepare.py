@@ -14,6 +14,7 @@ from typing import Any
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
+from common.words import counted
 from data.compression import optional_import
 from data.executors import open_executor
 from data.pipeline import Pipeline, describe_broken, require_documents
@@ -300,9 +301,8 @@ def _report(summary: dict[str, Any], output: Storage, tokenizer: BertTokenizer, 
             if mine:
                 rows, tokens = sum(shard["rows"] for shard in mine), sum(shard["tokens"] for shard in mine)
                 fill = tokens / rows / length
-                console.say(
-                    f"{output.root}/{length}: {split}: {rows:,} rows in {len(mine)} files, filled to {fill:.0%}"
-                )
+                size = f"{counted(rows, 'row')} in {counted(len(mine), 'file')}"
+                console.say(f"{output.root}/{length}: {split}: {size}, filled to {fill:.0%}")
         _write_report(output, length, shards, tokenizer, work, counts | {"seconds": round(seconds, 1)})
     if summary["broken"]:
         console.warn(f"of these files only what could be read was used; {describe_broken(summary['broken'])}")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.words import counted
 from data.schema import Rows, concatenate_rows
 from data.shards import PretrainingDataset
 from data.statistics import text_tokens
@@ -132,7 +133,8 @@ def _warnings(found: Description, is_masked: bool, without_pairs: bool, tokenize
     if found.repeated_rows_share > 0.02:
         warnings.append(
             f"{found.repeated_rows_share:.1%} of rows repeat another row: the text holds duplicates, which a model "
-            "learns by heart; prepare it with `python -m data.prepare`, which drops them, and --near_duplicates 0.8"
+            "learns by heart; prepare it with `python -m data.prepare`, which drops them, and --near_duplicates 0.8 "
+            "(`pip install -r requirements-extras.txt`)"
         )
     if found.unknown_share is not None and found.unknown_share > 0.01:
         warnings.append(
@@ -188,7 +190,7 @@ def render(found: Sequence[Description], preparation: dict[str, Any] | None = No
 def _render_split(found: Description) -> list[str]:
     unknown = "not known (no tokenizer)" if found.unknown_share is None else f"{found.unknown_share:.3%}"
     facts = {
-        "rows": f"{found.rows:,} in {found.files} files",
+        "rows": f"{found.rows:,} in {counted(found.files, 'file')}",
         "looked at": f"{found.rows_looked_at:,} rows",
         "tokens a row, predictions a row": f"{found.max_seq_length}, {found.max_predictions_per_seq}",
         "fill": f"{found.fill:.1%}, about {found.tokens:,} tokens in all",
@@ -206,7 +208,8 @@ def _render_split(found: Description) -> list[str]:
 
 
 def _table(facts: dict[str, Any]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in facts.items())]
+    shown = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in facts.items()}
+    return ["| | |", "|---|---|", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in shown.items())]
 
 
 def plot_lengths(found: Sequence[Description]) -> bytes:

@@ -9,8 +9,8 @@ from common.errors import Problems
 from data.instances import OBJECTIVES, Objective
 from data.masking import UNITS, Unit
 from data.schema import LONGEST_ROW
-from data.tokenizer import SMALLEST_VOCABULARY
 
+SMALLEST_USEFUL_VOCABULARY = 100  # below it even English words would be unknown for their letters
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the paper's two phases
 
 
@@ -83,8 +83,12 @@ class Settings:
             problems.add(f"--masking_rate {self.masking_rate} is out of range; expected 0 to 1, usually 0.15")
         if not 0.0 <= self.short_seq_prob <= 1.0:
             problems.add(f"--short_seq_prob {self.short_seq_prob} is out of range; expected 0 to 1, usually 0.1")
-        if self.vocab_size is not None and self.vocab_size < SMALLEST_VOCABULARY:
-            problems.add(f"--vocab_size {self.vocab_size} is too small; BERT uses 30522, a small corpus 8192")
+        if self.vocab_size is not None and self.vocab_size < SMALLEST_USEFUL_VOCABULARY:
+            problems.add(
+                f"--vocab_size {self.vocab_size} is too small for an alphabet: letters, which stand in it twice (at a "
+                f"word's beginning and inside it), digits and signs make about {SMALLEST_USEFUL_VOCABULARY}; BERT uses "
+                f"30522, a small corpus 8192"
+            )
         if self.dupe_factor < 0:
             problems.add(f"--dupe_factor {self.dupe_factor} is negative; expected 0 (no masks) or a number of copies")
         if self.shard_rows < 1:

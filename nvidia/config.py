@@ -1,7 +1,8 @@
 """What a model is: every number and choice that its weights or its outputs depend on, checked when it is made."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from common.errors import Problems, UserError, nearest, shortened
@@ -75,11 +76,12 @@ class BertConfig:
             del values[key]
         if "vocab_size" not in values:
             problems.add("bert_model_config: vocab_size is missing; give the number of tokens of the tokenizer")
+        for key, read in (("pruned_heads", _read_pruned_heads), ("sparse_attention", SparseAttention.from_dict)):
+            if isinstance(values.get(key), Mapping):
+                values[key] = problems.attempt(partial(read, values[key]))
+        if problems.messages:  # the other values are judged too, each by itself
+            _check_values({"vocab_size": 1, **_DEFAULTS, **values}, problems)
         problems.raise_if_any()
-        if isinstance(values.get("pruned_heads"), Mapping):
-            values["pruned_heads"] = _read_pruned_heads(values["pruned_heads"])
-        if isinstance(values.get("sparse_attention"), Mapping):
-            values["sparse_attention"] = SparseAttention.from_dict(values["sparse_attention"])
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,6 +141,7 @@ _WHOLE_NUMBERS = {  # key → the least value
     "pad_token_id": 0,
     "chunk_size_feed_forward": 0,
 }
+_DEFAULTS = {item.name: item.default for item in fields(BertConfig) if item.default is not MISSING}
 _LARGEST = 2**31 - 1  # what a tensor's size can be on every device
 _CHOICES = {
     "hidden_act": ACTIVATIONS,
@@ -151,31 +154,36 @@ _CHOICES = {
 def check_config(config: BertConfig) -> None:
     """Raise one UserError that lists everything wrong with `config`."""
     problems = Problems()
+    _check_values(vars(config), problems)
+    problems.raise_if_any()
+    _check_relations(config, problems)
+    problems.raise_if_any()
+
+
+def _check_values(values: Mapping[str, Any], problems: Problems) -> None:
+    """Each by itself."""
     for key, least in _WHOLE_NUMBERS.items():
-        value = getattr(config, key)
+        value = values[key]
         if type(value) is not int or not least <= value <= _LARGEST:
             problems.add(f"bert_model_config: {key} is {shortened(value)}, expected a whole number from {least} up")
     for key, choices in _CHOICES.items():
-        value = getattr(config, key)
+        value = values[key]
         if value not in choices:
             problems.add(
                 f"bert_model_config: {key} is {value!r}, expected one of {', '.join(choices)}"
                 f"{nearest(str(value), choices)}"
             )
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        value = getattr(config, key)
+        value = values[key]
         if not _is_number(value) or not 0 <= value < 1:
             problems.add(f"bert_model_config: {key} is {value!r}, expected a number from 0 to below 1")
     for key in ("initializer_range", "layer_norm_eps"):
-        value = getattr(config, key)
+        value = values[key]
         if not _is_number(value) or not 0 < value < 1:
             problems.add(f"bert_model_config: {key} is {value!r}, expected a number between 0 and 1")
     for key in ("use_bias", "tie_word_embeddings"):
-        if type(getattr(config, key)) is not bool:
-            problems.add(f"bert_model_config: {key} is {getattr(config, key)!r}, expected true or false")
-    problems.raise_if_any()
-    _check_relations(config, problems)
-    problems.raise_if_any()
+        if type(values[key]) is not bool:
+            problems.add(f"bert_model_config: {key} is {values[key]!r}, expected true or false")
 
 
 def _check_relations(config: BertConfig, problems: Problems) -> None:

@@ -22,7 +22,7 @@ try:
     import torch
 
     from nvidia.config import BertConfig
-    from training.flops import measure_matmul_speed
+    from training.flops import MatmulProbe
     from training.precision import (
         HALF_MATMUL,
         ISA_LIMIT,
@@ -122,7 +122,11 @@ def measure_speeds() -> dict[str, float]:
     abilities, base = find_abilities(), BertConfig(vocab_size=30528)
     kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {name: measure_matmul_speed(base, 2048, kind, device) for name, kind in kinds.items() if abilities.can(name)}
+    return {
+        name: MatmulProbe(base, 2048, kind, device).measure_speed()
+        for name, kind in kinds.items()
+        if abilities.can(name)
+    }
 
 
 def examine_speed(speeds: dict[str, float]) -> Finding:

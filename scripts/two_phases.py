@@ -23,9 +23,10 @@ from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from common.supervision import DIED_UNSEEN, Supervisor
 from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, read_state
+from training.datasets import Datasets, open_data
 from training.environment import Place, free_port
 from training.match import EngineKind, find_mismatches
-from training.run import Datasets, is_run_finished, open_data
+from training.run import is_run_finished
 from training.settings import Settings, resolve_settings
 
 
@@ -119,7 +120,7 @@ def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Se
         try:
             words, wrong = read_arguments(phase_words(flags, phase, passed_on))
             settings[phase] = resolve_settings(words, place, wrong)
-            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase], place), place)
+            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase].data, place), place)
         except UserError as error:
             for part in error.parts:
                 problems.add(f"phase {phase + 1}: {part}")

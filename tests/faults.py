@@ -259,8 +259,10 @@ def _slow_steps(fault: Fault) -> None:
 def _slow_forward(fault: Fault) -> None:
     """A rank whose device is slower than the others'."""
     from nvidia.modelingpreln import BertForPreTrainingPreLN
+    from training import flops
 
     _before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
+    _before(flops, "linear", lambda *_: time.sleep(fault["seconds"] / 20))
 
 
 def _stop_in_accumulation(fault: Fault) -> None:

@@ -179,7 +179,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     flags.count("--keep_last", help="delete all but the last N checkpoints (default: keep all)")
     flags.count("--keep_every", help="never delete checkpoints whose step is a multiple of N")
     flags.folder(
-        "--export_dir", help="at the end of the run, write its Hugging Face folder there, as scripts/export_hf.py does"
+        "--export_dir",
+        help="at the end of the run, write its Hugging Face folder there, as scripts/export_hf.py does: a new or empty "
+        "folder, or an earlier export, whose files are replaced",
     )
     flags.switch(
         "--keep_best", help="save whenever validation is better than ever, and keep that one; best.json names it"

@@ -248,10 +248,13 @@ class CheckpointFolder:
             console.warn(f"{self.folder / tag}: passed over: {problem}")
         return None
 
-    def choose(self, tag: str | None) -> str:
-        """The checkpoint a user asked for (None: the newest); anything but a sound one is an error."""
+    def check_is_there(self) -> None:
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: there is no such folder; {A_RUNS_FOLDER}")
+
+    def choose(self, tag: str | None) -> str:
+        """The checkpoint a user asked for (None: the newest); anything but a sound one is an error."""
+        self.check_is_there()
         if tag is None:
             newest = self.newest_valid()
             if newest is None:

@@ -92,7 +92,8 @@ def load_model_file(path: Path) -> ModelFile:
         try:
             BertConfig.from_dict(described)
         except UserError as error:
-            problems.add(f"{path}: {error}")
+            for part in error.parts:
+                problems.add(f"{path}: {part}")
     problems.raise_if_any()
     assert model_file is not None
     return model_file

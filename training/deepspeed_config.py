@@ -7,7 +7,8 @@ from typing import Any
 
 from common.console import console
 from common.errors import Problems, UserError, nearest, shortened
-from training.deepspeed_blocks import LayerDropBlock, check_blocks, find_refusal
+from common.words import counted
+from training.deepspeed_blocks import BLOCKS, LayerDropBlock, check_blocks, find_refusal
 from training.json_files import load_json
 from training.optimizer import check_optimizer
 
@@ -31,6 +32,7 @@ REFUSED_KEYS = {
     "curriculum_learning": "DeepSpeed's data pipeline is not used; remove the block",
     "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
 }
+REFUSED = "{path}: DeepSpeed cannot use it: {refusal}; change that value, or remove its key"
 MOST_ROWS = 2**31 - 1  # a step
 # Blocks that belong to our model; DeepSpeed no longer has them.
 MODEL_KEYS = ("progressive_layer_drop", "sparse_attention")
@@ -114,6 +116,8 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     check_blocks(content, str(path), problems)
     if "optimizer" in content:
         check_optimizer(content["optimizer"], content.get("zero_optimization", {}), str(path), problems)
+    if problems.messages:
+        _check_other_blocks(content, path, problems)
     problems.raise_if_any()
     assert batch is not None
     file = DeepSpeedFile(
@@ -126,9 +130,18 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     )
     refusal = find_refusal(file.for_engine(file.wanted_precision))
     if refusal is not None:
-        problems.add(f"{path}: DeepSpeed cannot use it: {refusal}; change that value, or remove its key")
+        problems.add(REFUSED.format(path=path, refusal=refusal))
     problems.raise_if_any()
     return file
+
+
+def _check_other_blocks(content: dict[str, Any], path: Path, problems: Problems) -> None:
+    """Of a file with mistakes, what DeepSpeed says of each block that only it knows."""
+    for key in OBJECTS:
+        if key in content and key not in (*BLOCKS, *MODEL_KEYS, "optimizer"):
+            refusal = find_refusal({"train_micro_batch_size_per_gpu": 1, key: content[key]})
+            if refusal is not None:
+                problems.add(REFUSED.format(path=path, refusal=f"{key}: {refusal}"))
 
 
 def _check_sums(content: dict[str, Any], path: Path) -> None:
@@ -205,7 +218,7 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
     if micro * accumulation * world_size != total or not micro * accumulation:
         problems.add(
             f"{path}: train_batch_size {total} is not micro batch {micro or '?'} × accumulation "
-            f"{accumulation or '?'} × {world_size} ranks; change one of the three numbers, or "
+            f"{accumulation or '?'} × {counted(world_size, 'rank')}; change one of the three numbers, or "
             f"leave one out to have it derived"
         )
         return None

@@ -94,4 +94,4 @@ def memory_by_part(engine: Any) -> dict[str, float]:
 
 
 def _gib(tensors: list[torch.Tensor]) -> float:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**30
+    return sum(tensor.nbytes for tensor in tensors) / 2**30

@@ -1,12 +1,13 @@
 """Checkpoint → Hugging Face folder, and the way back: weights, config, tokenizer and a model card."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from common.console import console
@@ -27,6 +28,8 @@ from training.zero_files import ZeroCheckpoint
 WEIGHTS = "model.safetensors"
 # The pooler and the next-sentence head, which the stock pre-LN class has no place for.
 EXTRA_WEIGHTS = "next_sentence.safetensors"
+MARK = {"written_by": "export_hf"}  # among the weights' metadata: this file and those beside it may be written anew
+CARD_HEADING = "## Measured on the validation shards"
 WRITE_AGAIN = "copy the folder again from where it came, or write it with scripts/export_hf.py"
 
 
@@ -55,7 +58,7 @@ def export_checkpoint(
     state = read_state(checkpoint)
     config = BertConfig.from_dict(state.model_config)
     problems = Problems()
-    check_folder_to_write(output, flag, problems)
+    check_export_folder(output, flag, problems)
     problems.raise_if_any()
     if tokenizer is not None:
         check_tokenizer(tokenizer, state.model_config, "bert_token_file")
@@ -77,6 +80,32 @@ def export_checkpoint(
     return state
 
 
+def check_export_folder(folder: Path, flag: str, problems: Problems) -> None:
+    """Note why an export cannot go to `folder`, which `flag` named: its files would replace others of their names."""
+    before = len(problems.messages)
+    check_folder_to_write(folder, flag, problems)
+    if len(problems.messages) > before or not folder.is_dir():
+        return
+    # What an export leaves that was killed before its first file was whole.
+    found = sorted(path.name for path in folder.iterdir() if path.suffix != ".tmp")
+    if found and not is_export(folder):
+        listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        problems.add(
+            f"{flag} {folder}: is not empty and holds no export of ours (found: {listed}); give a new folder, or empty "
+            f"this one"
+        )
+
+
+def is_export(folder: Path) -> bool:
+    """Whether the weights there are marked as ours, or the model card is."""
+    with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as weights:
+        if MARK.items() <= (weights.metadata() or {}).items():
+            return True
+    with suppress(OSError, UnicodeDecodeError):
+        return CARD_HEADING in (folder / "README.md").read_text()
+    return False
+
+
 def check_tokenizer(tokenizer: BertTokenizer, model_config: dict[str, Any], where: str) -> None:
     """`where`: how the user named the tokenizer."""
     num_tokens = BertConfig.from_dict(model_config).num_tokens
@@ -89,7 +118,9 @@ def check_tokenizer(tokenizer: BertTokenizer, model_config: dict[str, Any], wher
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     temporary = path.with_suffix(".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt", **MARK}
+    )
     temporary.replace(path)
 
 
@@ -172,6 +203,6 @@ Objective: {OBJECTIVES[config.sentence_head]}.
 {state.step:,} optimizer steps, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
 Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} positions.
 
-## Measured on the validation shards
+{CARD_HEADING}
 {measured}
 """

@@ -3,6 +3,7 @@
 B sequences, T real tokens, M masked tokens, U = B + M used tokens, H hidden size, I intermediate size.
 """
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from nvidia.linear import linear
 PASSES = 3
 MOST_TOKENS = 4096  # of the measured product: enough for full speed, short enough for a CPU
 MEASURE_SECONDS = 0.3
+PACE_SECONDS = 0.01  # of each of the turns
+PACE_TURNS = 5
 
 
 def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: int | None = None) -> float:
@@ -43,32 +46,47 @@ def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: in
     return 2.0 * PASSES * products
 
 
-def measure_matmul_speed(
-    config: BertConfig,
-    num_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """This rank's FLOP/s on the two products most of the model's work is: [T, H]·[H, I] and [T, H]·[H, H].
+class MatmulProbe:
+    """The two products that most of the model's work is, [T, H]·[H, I] and [T, H]·[H, H], on this rank alone."""
 
-    The best of what fits in about a third of a second, so that a disturbance does not lower the yardstick.
-    """
-    tokens, hidden = min(num_tokens, MOST_TOKENS), config.hidden_size
-    x = torch.randn(tokens, hidden, dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(0))
-    weights = [torch.ones(size, hidden, dtype=dtype, device=device) for size in (config.intermediate_size, hidden)]
+    def __init__(
+        self,
+        config: BertConfig,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        tokens, hidden = min(num_tokens, MOST_TOKENS), config.hidden_size
+        sizes = (config.intermediate_size, hidden)
+        generator = torch.Generator(device).manual_seed(0)
+        self.x = torch.randn(tokens, hidden, dtype=dtype, device=device, generator=generator)
+        self.weights = [torch.ones(size, hidden, dtype=dtype, device=device) for size in sizes]
+        self.flops = 2.0 * tokens * hidden * sum(sizes)
+        self.clock = clock
 
-    def run() -> float:
-        began = clock()
-        for weight in weights:
-            linear(x, weight)
-        if device.type == "cuda":
+    def seconds(self, num_times: int = 1) -> float:
+        began = self.clock()
+        for _ in range(num_times):
+            for weight in self.weights:
+                linear(self.x, weight)
+        if self.x.is_cuda:
             torch.cuda.synchronize()
-        return clock() - began
+        return self.clock() - began
 
-    run()  # the first call pays for allocations and for choosing kernels
-    deadline = clock() + MEASURE_SECONDS
-    best = run()
-    while clock() < deadline:
-        best = min(best, run())
-    return 2.0 * tokens * hidden * (config.intermediate_size + hidden) / max(best, 1e-9)
+    def measure_speed(self) -> float:
+        """FLOP/s: the best of what fits in about a third of a second, so that a disturbance does not lower it."""
+        self.seconds()  # the first call pays for allocations and for choosing kernels
+        deadline = self.clock() + MEASURE_SECONDS
+        best = self.seconds()
+        while self.clock() < deadline:
+            best = min(best, self.seconds())
+        return self.flops / max(best, 1e-9)
+
+    def measure_pace(self, slowest_speed: float) -> float:
+        """Seconds for the same work on every rank, about as long as PACE_SECONDS on the slowest one.
+
+        The median of a few turns: what disturbs one of them does not count, what slows a rank down all the time does.
+        """
+        num_times = max(1, round(PACE_SECONDS * slowest_speed / self.flops))
+        return statistics.median(self.seconds(num_times) for _ in range(PACE_TURNS))

@@ -69,37 +69,41 @@ class Stretch:
 
     seconds: float = 0.0
     data_wait: float = 0.0
-    forward: tuple[float, ...] = ()  # seconds of each rank; empty where ranks cannot be told apart
+    paces: tuple[float, ...] = ()  # each rank's seconds for the same work
 
-    def add(self, figures: dict[str, float], forward: Sequence[float]) -> None:
+    def add(self, figures: dict[str, float], paces: Sequence[float]) -> None:
         seconds = figures["window_steps"] * figures["seconds_per_step"]
         self.seconds += seconds
         self.data_wait += figures["data_wait_share"] * seconds
-        before = self.forward or (0.0,) * len(forward)
-        self.forward = tuple(one + other for one, other in zip(before, forward, strict=True))
+        before = self.paces or (0.0,) * len(paces)
+        self.paces = tuple(one + other for one, other in zip(before, paces, strict=True))
 
 
 @dataclass
 class Health:
     """Checks every report's figures. `check` gives the sentences that have not been said yet."""
 
-    plateau_from_step: int
     batch_rows: int
     first_step: int = 0  # of the schedule: the step after it may have a rate of zero, where a warm-up begins
     unigram: UnigramLevel = field(default_factory=UnigramLevel)
     repeats: RowRepeats = field(default_factory=RowRepeats)
     stretch: Stretch = field(default_factory=Stretch)
     said: set[str] = field(default_factory=set)
+    warm_step: int | None = None  # the first report's after the warm-up
 
-    def check(self, step: int, figures: dict[str, float], forward: Sequence[float] = ()) -> list[str]:
-        """`forward`: each rank's seconds in the forward pass, where they tell ranks apart."""
+    def check(
+        self, step: int, figures: dict[str, float], paces: Sequence[float] = (), is_warm: bool = True
+    ) -> list[str]:
+        """`paces`: each rank's seconds for the same work. `is_warm`: the schedule's warm-up is over."""
+        if is_warm and self.warm_step is None:
+            self.warm_step = step
         found = {
             "rate": self._rate(step, figures),
             "plateau": self._plateau(step, figures),
             "scale": _loss_scale(figures),
             "finite": _finite(figures),
         }
-        self.stretch.add(figures, forward)
+        self.stretch.add(figures, paces)
         if self.stretch.seconds >= MIN_SECONDS:
             found |= {"data": _data_wait(self.stretch), "ranks": _ranks(self.stretch)}
             self.stretch = Stretch()
@@ -128,7 +132,9 @@ class Health:
 
     def _plateau(self, step: int, figures: dict[str, float]) -> str | None:
         level = self.unigram.nats()
-        if step < self.plateau_from_step or level is None or abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
+        if self.warm_step is None or step < self.warm_step + PLATEAU_STEPS or level is None:
+            return None
+        if abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
             return None
         return (
             f"the masked-LM loss {figures['mlm_loss']:.2f} is still at the unigram level ({level:.2f} nats): the model "
@@ -178,11 +184,11 @@ def _data_wait(stretch: Stretch) -> str | None:
 
 
 def _ranks(stretch: Stretch) -> str | None:
-    if not stretch.forward or max(stretch.forward) <= RANK_SPEED_RATIO * min(stretch.forward):
+    if not stretch.paces or max(stretch.paces) <= RANK_SPEED_RATIO * min(stretch.paces):
         return None
-    ratio = max(stretch.forward) / max(min(stretch.forward), 1e-9)
+    ratio = max(stretch.paces) / max(min(stretch.paces), 1e-9)
     return (
-        f"rank {stretch.forward.index(max(stretch.forward))} takes {ratio:.2f} times as long to compute as the fastest "
+        f"rank {stretch.paces.index(max(stretch.paces))} takes {ratio:.2f} times as long to compute as the fastest "
         f"one, and all wait for it: look for another job on its machine, a hot or slower device, or cores shared "
         f"between ranks"
     )

@@ -18,10 +18,12 @@ FLAG = "--deepspeed_transformer_kernel"
 
 
 def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | None, problems: Problems) -> None:
-    """Note why the layer cannot be used: what this machine lacks, and what the layer does not have.
+    """Note why the layer, where it is asked for, cannot be used: what this machine lacks, and what it does not have.
 
     `config` and `precision` are None where they could not be found out, which has been noted.
     """
+    if not flags.deepspeed_transformer_kernel:
+        return
     if config is not None:
         check_blocks(config, problems)
     for reason in missing_parts():

@@ -29,7 +29,7 @@ from training.samples import Samples
 from training.saving import Saver
 from training.streams import build_stream
 from training.timing import Phases
-from training.validation import validate
+from training.validation import validate, validation_rows
 from training.watchdog import Watchdog
 from training.window import Window, seconds_left
 
@@ -327,11 +327,8 @@ def drop_layers(run: Run) -> None:
 
 
 def current_rate(run: Run) -> float:
-    """The next step's rate: by the steps taken, or with a time budget by the share of it that is over."""
-    if run.budget.total is None:
-        return run.schedule.rate(run.state.step)
-    done = run.budget.progress(run.state.seconds) * run.schedule.total_steps
-    return run.schedule.rate(run.schedule.origin + done)
+    """The next step's rate."""
+    return run.schedule.rate(run.place_in_schedule())
 
 
 def should_stop(run: Run, window: Window) -> bool:
@@ -387,9 +384,8 @@ def report_validation(run: Run, is_save: bool, phases: Phases) -> Best | None:
     """Validate; what to note in the checkpoint that --keep_best asks for when this is the lowest loss so far."""
     assert run.validation is not None
     began = time.perf_counter()
-    figures = validate(
-        run.engine, run.validation, run.place, run.settings.deepspeed.batch.micro, run.device, run.stop, phases
-    )
+    rows = validation_rows(run.settings.deepspeed.batch.micro, run.settings.flags.max_seq_length, run.validation_length)
+    figures = validate(run.engine, run.validation, run.place, rows, run.device, run.stop, phases)
     if figures is None:
         return None
     run.budget.note_pause(time.perf_counter() - began)

@@ -1,20 +1,18 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
-import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from common.console import console
 from common.errors import Problems, UserError
+from common.words import counted
 from data.loader import TrainingStream
-from data.schema import Split
-from data.shards import PretrainingDataset, check_apart, check_masked, check_tokenizer, open_dataset
+from data.shards import PretrainingDataset
 from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
@@ -22,9 +20,9 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
-from training.budget import Budget
+from training.budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
 from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
-from training.data_fit import check_fit
+from training.datasets import Datasets, describe_rows
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
 from training.environment import Place
@@ -58,6 +56,7 @@ class Run:
     stream: TrainingStream
     plan: StepPlan
     validation: PretrainingDataset | None
+    validation_length: int
     schedule: Schedule
     horizon: Horizon
     checkpoints: CheckpointFolder
@@ -66,20 +65,11 @@ class Run:
     state: TrainingState
     stop: StopRequests
 
-
-class Datasets(NamedTuple):
-    training: tuple[PretrainingDataset, ...]  # one for each length
-    validation: PretrainingDataset | None
-
-    @property
-    def digest(self) -> str:
-        """The identity of the training data of all lengths."""
-        digests = [data.digest for data in self.training]
-        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
-
-    @property
-    def summary(self) -> str:
-        return " and ".join(f"{data.num_rows:,} rows in {len(data.files)} files" for data in self.training)
+    def place_in_schedule(self) -> float:
+        """Where the schedule is, in its steps: by those taken, or by the share of a time budget that is over."""
+        if self.budget.total is None:
+            return self.state.step
+        return self.schedule.origin + self.budget.progress(self.state.seconds) * self.schedule.total_steps
 
 
 def build_run(
@@ -92,7 +82,7 @@ def build_run(
     note: Callable[[str], None],
 ) -> Run:
     """`began`: when the process did, by time.monotonic(). `note` is told what is being done."""
-    training, validation = datasets
+    training = datasets.training
     note("choosing a checkpoint")
     checkpoints = CheckpointFolder(settings.saved_models)
     fresh = first_state(settings, place, datasets)
@@ -105,7 +95,7 @@ def build_run(
         note("building the engine")
         engine = put_in_engine(model, settings)
         note("loading the checkpoint")
-        state = resume(engine, place, fresh, origin)
+        state = count_lost_time(resume(engine, place, fresh, origin), settings)
     if origin is not None and origin.is_own and place.is_main and not settings.flags.dry_run:
         checkpoints.mend_pointers(origin.tag, state)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
@@ -118,7 +108,8 @@ def build_run(
         training=training,
         stream=build_stream(settings, place, training, plan.at(state.samples)),
         plan=plan,
-        validation=validation,
+        validation=datasets.validation,
+        validation_length=datasets.validation_length,
         schedule=schedule,
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
@@ -129,43 +120,6 @@ def build_run(
     )
     introduce(run, model, origin)
     return run
-
-
-def open_data(settings: Settings, place: Place) -> Datasets:
-    """Every rank opens all the data; with --verify_data each reads its share of the files whole.
-
-    What is wrong with any of it is told at once.
-    """
-    options: dict[str, Any] = {
-        "max_predictions_per_seq": settings.flags.max_predictions_per_seq,
-        "vocab_size": settings.model_config.num_tokens,
-        "verify": settings.flags.verify_data,
-        "share": (place.rank, place.world_size),
-    }
-    problems = Problems()
-
-    def open_split(folders: Sequence[Path], split: Split, length: int, weights: Sequence[float] | None = None) -> Any:
-        return problems.attempt(
-            lambda: open_dataset(folders, split=split, max_seq_length=length, weights=weights, **options)
-        )
-
-    opened = [open_split(each.folders, "training", each.length, each.weights) for each in settings.lengths]
-    training = tuple(data for data in opened if data is not None)
-    validation = None
-    if settings.validation_folder is not None:
-        validation = open_split([settings.validation_folder], "validation", settings.flags.max_seq_length)
-    found = [*training, *([] if validation is None else [validation])]
-    for data in found:
-        problems.attempt(partial(check_fit, data, settings.model_config))
-    problems.attempt(lambda: check_tokenizer(found, settings.tokenizer.digest if settings.tokenizer else None))
-    if not settings.flags.dynamic_masking:
-        for data in training:
-            problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
-    if validation is not None:
-        problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
-        problems.attempt(lambda: check_apart(training, validation))
-    problems.raise_if_any()
-    return Datasets(training, validation)
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
@@ -327,11 +281,26 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
     return replace(fresh, step=saved.step, start_step=saved.step)
 
 
+def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
+    """`state` with the time that a process of this run took after its last checkpoint, before it was killed."""
+    if settings.time_budget is None:
+        return state
+    spent = distributed.ask_main_rank(lambda: read_time_spent(settings.saved_models))
+    state = replace(state, seconds=max(state.seconds, spent))
+    if state.step == state.start_step and build_budget(settings, state, None).is_over(state.seconds, 0.0):
+        raise UserError(
+            f"--time_budget {settings.flags.time_budget}: earlier starts of this run have used it up "
+            f"({format_seconds(spent)}) without saving a checkpoint; raise it and save more often "
+            f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to begin anew"
+        )
+    return state
+
+
 def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place) -> None:
     """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
     options = optimizer_options(engine)
     if saved.world_size != place.world_size and engine.zero_optimization():
-        console.say(f"{origin.path}: saved by {saved.world_size} ranks, cut anew for {place.world_size}")
+        console.say(f"{origin.path}: saved by {counted(saved.world_size, 'rank')}, cut anew for {place.world_size}")
         load_for_other_ranks(engine, origin.path)
     else:
         found, _ = engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
@@ -387,12 +356,19 @@ def build_budget(settings: Settings, state: TrainingState, began: float | None) 
     )
 
 
+def keep_time(run: Run) -> None:
+    """Note the time used so far: rank 0's clock counts."""
+    if run.budget.total is not None and run.place.is_main and not run.settings.flags.dry_run:
+        note_time_spent(run.checkpoints.folder, run.budget.used())
+
+
 def is_run_finished(settings: Settings, place: Place, datasets: Datasets, state: TrainingState) -> bool:
     """Whether a run that was saved with `state` has come to its end."""
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
     horizon = build_horizon(settings, schedule, state, build_plan(settings, place, datasets.training))
+    seconds = max(state.seconds, read_time_spent(settings.saved_models))
     budget = build_budget(settings, state, None)
-    return horizon.is_finished(state.step, state.samples) or budget.is_over(state.seconds, 0.0)
+    return horizon.is_finished(state.step, state.samples) or budget.is_over(seconds, 0.0)
 
 
 def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
@@ -406,12 +382,13 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_tokens:,} tokens, "
         f"{parameters:,} parameters",
         "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
-        f"micro-steps × {run.place.world_size} ranks"
+        f"micro-steps × {counted(run.place.world_size, 'rank')}"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
         "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
+        "validation": "none" if run.validation is None else describe_rows(run.validation, run.validation_length),
         "length": describe_length(run, outlook),
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
-        f"{torch.get_num_threads()} threads a rank",
+        f"{counted(torch.get_num_threads(), 'thread')} a rank",
         "rate": f"{settings.flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {settings.flags.time_budget}" if settings.flags.time_budget else ""),
         "checkpoints": str(settings.saved_models),
@@ -450,6 +427,6 @@ def describe_data(run: Run) -> str:
     """Each phase's data, and after how many rows of the run it is read."""
     return ", ".join(
         (f"then from row {phase.first_sample:,} of the run on " if phase.first_sample else "")
-        + f"{phase.num_rows:,} rows of {phase.length} in {len(run.training[phase.index].files)} files"
+        + describe_rows(run.training[phase.index], phase.length)
         for phase in run.plan.phases
     )

@@ -32,6 +32,11 @@ def _next_batch(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:
     return None if is_stopped else batch
 
 
+def validation_rows(micro: int, training_length: int, length: int) -> int:
+    """Rows of `length` tokens at a time: `micro`, or as many fewer of longer ones as keep the tokens."""
+    return max(1, min(micro, micro * training_length // length))
+
+
 @torch.no_grad()
 def validate(
     engine: Any,

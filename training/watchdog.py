@@ -60,6 +60,7 @@ class Watchdog:
         self.folder, self.rank, self.world_size, self.stop = folder, place.rank, place.world_size, stop
         self.stuck_seconds, self.leave = stuck_seconds, leave
         self.launcher = launcher or Launcher()
+        self.on_write: Callable[[], None] | None = None  # called now and then, from a thread
         self.made: list[Path] = []  # folders
         self.count, self.phase, self.step = 0, "start", 0
         self.since = time.monotonic()
@@ -98,6 +99,8 @@ class Watchdog:
                 self.stop.request("the launcher has gone")
             if time.monotonic() >= next_write:
                 self._write()
+                if self.on_write is not None:
+                    self.on_write()
                 next_write = time.monotonic() + min(10.0, self.stuck_seconds / 4)
             if self.folder is not None and time.monotonic() - self.since > self.stuck_seconds:
                 if not self._tell():

@@ -12,16 +12,17 @@ from data.batches import NO_LABEL, Batch
 from data.loader import StepBatches
 from training import distributed
 from training.display import train_line
-from training.flops import measure_matmul_speed, model_flops
+from training.flops import MatmulProbe, model_flops
 from training.gradients import GradientNorm, GradientWatch
 from training.guard import StepLoss, guard_engine
-from training.health import PLATEAU_STEPS, Health
+from training.health import Health
 from training.metrics import Tally, summarize
 from training.outlook import find_early_end
 from training.run import Run
 from training.timing import PHASES, Phases, training_seconds
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PACE_EVERY_SECONDS = 5.0  # between two measurements of this rank's pace
 READ_SECONDS = 1.0  # between two looks at a loss that is still being summed up
 WATCHED_STEPS = 2  # a head whose labels are all missing in one batch is not yet a dead head
 
@@ -36,13 +37,14 @@ class Window:
         self.norm = GradientNorm(run.engine)
         self.watch: GradientWatch | None = GradientWatch(run.engine.module)
         self.health = Health(
-            plateau_from_step=run.schedule.origin + math.ceil(run.schedule.warmup_steps) + PLATEAU_STEPS,
             batch_rows=run.settings.deepspeed.batch.total,
             first_step=run.schedule.origin,
         )
         self.num_watched = 0  # steps, since this process began
-        self.forward: list[float] = []  # each rank's seconds in the last report's forward passes
-        self.matmul_speed = self._measure_machine()
+        self.paces: list[float] = []  # each rank's seconds for the same work, in the last report
+        self.probe = self._build_probe()
+        self.matmul_speed, self.slowest_speed = self._measure_machine()
+        self.pace, self.paced_at = 0.0, -math.inf
         self.figures: dict[str, float] = {}
         self.rate = 0.0  # the last step's
         self.num_steps = 0
@@ -57,23 +59,31 @@ class Window:
         self.phases = Phases(run.device)
         self.read_at = 0.0
 
-    @property
-    def tells_ranks_apart(self) -> bool:
-        """Whether a rank's forward pass is its own work alone.
-
-        The backward pass never is: gradients are reduced in it, and a fast rank waits there for a slow one. At ZeRO
-        stage 3 the forward pass gathers parameters from all ranks, so nothing tells them apart.
-        """
-        return self.run.settings.deepspeed.zero_stage < 3
-
-    def _measure_machine(self) -> float:
-        """FLOP/s of all ranks together, each measured while the others are."""
+    def _build_probe(self) -> MatmulProbe:
         settings = self.run.settings
         tokens = settings.deepspeed.batch.micro * settings.flags.max_seq_length
+        return MatmulProbe(settings.model_config, tokens, DTYPES[settings.precision], self.run.device)
+
+    def _measure_machine(self) -> tuple[float, float]:
+        """FLOP/s of all ranks together and of the slowest, each measured while the others are."""
         distributed.barrier()
-        speed = measure_matmul_speed(settings.model_config, tokens, DTYPES[settings.precision], self.run.device)
-        total = torch.tensor(speed, dtype=torch.float64, device=self.run.device)
-        return float(distributed.sum_over_ranks(total))
+        speeds = distributed.gather(self.probe.measure_speed())
+        return sum(speeds), min(speeds)
+
+    def _own_pace(self, seconds: dict[str, float]) -> float:
+        """This rank's seconds for work that is its own alone and as much on every rank.
+
+        The forward pass, where it is that. The backward pass never is: gradients are reduced in it, and a fast rank
+        waits there for a slow one. At ZeRO stage 3 the forward pass gathers parameters from all ranks, so there a few
+        products are measured instead, now and then.
+        """
+        if self.run.settings.deepspeed.zero_stage < 3:
+            return seconds["forward"]
+        now = time.monotonic()
+        if self.run.place.world_size > 1 and now - self.paced_at >= PACE_EVERY_SECONDS:
+            with self.phases.measure("logging"):
+                self.pace, self.paced_at = self.probe.measure_pace(self.slowest_speed), now
+        return self.pace
 
     def count(self, batches: StepBatches) -> None:
         """Note a step's work, from the batches as they lie in host memory: nothing waits for the device."""
@@ -120,7 +130,8 @@ class Window:
             last = None if run.budget.total is not None else run.horizon.last_step()
             console.say(train_line(run.state.step, last, self.figures, left))
             self._note_early_end()
-            for sentence in self.health.check(run.state.step, self.figures, self.forward):
+            is_warm = run.place_in_schedule() >= run.schedule.origin + run.schedule.warmup_steps
+            for sentence in self.health.check(run.state.step, self.figures, self.paces, is_warm):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
 
@@ -171,7 +182,7 @@ class Window:
         self.seconds_per_micro_step = elapsed / self.num_micro_steps
         run.state = replace(run.state, tokens=run.state.tokens + int(sums["num_tokens"]))
         norm = self.norm.value()
-        self.forward = [sums[f"forward_{rank}"] for rank in range(ranks)] if self.tells_ranks_apart else []
+        self.paces = [sums[f"pace_{rank}"] for rank in range(ranks)]
         figures = {
             **summarize(sums),
             "learning_rate": self.rate,
@@ -191,9 +202,9 @@ class Window:
             "memory_gib": max(sums[f"memory_{rank}"] for rank in range(ranks)),
             "skipped_steps": float(run.engine.skipped_steps),
         }
-        if self.forward:
-            figures["slowest_over_fastest_rank"] = max(self.forward) / max(min(self.forward), 1e-9)
-            figures["slowest_rank"] = float(self.forward.index(max(self.forward)))
+        if min(self.paces) > 0:
+            figures["slowest_over_fastest_rank"] = max(self.paces) / min(self.paces)
+            figures["slowest_rank"] = float(self.paces.index(max(self.paces)))
         if run.settings.precision == "fp16":
             figures["loss_scale"] = float(run.engine.optimizer.loss_scale)
         return figures
@@ -205,12 +216,12 @@ class Window:
         """
         place = self.run.place
         mine = {rank: float(rank == place.rank) for rank in range(place.world_size)}
-        memory = peak_memory_gib(self.run.device)
+        memory, pace = peak_memory_gib(self.run.device), self._own_pace(seconds)
         return {
             "flops": self.flops,
             "training_seconds": training_seconds(seconds),
             **{f"seconds_{phase}": seconds[phase] for phase in (*PHASES, "other")},
-            **{f"forward_{rank}": flag * seconds["forward"] for rank, flag in mine.items()},
+            **{f"pace_{rank}": flag * pace for rank, flag in mine.items()},
             **{f"memory_{rank}": flag * memory for rank, flag in mine.items()},
         }
 

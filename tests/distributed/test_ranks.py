@@ -44,6 +44,20 @@ def test_two_ranks_train_as_one_does(stage: int, one_rank: Path, rank_server: Ra
     outcome = rank_server.run([*words, "--max_steps", str(NUM_STEPS)], 2, tmp_path)
     assert outcome.codes == [0, 0], outcome.text
     assert_trained_alike(tmp_path, one_rank)
+    assert_only_the_first_rank_speaks(tmp_path)
+
+
+def assert_only_the_first_rank_speaks(folder: Path) -> None:
+    """In plain lines, because there is no terminal; the libraries' chatter is in a file for each rank."""
+    first, second = ((folder / "rank_output" / f"{rank}.txt").read_text() for rank in (0, 1))
+    steps = [line.split()[1] for line in first.splitlines() if line.startswith("step ")]
+    assert steps == [f"{step}/{NUM_STEPS}" for step in range(1, NUM_STEPS + 1)]
+    assert not {"\r", "\x1b"} & set(first)
+    assert second == ""
+    for rank in (0, 1):
+        log = (folder / "out" / "runs" / "tiny" / "logs" / f"rank_{rank}.log").read_text()
+        assert "DeepSpeed" in log
+        assert "DeepSpeed info" not in first
 
 
 def test_two_ranks_under_the_real_launcher(one_rank: Path, tmp_path: Path) -> None:

@@ -1,8 +1,17 @@
-"""Two ranks with a time budget end together: rank 0's clock decides for both."""
+"""A time budget on several ranks, and over processes that are killed."""
 
+import json
+import signal
 from pathlib import Path
 
+import pytest
+
+from common.errors import UserError
+from tests.rank_server import RankServer
 from tests.support import read_metrics, run_deepspeed, write_project
+from tests.unit.training.in_process import run_here
+from training.budget import TIME_SPENT
+from training.checkpoint import read_state
 
 
 def test_two_ranks_end_together_when_the_time_is_over(tmp_path: Path) -> None:
@@ -12,3 +21,31 @@ def test_two_ranks_end_together_when_the_time_is_over(tmp_path: Path) -> None:
     rows = read_metrics(tmp_path, "train")
     assert rows[-1]["learning_rate"] < 0.003
     assert read_metrics(tmp_path, "validation")[-1]["step"] == rows[-1]["step"]
+
+
+def test_time_that_a_killed_process_took_after_its_last_checkpoint_counts(
+    rank_server: RankServer, tmp_path: Path
+) -> None:
+    """It is noted by a thread, so that it counts in a long save too; here every two seconds instead of ten."""
+    words = [*write_project(tmp_path), "--time_budget", "60s", "--ckpt_to_save", "1000000"]
+    model = tmp_path / "model.json"
+    model.write_text(model.read_text().replace('"num_epochs": 100', '"num_epochs": 1000000'))
+    folder = tmp_path / "out" / "saved_models" / "tiny"
+    kill = {"after": 2.0, "ranks": [0], "signal": signal.SIGKILL, "once": str(folder / TIME_SPENT)}
+    outcome = rank_server.run([*words, "--stuck_after_minutes", "0.15"], 1, tmp_path, signals=[kill])
+    assert outcome.codes == [-signal.SIGKILL]
+    assert not list(folder.glob("step_*"))
+    noted = json.loads((folder / TIME_SPENT).read_text())["seconds"]
+    assert 0 < noted <= outcome.seconds
+    outcome = rank_server.run([*words, "--max_steps", "1"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
+    assert noted < read_state(folder / "step_00000001").seconds <= noted + outcome.seconds
+
+
+def test_a_budget_that_killed_processes_used_up_is_told(tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--time_budget", "60s"]
+    folder = tmp_path / "out" / "saved_models" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / TIME_SPENT).write_text('{"seconds": 59.5}')
+    with pytest.raises(UserError, match=r"have used it up \(1:00\) without saving a checkpoint.*time_spent.json"):
+        run_here(words)

@@ -157,7 +157,7 @@ def told(words: list[str]) -> str:
 
 def test_all_mistakes_of_the_command_line_are_told_together_and_with_those_of_the_files(tmp_path: Path) -> None:
     words = write_project(tmp_path, gradient_cliping=1.0)
-    message = told([*words[:4], "--max_step", "3", "--lr_schedule", "LF", "--max_pred", "x", "--seed"])
+    message = told([*words[:4], *words[6:10], "--max_step", "3", "--lr_schedule", "LF", "--max_pred", "x", "--seed"])
     assert message.startswith("6 problems were found")
     for part in (
         "unknown flag '--max_step'; did you mean '--max_steps'?",
@@ -168,6 +168,78 @@ def test_all_mistakes_of_the_command_line_are_told_together_and_with_those_of_th
         "did you mean 'gradient_clipping'?",
     ):
         assert part in message
+
+
+def test_mistakes_of_every_kind_are_told_in_one_run(tmp_path: Path) -> None:
+    """Command line, flags against each other, both JSON files (their own and DeepSpeed's checks), data, places."""
+    words = write_project(tmp_path, gradient_cliping=1.0, fp16={"enbled": True}, comms_logger={"enabled": "x"})
+    model = json.loads((tmp_path / "model.json").read_text())
+    model["bert_model_config"] |= {"hiden_size": 32, "hidden_act": "gellu", "num_hidden_layers": 0}
+    model["mixed_seq_training"]["24"]["learning_rate"] = -1
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    lists = ["--seed", "x", "--masking_rate", "2", "--dynamic_masking", "--time_budget", "soon", "--finetune"]
+    lists += ["--max_step", "3", "--batch_schedule", "fast", "--stochastic_mode", "--job_name", "a/b"]
+    message = told([*words, *lists, "--export_dir", str(tmp_path / "model.json")])
+    expected = (
+        "argument --seed: found 'x'",
+        "unknown flag '--max_step'",
+        "--masking_rate 2",
+        "--time_budget soon",
+        "--finetune loads weights only",
+        "--batch_schedule",
+        "--stochastic_mode is a mode",
+        "job name 'a/b'",
+        "--export_dir",
+        "did you mean 'hidden_size'?",
+        "did you mean 'gelu'?",
+        "num_hidden_layers is 0",
+        "learning_rate: found -1",
+        "did you mean 'gradient_clipping'?",
+        "did you mean 'enabled'?",
+        "DeepSpeed cannot use it: comms_logger: enabled: found 'x'",
+    )
+    for part in expected:
+        assert part in message
+    assert message.startswith(f"{len(expected)} problems were found")
+
+
+def test_with_good_json_files_the_rest_is_judged_whatever_the_command_line_holds(tmp_path: Path) -> None:
+    words = write_project(tmp_path, sparse_attention={"mode": "fixxed"})
+    model = json.loads((tmp_path / "model.json").read_text())
+    model["bert_model_config"] |= {"max_position_embeddings": 8, "hidden_size": 2**20}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    (tmp_path / "data" / "wiki_training_0.hdf5").write_text("no data")
+    message = told([*words, "--deepspeed_sparse_attention", "--max_step", "3", "--use_pretrain", "lost"])
+    for part in (
+        "unknown flag '--max_step'",
+        "mode is 'fixxed'",
+        "max_position_embeddings is 8",
+        "GiB of memory",
+        "--use_pretrain: lost is no folder",
+        "wiki_training_0.hdf5: is no HDF5 file",
+        "wiki_test_0.hdf5: validation rows are 24 tokens wide",
+    ):
+        assert part in message
+    assert message.startswith("7 problems were found")
+
+
+def test_what_follows_from_a_flag_that_was_given_wrongly_is_not_judged(tmp_path: Path) -> None:
+    """Its default, rows of 512, would make three more mistakes of the one."""
+    words = write_project(tmp_path)
+    assert told([*words, "--max_seq_length", "x"]).startswith("argument --max_seq_length: found 'x'")
+    misspelt = ["--max_seq_lenght" if word == "--max_seq_length" else word for word in words]
+    assert told(misspelt).startswith("unknown flag '--max_seq_lenght'; did you mean '--max_seq_length'?")
+
+
+def test_json_files_in_each_others_place_are_told_in_one_line(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    model, engine = str(tmp_path / "model.json"), str(tmp_path / "deepspeed.json")
+    assert told([*words, "--cf", engine, "--deepspeed_config", model]) == (
+        f"--cf {engine} is a DeepSpeed JSON and --deepspeed_config {model} a model JSON: the two look swapped; "
+        f"exchange them"
+    )
+    assert told([*words, "--cf", engine]).startswith(f"--cf {engine}: is a DeepSpeed JSON, expected a model JSON")
+    assert told([*words, "--deepspeed_config", model]).startswith(f"--deepspeed_config {model}: is a model JSON")
 
 
 def test_one_file_that_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
@@ -197,8 +269,9 @@ def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -
     words = write_project(tmp_path, gradient_cliping=1.0)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "runs").write_text("")
-    message = told(words)
-    assert message.startswith("2 problems were found")
+    message = told([*words, "--load_training_checkpoint", str(tmp_path / "lost")])
+    assert message.startswith("3 problems were found")
+    assert f"{tmp_path / 'lost'}: there is no such folder" in message
     assert f"{tmp_path / 'out' / 'runs'} is a file" in message
 
 
@@ -253,6 +326,25 @@ def test_masks_anew_without_a_tokenizer_are_told_with_the_other_flags(tmp_path: 
     assert message.startswith("2 problems were found")
     assert "--dynamic_masking needs the tokenizer" in message
     assert "--refresh_bucket_size 2" in message
+
+
+REQUIRED = {
+    "deepspeed_train.py": "--config-file FILE --output_dir DIR",
+    "export_hf.py": "--checkpoint DIR --output DIR",
+    "plot_run.py": "--output FILE",
+    "compare_unigram.py": "--metrics FILE --data DIR",
+    "two_phases.py": "--config-file FILE --deepspeed_configs FILE FILE --output_dir DIR --name NAME",
+    "predict.py": "--model DIR",
+}
+
+
+@pytest.mark.parametrize("command", REQUIRED)
+def test_help_shows_what_is_required_as_such(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the brackets of what may be left out, though reading the words goes on without it."""
+    with pytest.raises(SystemExit) as ended:
+        COMMANDS[command][0](["--help"])
+    assert ended.value.code == 0
+    assert f" [-h] {REQUIRED[command]} " in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_good_setup_is_good(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

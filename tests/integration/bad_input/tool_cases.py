@@ -56,7 +56,7 @@ PREPARE = {
     "an input that may not be read": (unreadable("text/a.txt"), "a.txt", "ermission denied", "right"),
     "no such vocabulary": (words("--vocab_file", "{root}/lost"), "lost", "no such tokenizer", "give a vocab.txt"),
     "a vocabulary too small": (
-        only("--input", "{root}/text", *FRESH, "--vocab_size", "4"), "--vocab_size 4", "too small", "30522"
+        only("--input", "{root}/text", *FRESH, "--vocab_size", "50"), "--vocab_size 50", "too small for an alphabet", "30522"
     ),
     "a vocabulary trained on nothing": (
         only("--input", "{root}/text", *FRESH, "--vocab_size", "100", "--tokenizer_sample_mb", "0"), "--tokenizer_sample_mb", "found '0'", "at least 1"
@@ -112,6 +112,12 @@ EXPORT = {
     "a folder without any": (words("--checkpoint", "{root}/data"), "data", "no complete checkpoint", "saved_models/<job_name>"),
     "the output is a file": (words("--output", "{root}/model.json"), "--output", "is a file", "another"),
     "the output cannot be written": (both(unwritable("mine"), words("--output", "{root}/mine")), "--output", "cannot be written", "another"),
+    "an output with other files": (
+        both(replaced("mine/README.md", "my notes"), words("--output", "{root}/mine")), "--output", "is not empty and holds no export of ours (found: README.md)", "a new folder"
+    ),
+    "an output with another model": (
+        both(replaced("mine/model.safetensors", b"\x02\0\0\0\0\0\0\0{}"), words("--output", "{root}/mine")), "--output", "holds no export of ours", "a new folder"
+    ),
     "another tokenizer": (
         both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"), words("--tokenizer", "{root}/v.txt")), "v.txt", "has 5 tokens", "pass the tokenizer"
     ),

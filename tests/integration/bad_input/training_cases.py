@@ -17,6 +17,7 @@ TRAIN = "deepspeed_train.py"
 
 FLAGS = {
     "no flags": (only(), "--config-file/--cf", "required", "see --help"),
+    "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "a new folder"),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?"),
     "an unknown flag like no other": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "see --help"),
     "a loose word": (words("faster"), "'faster'", "unexpected word", "remove it"),
@@ -247,6 +248,10 @@ DEEPSPEED_JSON = {
     "sums of gradients that stage 0 cannot have": (
         both(edited("deepspeed.json", "bf16.enabled", True), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp32")),
         "deepspeed.json", "grad_accum_dtype is 'fp32'", "stage to 1",
+    ),
+    "sums of gradients in a type that is none": (
+        both(edited("deepspeed.json", "zero_optimization.stage", 2), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp99")),
+        "deepspeed.json", "grad_accum_dtype is 'fp99'", "one of fp32, fp16, bf16",
     ),
     "wandb without its package": (
         edited("deepspeed.json", "wandb.enabled", True), "deepspeed.json", "package is missing", "pip install wandb"

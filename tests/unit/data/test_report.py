@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import UserError
 from data import inspect
+from data.report import render
 from data.schema import Rows
 from data.shards import PretrainingDataset, open_dataset
 from data.statistics import text_tokens, unigram_cross_entropy
@@ -22,7 +23,7 @@ def test_inspect_describes_nvidia_s_shards(tmp_path: Path, capsys: pytest.Captur
     write_nvidias(tmp_path / "training_0.hdf5", rows)
     assert inspect.main([str(tmp_path), "--report_dir", str(tmp_path / "report")]) == 0
     printed = capsys.readouterr()
-    assert "400 in 1 files" in printed.out
+    assert "400 in 1 file" in printed.out
     assert "few" in printed.err
     report = json.loads((tmp_path / "report" / "report.json").read_text())["splits"][0]
     assert report["fill"] == pytest.approx(rows.input_mask.mean(), rel=1e-6)
@@ -36,7 +37,9 @@ def test_inspect_warns_of_data_that_leaves_a_loss_stuck(tmp_path: Path) -> None:
     repeated = rows.take(np.tile(np.arange(10), 20)).replace(next_sentence_labels=np.zeros(200, dtype=np.int8))
     write_nvidias(tmp_path / "training_0.hdf5", repeated)
     (found,) = inspect.inspect_folder(tmp_path, None)
-    assert any("repeat" in warning for warning in found.warnings)
+    assert any(
+        "repeat" in warning and "pip install -r requirements-extras.txt" in warning for warning in found.warnings
+    )
     assert any("labelled 1" in warning for warning in found.warnings)
 
 
@@ -106,3 +109,11 @@ def test_unigram_cross_entropy_is_that_of_the_formula(tmp_path: Path) -> None:
     total = counts.sum() + size
     expected = -np.mean([math.log((counts[target] + 1) / total) for target in targets])
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_numbers_are_written_alike(tmp_path: Path) -> None:
+    write_nvidias(tmp_path / "training_0.hdf5", make_rows(1200))
+    page = render(inspect.inspect_folder(tmp_path, None), {"documents": 12345, "seconds": 1234.5})
+    assert "| documents | 12,345 |" in page
+    assert "| seconds | 1,234.5 |" in page
+    assert "| rows | 1,200 in 1 file |" in page

@@ -22,6 +22,13 @@ def test_deepspeed_files_load(path: Path, world_size: int) -> None:
     assert file.batch.total == file.batch.micro * file.batch.accumulation * world_size
 
 
+@pytest.mark.parametrize("world_size", [1, 8, 64, 512])
+def test_the_large_batch_recipes_take_what_their_names_say_on_any_number_of_ranks(world_size: int) -> None:
+    for name, rows in (("64k", 65536), ("32k", 32768)):
+        batch = load_deepspeed_file(PROJECT / "configs" / f"ds_lamb_{name}.json", world_size).batch
+        assert (batch.total, batch.micro * batch.accumulation * world_size) == (rows, rows)
+
+
 @pytest.mark.parametrize("path", [path for path in SHIPPED if not is_for_deepspeed(path)], ids=lambda path: path.name)
 def test_model_files_load(path: Path) -> None:
     file = load_model_file(path)

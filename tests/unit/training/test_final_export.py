@@ -102,6 +102,6 @@ def test_a_file_that_came_into_its_place_since_is_told_by_the_same_flag(
 ) -> None:
     words = write_project(tmp_path)
     (tmp_path / "hf").write_text("")
-    monkeypatch.setattr("training.settings.check_folder_to_write", lambda *_: None)  # the start saw nothing of it
+    monkeypatch.setattr("training.flag_checks.check_export_folder", lambda *_: None)  # the start saw nothing of it
     with pytest.raises(UserError, match=r"--export_dir .* is a file.* another --export_dir"):
         run_here([*words, "--max_steps", "1", "--export_dir", str(tmp_path / "hf")])

@@ -8,7 +8,7 @@ from data.batches import NO_LABEL, Batch
 from nvidia import grouped_attention
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from training.flops import measure_matmul_speed, model_flops
+from training.flops import MatmulProbe, model_flops
 
 ROWS, WIDTH, MASKED = 5, 13, 3
 
@@ -54,5 +54,16 @@ def test_padding_is_not_credited() -> None:
 def test_speed_is_work_over_the_best_time() -> None:
     config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)
     moments = iter(range(1000))
-    speed = measure_matmul_speed(config, 32, torch.float32, torch.device("cpu"), clock=lambda: float(next(moments)))
-    assert speed == 2.0 * 32 * 16 * (48 + 16) / 1.0  # the clock says that every product took one second
+    probe = MatmulProbe(config, 32, torch.float32, torch.device("cpu"), clock=lambda: float(next(moments)))
+    assert probe.measure_speed() == 2.0 * 32 * 16 * (48 + 16) / 1.0  # the clock says that each turn took a second
+
+
+def test_the_pace_is_that_of_the_same_work_on_every_rank_without_what_disturbs_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)
+    probe = MatmulProbe(config, 32, torch.float32, torch.device("cpu"))
+    turns, done = iter([0.012, 0.011, 0.5, 0.013, 0.012]), []
+    monkeypatch.setattr(probe, "seconds", lambda num_times: done.append(num_times) or next(turns))
+    assert probe.measure_pace(slowest_speed=300 * probe.flops) == 0.012
+    assert done == [3] * 5

@@ -19,7 +19,8 @@ HEALTHY = {
 
 
 def health_at_unigram_level_5() -> Health:
-    health = Health(plateau_from_step=400, batch_rows=32)
+    health = Health(batch_rows=32)
+    health.check(100, HEALTHY)  # the first report after the warm-up
     health.unigram.add(np.repeat(np.arange(round(math.exp(5.0))), 200))
     return health
 
@@ -56,6 +57,17 @@ def test_the_first_steps_are_no_plateau_nor_is_a_loss_far_from_the_level() -> No
     health = health_at_unigram_level_5()
     assert health.check(399, {**HEALTHY, "mlm_loss": 5.0}) == []
     assert health.check(1000, {**HEALTHY, "mlm_loss": 8.0}) == []  # diverged, or far from having begun
+    assert health.check(400, {**HEALTHY, "mlm_loss": 5.0}) != []
+
+
+def test_a_plateau_is_counted_from_the_end_of_the_warm_up() -> None:
+    health = Health(batch_rows=32)
+    health.unigram.add(np.repeat(np.arange(round(math.exp(5.0))), 200))
+    stuck = {**HEALTHY, "mlm_loss": 5.0}
+    assert health.check(5000, stuck, is_warm=False) == []
+    assert health.check(5100, stuck, is_warm=True) == []
+    assert health.check(5399, stuck, is_warm=True) == []
+    assert "unigram level" in health.check(5400, stuck, is_warm=True)[0]
 
 
 @pytest.mark.parametrize("steps", [1.0, 100.0])
@@ -72,7 +84,7 @@ def test_shares_of_time_are_judged_over_the_same_stretch_whatever_print_steps_is
 
 def test_a_warm_up_begins_at_zero_and_any_later_zero_is_told() -> None:
     still = {**HEALTHY, "learning_rate": 0.0, "window_steps": 1.0}
-    health = Health(plateau_from_step=400, batch_rows=32, first_step=50)
+    health = Health(batch_rows=32, first_step=50)
     assert health.check(51, still) == []
     assert any("learning rate is zero" in sentence for sentence in health.check(52, still))
 
@@ -89,7 +101,7 @@ def test_a_warm_up_begins_at_zero_and_any_later_zero_is_told() -> None:
 def test_the_cause_of_a_plateau_is_told_where_it_shows(
     batch_rows: int, rate: float, num_copies: int, words: str
 ) -> None:
-    health = Health(plateau_from_step=400, batch_rows=batch_rows)
+    health = Health(batch_rows=batch_rows, warm_step=100)
     health.unigram.add(np.repeat(np.arange(round(math.exp(5.0))), 200))
     rows = np.random.default_rng(1).integers(5, 60, (40, 24))
     for copy in range(num_copies):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from common.files import append_whole
 from data.tokenizer import load_tokenizer
 from tests.rank_server import RankServer
-from tests.support import VOCAB, write_project
+from tests.support import VOCAB, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.samples import SENTENCES, encode
 
@@ -61,6 +62,19 @@ def test_guesses_configs_and_final_figures(events: Any) -> None:
     assert "capital of" in guesses[0].tensor_proto.string_val[0].decode()
     assert "model.json/text_summary" in tags
     assert "final/validation/mlm_loss" in events.Tags()["scalars"]
+
+
+def test_the_table_of_runs_has_the_settings_and_the_last_figures(events: Any, finished: Path) -> None:
+    start = HParamsPluginData.FromString(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
+    given = {name: value.number_value for name, value in start.session_start_info.hparams.items()}
+    assert (given["learning_rate"], given["batch_size"], given["hidden_size"]) == (0.003, 8, 32)
+    experiment = HParamsPluginData.FromString(events.SummaryMetadata("_hparams_/experiment").plugin_data.content)
+    shown = {metric.name.tag for metric in experiment.experiment.metric_infos}
+    last = read_metrics(finished, "validation")[-1]
+    for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity"):
+        assert f"final/validation/{name}" in shown
+        (event,) = events.Scalars(f"final/validation/{name}")
+        assert event.value == pytest.approx(last[name], rel=1e-6)
 
 
 def test_histograms_of_all_weights(events: Any) -> None:

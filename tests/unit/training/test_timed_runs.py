@@ -15,6 +15,7 @@ from tests.unit.training.in_process import own_environment, run_here
 from training import checkpoint, loop, run
 from training.budget import Budget
 from training.checkpoint import CheckpointFolder, read_state
+from training.health import Health
 from training.window import Window
 
 STEP_SECONDS, COMMIT_SECONDS = 1.0, 5.0
@@ -55,7 +56,9 @@ def rates(folder: Path) -> list[float]:
     return [row["learning_rate"] for row in read_metrics(folder, "train")]
 
 
-def test_the_last_checkpoint_is_there_when_the_time_is_over(clock: Clock, tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_there_when_the_time_is_over(
+    clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its commit takes longer than the 3 seconds kept back at first; the first checkpoint has shown it."""
     words = [*write_project(tmp_path), "--time_budget", "100s", "--lr_schedule", "linear", "--save_every_steps", "20"]
     run_here(words)
@@ -66,8 +69,35 @@ def test_the_last_checkpoint_is_there_when_the_time_is_over(clock: Clock, tmp_pa
     assert found[peak:] == sorted(found[peak:], reverse=True)
     assert found[peak] > 0.9 * 0.003
     assert found[-1] < 0.3 * 0.003
+    capsys.readouterr()
     run_here(words)
     assert rates(tmp_path) == found  # the time is over: nothing more is trained
+    newest = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny").choose(None)
+    assert f"start        from {tmp_path / 'out' / 'saved_models' / 'tiny' / newest}\n" in capsys.readouterr().out
+
+
+def test_a_plateau_is_told_by_the_clock_however_many_steps_the_schedule_has(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The warm-up is a tenth of the time. Counted in steps of a schedule this long it would never end."""
+    monkeypatch.setattr("training.health.PLATEAU_STEPS", 10)
+    monkeypatch.setattr("training.health.PLATEAU_MARGIN", 100.0)
+    monkeypatch.setattr("training.health.MIN_LABELS", 1)
+    told: list[int] = []
+    check = Health.check
+
+    def note(self: Health, step: int, *given: Any) -> list[str]:
+        sentences = check(self, step, *given)
+        told.extend(step for sentence in sentences if "unigram level" in sentence)
+        return sentences
+
+    monkeypatch.setattr(Health, "check", note)
+    words = write_project(tmp_path)
+    model = tmp_path / "model.json"
+    model.write_text(model.read_text().replace('"total_training_steps": 60', '"total_training_steps": 1000000'))
+    run_here([*words, "--time_budget", "100s", "--max_steps", "22", "--ckpt_to_save", "100"])
+    assert told == [20]  # 10 steps after the first that ends at 9.7 s or later
+    assert "the batch is small (8 rows a step)" in capsys.readouterr().err
 
 
 def test_stopped_midway_and_resumed_it_ends_in_time_too(clock: Clock, tmp_path: Path) -> None:

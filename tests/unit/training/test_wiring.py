@@ -7,18 +7,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import UserError
 from nvidia.encoder import BertEncoder
 from nvidia.sparsity import SparseAttention
-from tests.support import read_metrics, write_project
+from tests.support import make_rows, read_metrics, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.arguments import build_parser
 from training.checkpoint import CheckpointFolder, read_state
+from training.datasets import open_data
+from training.engine import take_step
 from training.environment import Place
-from training.run import open_data
 from training.settings import resolve_settings
+from training.validation import validation_rows
 from training.window import Window
 
 
@@ -101,7 +107,7 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
     (tmp_path / "model.json").write_text(json.dumps(content))
     place = Place(0, 0, 1, 1)
-    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place), place).training
+    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).training
     assert data.weights == (3.0, 1.0)
     run_here([*words, "--max_steps", "20"])
     assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
@@ -114,9 +120,34 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
     place = Place(0, 0, 1, 1)
-    validation = open_data(resolve_settings(build_parser().parse_args(words), place), place).validation
+    validation = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).validation
     assert validation is not None
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
+
+
+def test_validation_has_rows_of_a_length_and_of_predictions_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same rows, filled up with padding to less and to more than the 24 of training, have the same loss."""
+    words = write_project(tmp_path)
+    rows = make_rows(11, 16, 4, seed=9)
+    found = []
+    for width in (16, 32):
+        added = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), width - 16)
+        added |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), 2)
+        wide = {name: np.pad(rows[name], ((0, 0), (0, more))) for name, more in added.items()}
+        write_nvidia_shard(tmp_path / "held_out" / str(width) / "wiki_test_0.hdf5", rows | wide)
+        content = json.loads((tmp_path / "model.json").read_text())
+        content["validation"] = {"path": f"held_out/{width}"}
+        (tmp_path / "model.json").write_text(json.dumps(content))
+        run_here([*words, "--max_steps", "1", "--job_name", f"at_{width}"])
+        assert f"validation   11 rows of {width} in 1 file" in capsys.readouterr().out
+        found.append(read_metrics(tmp_path, "validation", f"at_{width}")[-1]["mlm_loss"])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_longer_rows_are_validated_fewer_at_a_time() -> None:
+    assert [validation_rows(64, 128, length) for length in (64, 128, 512, 100_000)] == [64, 64, 16, 1]
 
 
 def test_a_folder_with_training_shards_alone_means_no_validation(
@@ -185,13 +216,38 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.run.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
-    run_here([*write_project(tmp_path), "--dry_run"])
+    # Kibibytes under the name of GiB: parts of a model this small would all be 0.00.
+    monkeypatch.setattr(
+        "training.dry_run._gib", lambda tensors: sum(t.numel() * t.element_size() for t in tensors) / 1024
+    )
+    run_here([*write_project(tmp_path, train_micro_batch_size_per_gpu=4), "--dry_run"])
     said = capsys.readouterr().out
+    for row in START_TABLE:
+        assert re.search(row.format(folder=re.escape(str(tmp_path))), said, re.MULTILINE), row
     assert "note: heads of 16" in said
-    assert "a step" in said
-    assert "60 steps" in said
-    assert "GiB a rank" in said
+    parameters = float(re.findall(r"([\d,]+) parameters", said)[0].replace(",", ""))
+    parts = re.search(r"GiB a rank at its peak: parameters (.*), gradients (.*), optimizer (.*), activations and", said)
+    assert parts
+    sizes = [float(part) for part in parts.groups()]
+    assert sizes == pytest.approx([4 * parameters / 1024, 4 * parameters / 1024, 8 * parameters / 1024], rel=0.01)
+    assert re.search(r"speed +[\d.]+ s a step, [\d,]+ tokens/s, \d+% of the machine's matmul speed", said)
+    assert re.search(r"to go +60 steps, \d+:\d\d:\d\d \(hours:minutes:seconds\), about [\d.]+ k tokens", said)
     assert not (tmp_path / "out").exists()
+
+
+START_TABLE = (
+    r"^tiny$",
+    r"^  model +pre-LN, 2 layers of 32, 61 tokens, [\d,]+ parameters$",
+    r"^  batch +8 rows of 24: 4 × 2 micro-steps × 1 rank$",
+    r"^  data +64 rows of 24 in 3 files, about 1\.\d k tokens$",
+    r"^  validation +11 rows of 24 in 1 file$",
+    r"^  length +to step 60: 7\.50 epochs, about [89]\.\d k tokens to go$",
+    r"^  engine +fp32, ZeRO stage 0, cpu, (1 thread|\d+ threads) a rank$",
+    r"^  rate +LE, peak 0\.003$",
+    r"^  checkpoints +{folder}/out/saved_models/tiny$",
+    r"^  logs +{folder}/out/runs/tiny$",
+    r"^  start +from new weights$",
+)
 
 
 def test_dry_run_with_monitors_writes_nothing_either(
@@ -258,8 +314,55 @@ def test_a_terminal_gets_a_live_line(
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
     losses(tmp_path)
     line = capsys.readouterr().err.rsplit("\r", 1)[-1]
-    for words in ("5/5", "epoch 0.6", "loss ", "rate ", "tokens/s", "ends in 0:00", "saves in 0:00"):
+    for words in ("5/5", "epoch 0.6", "loss ", "rate ", "ends in 0:00", "saves in 0:00"):
         assert words in line
+    assert re.search(r"[\d,]+ tokens/s \(\d+%\)", line), "with the share of the limit"
+
+
+def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value is read from a tensor a step, whether its gradient is finite, be it of one micro-step or of four."""
+    counts: list[int] = []
+
+    def counted_step(*given: Any) -> bool:
+        with ReadValues() as read:
+            is_taken = take_step(*given)
+        counts.append(read.num)
+        return is_taken
+
+    monkeypatch.setattr("training.loop.take_step", counted_step)
+    for micro in (8, 2):
+        words = write_project(tmp_path / str(micro), train_micro_batch_size_per_gpu=micro)
+        model = tmp_path / str(micro) / "model.json"  # dropout on a CPU draws its seeds from a tensor of the host
+        model.write_text(
+            model.read_text().replace(
+                '"hidden_size"', '"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "hidden_size"'
+            )
+        )
+        run_here([*words, "--max_steps", "3"])
+    assert counts == [1] * 6
+
+
+class ReadValues(TorchDispatchMode):
+    """Counts item(), float(), bool() and tolist() of tensors, which all wait for the device."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_head_without_gradient_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards in which nothing is masked train the sentence head alone."""
+    words = write_project(tmp_path)
+    for path in (tmp_path / "data").glob("*training*"):
+        with h5py.File(path, "r+") as file:
+            file["masked_lm_positions"][:] = 0
+            file["masked_lm_ids"][:] = 0
+    run_here([*words, "--max_steps", "3"])
+    told = capsys.readouterr().err
+    assert "parameters got no gradient in the first steps: cls.predictions" in told
+    assert told.count("got no gradient") == 1
 
 
 def test_the_libraries_chatter_is_in_a_file_and_not_on_the_console(
