@@ -14,6 +14,7 @@ from common.console import console
 from common.errors import UserError
 from data import sources as sources_
 from data.duplicates import mark_repeated, mark_similar
+from data.fingerprints import Fingerprint
 from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
@@ -27,6 +28,7 @@ _NAMED_FILES = 5  # in a message
 _IN_FLIGHT = 4  # tasks submitted ahead per worker: enough to keep them busy, few enough to stay small
 
 Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
+Whole = tuple[str, int, int]  # the piece and the place in it where a document begins, and its hash
 
 
 class Pipeline:
@@ -90,14 +92,20 @@ class Pipeline:
         packs = list(pack_sources(parts))
         tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(packs)]
         read = join_documents(packs, self.run_stage("reading", ingest, tasks, "part"))
-        return [{**result, "pieces": [], "joined": {}} for result in unpacked.values()] + read
+        return [{**result, "pieces": [], "joined": {}, "wholes": []} for result in unpacked.values()] + read
 
-    def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
-        """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""
+    def deduplicate(self, pieces: Sequence[str], wholes: Sequence[Whole] = ()) -> dict[str, int]:
+        """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped.
+
+        `wholes`: documents that several tasks have read, with their hashes.
+        """
         done = self.folder.result("deduplicate", "all")
         if done is not None:
             return done
         hashes = [self.folder.load_array("hashes", piece) for piece in pieces]
+        number_of = {piece: number for number, piece in enumerate(pieces)} if wholes else {}
+        for piece, place, own in wholes:
+            hashes[number_of[piece]][place] = own
         keep = [np.ones(len(found), dtype=bool) for found in hashes]
         dropped = {"duplicates": mark_repeated(hashes, keep), "near_duplicates": 0}
         if self.job.settings.near_duplicates is not None:
@@ -210,18 +218,27 @@ def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, argu
 def join_documents(packs: Sequence[Sequence[Source]], read: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The results of reading, with the keys of documents that several tasks have read, each counted as one.
 
-    `joined`: piece → how many of its first texts are of a document that began before, and its key. Only the first
-    source of a pack can go on with the pack before: a range that another one follows fills its pack.
+    `joined`: piece → how many of its first texts are of a document that began before, and its key. `wholes`: the hash
+    of such a document up to here, which takes the place of what an earlier task knew. Only the first source of a pack
+    can go on with the pack before: a range that another one follows fills its pack.
     """
     results = []
     key: int | None = None  # of the document that the tasks before have left open
+    whole: tuple[str, int, Fingerprint] | None = None  # where it begins, and what has been read of it
     for pack, result in zip(packs, read, strict=True):
         key = key if pack[0].start > 0 else None
         joined: dict[str, tuple[int, int]] = {}
+        wholes: list[Whole] = []
         counts = Counter(result["counts"])
         left = result["going_on"]
         if left and key is None:  # what came before held no text, so the document's first part is here
             counts.update(documents=1, documents_cut=-1)
+            whole = (result["pieces"][0][0], 0, Fingerprint())
+        if left:
+            assert whole is not None
+            piece, place, before = whole
+            whole = piece, place, before.followed_by(Fingerprint(*result["head"]))
+            wholes.append((piece, place, whole[2].hash))
         for piece, count in result["pieces"]:
             if left > 0 and key is not None:
                 joined[piece] = (min(left, count), key)
@@ -229,7 +246,10 @@ def join_documents(packs: Sequence[Sequence[Source]], read: Sequence[dict[str, A
         is_all_of_one = left == 0 and key is not None and result["open_key"] is not None
         if result["pieces"] and not is_all_of_one:
             key = result["open_key"]
-        results.append({**result, "counts": counts, "joined": joined})
+        if result["open"] is not None:
+            piece, place, begun = result["open"]
+            whole = piece, place, Fingerprint(*begun)
+        results.append({**result, "counts": counts, "joined": joined, "wholes": wholes})
     return results
 
 

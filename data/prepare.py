@@ -73,7 +73,7 @@ def prepare(
     """All stages in order; returns the shards by length and what was counted on the way."""
     read = pipeline.ingest(sources)
     pieces = require_documents(read, inputs)
-    dropped = pipeline.deduplicate(pieces)
+    dropped = pipeline.deduplicate(pieces, [whole for result in read for whole in result["wholes"]])
     pipeline.tokenizer(pieces, tokenizer)
     joined = {piece: part for result in read for piece, part in result["joined"].items()}
     encoded = dict(zip(pieces, pipeline.encode(pieces, joined), strict=True))
