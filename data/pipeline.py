@@ -19,7 +19,7 @@ from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
 from data.sources import Source, cut_part, pack_sources
-from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
+from data.stages import Job, RowRange, ShardTask, count_named, cut, encode, ingest, sign_documents, unpack_stream, write
 from data.storage import Storage
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
@@ -77,6 +77,7 @@ class Pipeline:
 
     def ingest(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
         """Pieces of clean text. A stream, which only one worker can read, is first cut into parts."""
+        sources = self._cut_named(sources)
         streams = [source for source in sources if source.is_stream]
         tasks: list[Task] = [
             (f"{number:06d}", (number, source, sources_.RANGE_BYTES)) for number, source in enumerate(streams)
@@ -85,7 +86,7 @@ class Pipeline:
         parts: list[Source] = []
         for source in sources:
             if source in unpacked:
-                kind = "wikitext" if source.format == "wiki" else source.format
+                kind = {"wiki": "wikitext", "hf": "jsonl"}.get(source.format, source.format)
                 parts += [part for path in unpacked[source]["parts"] for part in cut_part(path, kind)]
             else:
                 parts.append(source)
@@ -93,6 +94,17 @@ class Pipeline:
         tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(packs)]
         read = join_documents(packs, self.run_stage("reading", ingest, tasks, "part"))
         return [{**result, "pieces": [], "joined": {}, "wholes": []} for result in unpacked.values()] + read
+
+    def _cut_named(self, sources: Sequence[Source]) -> list[Source]:
+        """A dataset by name as its files, each of them a stream."""
+        named = [source for source in sources if source.is_named]
+        tasks: list[Task] = [(f"{number:06d}", (source,)) for number, source in enumerate(named)]
+        counts = dict(zip(named, self.run_stage("listing", count_named, tasks, "dataset"), strict=True))
+        return [
+            source._replace(start=number, stop=number + 1) if source in counts else source
+            for source in sources
+            for number in range(counts.get(source, 1))
+        ]
 
     def deduplicate(self, pieces: Sequence[str], wholes: Sequence[Whole] = ()) -> dict[str, int]:
         """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped.

@@ -24,6 +24,7 @@ from data.sources import Source, count_formats, describe_sources, find_sources, 
 from data.stages import Job
 from data.storage import Storage
 from data.store import DONE, WORK_FORMAT
+from data.text import BROKEN
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
@@ -116,6 +117,7 @@ def _counted(
     counts: Counter[str] = Counter({f"files_of_{kind}": count for kind, count in count_formats(sources).items()})
     for result in read:
         counts.update(result["counts"])
+    counts[BROKEN] = len({path for result in read for path in result["broken"]})  # several tasks may read one
     counts.update(dropped)
     for result in encoded:
         counts["tokens"] += sum(split["tokens"] for split in result["splits"].values())

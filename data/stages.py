@@ -1,5 +1,6 @@
 """The tasks of a preparation. Each is a function of small arguments that reads and writes the work folder.
 
+count    a dataset by name → how many files it is of
 unpack   a stream          → parts of it as sources
 ingest   some sources      → pieces of cleaned text, a hash for every document
 (dedup)  all hashes        → which documents to keep
@@ -29,6 +30,7 @@ from data.settings import Settings
 from data.sources import Source
 from data.storage import Storage
 from data.store import WorkFolder
+from data.tables import count_shards
 from data.text import BROKEN, read_documents, unpack
 from data.tokenizer import BertTokenizer, load_tokenizer
 from data.words import has_words
@@ -75,11 +77,16 @@ class ShardTask(NamedTuple):
         return f"{self.split}-{self.length}-{self.number:05d}-of-{self.total:05d}"
 
 
+def count_named(_: Job, source: Source) -> int:
+    """Of how many files a dataset by name is. Kept like any result: a run that goes on cuts it as before."""
+    return count_shards(source.path)
+
+
 def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dict[str, Any]:
     """Cut what one worker must read from the start into parts that many can clean."""
     counts: Counter[str] = Counter()
     parts: list[str] = []
-    found = unpack(source, counts)
+    found = unpack(source, counts, job.settings.text_field)
     for first in found:
         parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}"))
         with Path(parts[-1]).open("wb") as stream:

@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import ClassVar
 
@@ -274,17 +275,32 @@ def test_running_text_is_cut_between_paragraphs(tmp_path: Path, monkeypatch: pyt
     assert [document.goes_on for part in parts for document in part][:3] == [False, True, True]
 
 
-def test_json_lines_and_parquet_are_cut_for_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow.parquet")
+def test_json_lines_and_tables_are_cut_for_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
     arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     texts = [f"Document number {number} is here." for number in range(50)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=7)
-    for size, parts in ((1000, {"a.jsonl": 2, "a.parquet": 2}), (150, {"a.jsonl": 14, "a.parquet": 8})):
+    table = arrow.table({"text": texts})
+    parquet.write_table(table, tmp_path / "groups.parquet", row_group_size=7)
+    parquet.write_table(table, tmp_path / "one_group.parquet")
+    halves = [datasets.Dataset.from_dict({"text": texts[:20]}), datasets.Dataset.from_dict({"text": texts[20:]})]
+    datasets.DatasetDict(train=halves[0], test=halves[1]).save_to_disk(str(tmp_path / "saved"))
+    many = range(5, 30)
+    expected: dict[int, dict[str, Container[int]]] = {
+        1000: {"a.jsonl": [2], "groups.parquet": [2, 3], "one_group.parquet": [2, 3], "saved": [2, 3]},
+        150: {"a.jsonl": [14], "groups.parquet": many, "one_group.parquet": many, "saved": many},
+        10: {"one_group.parquet": [16], "saved": [50]},  # no more parts than rows, nor than a row group is worth
+    }
+    for size, parts in expected.items():
         monkeypatch.setattr(sources_module, "RANGE_BYTES", size)
-        for name, expected in parts.items():
-            assert len(find_sources([str(tmp_path / name)])) == expected
+        for name, counts in parts.items():
+            found = find_sources([str(tmp_path / name)])
+            assert len(found) in counts, name
             assert documents_of(tmp_path / name) == [[text] for text in texts]
+            if not name.endswith("jsonl"):
+                assert [source.stop for source in found[:-1]] == [source.start for source in found[1:]]
+                assert all(0 < source.stop - source.start < 32 for source in found)  # type: ignore[operator]
 
 
 def test_many_small_files_are_read_by_few_tasks(tmp_path: Path) -> None:
