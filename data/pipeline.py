@@ -31,6 +31,17 @@ Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
 Whole = tuple[str, int, int]  # the piece and the place in it where a document begins, and its hash
 
 
+class _Sample:
+    """The lines of some files, read anew each time that they are gone through."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self.paths:
+            yield from path.read_text(encoding="utf-8").split("\n")
+
+
 class Pipeline:
     """One preparation on its way. `executor` None runs the tasks here, one after the other."""
 
@@ -142,15 +153,13 @@ class Pipeline:
         settings = self.job.settings
         assert settings.vocab_size is not None
         limit = settings.tokenizer_sample_mb * 2**20
-        order = generator(settings.seed, "tokenizer sample").permutation(len(pieces))
-        sample: list[str] = []
+        sample = _Sample()
         size = 0
-        for i in order.tolist():
+        for i in generator(settings.seed, "tokenizer sample").permutation(len(pieces)).tolist():
             if size >= limit:
                 break
-            text = self.folder.text_path(pieces[i]).read_text(encoding="utf-8")
-            size += len(text)
-            sample.extend(text.split("\n"))
+            sample.paths.append(self.folder.text_path(pieces[i]))
+            size += sample.paths[-1].stat().st_size
         console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
         started = time.perf_counter()
         trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)

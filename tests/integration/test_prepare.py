@@ -424,7 +424,7 @@ def test_tables_and_datasets_are_read_by_many_tasks(
     datasets.Dataset.from_dict({"text": texts[500:1000]}).save_to_disk(str(tmp_path / "saved"))
     (tmp_path / "mine").mkdir()
     for name, part in (("a", texts[1000:1250]), ("b", texts[1250:])):
-        lines = [json.dumps({"text": text}) for text in [*part, None]]
+        lines = [json.dumps({"text": text}) for text in [*part, None, "", " \n\t "]]
         (tmp_path / "mine" / f"train-{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)  # where `datasets` takes a folder for a name
     monkeypatch.setattr(sources, "RANGE_BYTES", 50_000)
@@ -439,6 +439,8 @@ def test_tables_and_datasets_are_read_by_many_tasks(
     assert max(counts["documents"] for counts in read) < 250
     counts = json.loads((tmp_path / "2" / "32" / "report.json").read_text())["preparation"]
     assert (counts["documents"], counts["duplicates"], counts["records_without_text"]) == (1500, 0, 2)
+    assert counts["empty_documents"] == 4
+    assert "| empty documents | 4 |" in (tmp_path / "2" / "32" / "report.md").read_text()
 
 
 def test_files_that_are_cut_short_are_named_at_the_end(

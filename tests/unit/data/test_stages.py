@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +86,27 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
         assert len(told.splitlines()) in lines
         assert "\r" not in told
         assert not told or "reading: 100%" in told
+
+
+def wait_a_moment(_: Job, number: int) -> int:
+    time.sleep(0.02)
+    return number
+
+
+def test_a_stage_tells_its_rate_and_how_long_it_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("common.console.SECONDS_A_LINE", 0.01)
+    pipeline = Pipeline(Job(Settings((32,), (5,)), str(tmp_path), "", ""), None, 1)
+    tasks = [(f"{number}", (number,)) for number in range(8)]
+    assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8))
+    told = capsys.readouterr().err
+    rates = re.findall(r"reading: +\d+%.* (\d)/8 \[\d\d:\d\d<(\d\d:\d\d|\?), +([\d.]+part/s|\?part/s)\]", told)
+    assert len(rates) == len(list(filter(None, told.splitlines()))) > 4
+    assert [done for done, _, _ in rates] == sorted(done for done, _, _ in rates)
+    assert rates[-1][1] == "00:00"
+    assert 0 < float(rates[-1][2].removesuffix("part/s")) < 50
+    assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8)), "done before, so told at once"
 
 
 def test_donors_are_of_another_document_where_there_is_one() -> None:

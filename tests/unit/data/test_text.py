@@ -73,6 +73,9 @@ def test_json_lines(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     assert documents_of(tmp_path / "a.jsonl", counts, text_field="body") == DOCUMENTS
     assert (counts["bad_json_lines"], counts["records_without_text"]) == (1, 2)
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("", "a b c.", " \n\t ")))
+    assert documents_of(tmp_path / "b.jsonl", counts) == [["a b c."]]
+    assert counts["empty_documents"] == 2
 
 
 def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
