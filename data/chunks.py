@@ -34,8 +34,8 @@ def can_decode(filters: tuple[int, ...]) -> bool:
 
 
 def largest_stored(chunk_bytes: int) -> int:
-    """What a chunk can take in a file, whatever is in it: deflate adds a few bytes for each 16 kB at the worst."""
-    return chunk_bytes + chunk_bytes // 1000 + 64
+    """What a chunk can take in a file, whatever is in it: no packer makes 8 bits more than 9."""
+    return chunk_bytes + chunk_bytes // 8 + 64
 
 
 class ChunkedRows:
