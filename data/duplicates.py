@@ -9,6 +9,7 @@ from data.compression import optional_import
 from data.store import WorkFolder
 from data.words import split_words
 
+GOES_ON = 0  # instead of a hash: a further part of the document before
 _HASHES_AT_ONCE = 4_000_000  # compared in memory together: 32 MB and some temporaries
 _PERMUTATIONS = 64
 _SCHEME = "affine32"  # of the permutations; signatures of two schemes cannot be compared
@@ -17,23 +18,29 @@ _LONGEST = 20_000  # words of a document that are compared
 
 
 def mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> int:
-    """Clear `keep` for every document whose hash an earlier one has; returns how many.
+    """Clear `keep` for every document whose hash an earlier one has; returns how many documents that are.
 
-    Hashes are compared residue class by residue class, so the sorting never takes more than a fixed amount of memory.
+    There is a hash for each text: that of the document which it begins, or GOES_ON for a further part of the one
+    before, which is kept or dropped with it. Hashes are compared residue class by residue class, so the sorting never
+    takes more than a fixed amount of memory.
     """
     total = sum(len(found) for found in hashes)
     classes = max(1, -(-total // _HASHES_AT_ONCE))
     firsts = np.cumsum([0] + [len(found) for found in hashes])[:-1]
     flat = np.ones(total, dtype=bool)
     for residue in range(classes):
-        chosen = [np.flatnonzero(found % np.uint64(classes) == residue) for found in hashes]
+        chosen = [np.flatnonzero((found % np.uint64(classes) == residue) & (found != GOES_ON)) for found in hashes]
         numbers = np.concatenate([index + first for index, first in zip(chosen, firsts, strict=True)])
         values = np.concatenate([found[index] for found, index in zip(hashes, chosen, strict=True)])
         _, first_seen = np.unique(values, return_index=True)
         flat[numbers] = False
         flat[numbers[first_seen]] = True
-    for mask, first in zip(keep, firsts, strict=True):
-        mask &= flat[first : first + len(mask)]
+    is_kept = True  # the document that the piece before has ended with
+    for found, mask, first in zip(hashes, keep, firsts, strict=True):
+        kept = np.append(flat[first : first + len(mask)], is_kept)  # the last is where -1 looks
+        begins = np.maximum.accumulate(np.where(found != GOES_ON, np.arange(len(found)), -1))
+        mask &= kept[begins]
+        is_kept = bool(kept[begins[-1]]) if len(begins) else is_kept
     return int(total - flat.sum())
 
 

@@ -3,25 +3,22 @@
 A file may come from anywhere, and the format can do much that rows of numbers never need: link to other files, declare
 sizes without bytes behind them, load plugins. Whatever is not plain stored integers is refused. The old file format has
 no checksum on its structure, so the structure is also held against itself: a flipped byte in it makes datasets or
-chunks overlap, leaves one out, or gives a chunk a size that it does not decode to.
+chunks overlap, or leaves one out. What a chunk decodes to is asked when it is read, in `data.chunks`.
 """
 
 import math
-import zlib
+import mmap
+import struct
 from collections.abc import Iterable
-from itertools import product
+from pathlib import Path
 from typing import Any
 
 import h5py
 
-# Filters that HDF5 or h5py itself carries. Anything else would load a plugin, which is code.
-_KNOWN_FILTERS = {
-    h5py.h5z.FILTER_DEFLATE,
-    h5py.h5z.FILTER_SHUFFLE,
-    h5py.h5z.FILTER_FLETCHER32,
-    h5py.h5z.FILTER_LZF,
-    h5py.h5z.FILTER_SZIP,
-}
+from data.chunks import can_decode, filters_of, largest_stored
+
+_HEAP = b"GCOL\x01\0\0\0"  # how a heap begins; its size follows, then its pieces
+_HEAP_HEADER, _PIECE_HEADER = 16, 16  # bytes
 _MAX_CHUNK_BYTES = 64 * 2**20  # one chunk is what one read must decode; NVIDIA's are below 1 MB
 
 Extent = tuple[int, int]  # where stored bytes begin and end in the file
@@ -42,9 +39,8 @@ def reason_to_refuse(dataset: Any, file_size: int) -> str | None:
         return "is a virtual dataset"
     if dataset.external:
         return "keeps its values in other files"
-    unknown = set(_filters(dataset)) - _KNOWN_FILTERS
-    if unknown:
-        return f"needs the filter {min(unknown)}, which is not HDF5's own"
+    if not can_decode(filters_of(dataset)):  # another filter may be a plugin, which is code, or unpack without bounds
+        return f"is packed with the filters {list(filters_of(dataset))}, not with gzip as NVIDIA's and ours are"
     return _reason_of_size(dataset, file_size)
 
 
@@ -58,18 +54,31 @@ def stored_extents(dataset: h5py.Dataset) -> list[Extent]:
     return extents
 
 
-def find_chunks(dataset: h5py.Dataset, start: int, stop: int) -> None:
-    """Raise the library's error where a chunk of rows [start, stop) cannot be looked up by its place.
+def heaps_are_sound(path: Path) -> bool:
+    """Whether the heaps of a file, where texts without a fixed length lie, can be walked.
 
-    A damaged index can list a chunk and still not find it, and what is not found would read as zeros. Asked where no
-    checksum guards the index; costs a twentieth of decoding the chunks.
+    They have no checksum, and the library walks on the spot for ever where a piece claims to take no bytes.
     """
-    if dataset.chunks is None or h5py.h5z.FILTER_FLETCHER32 in _filters(dataset):
-        return
-    first = start // dataset.chunks[0] * dataset.chunks[0]
-    columns = [range(0, size, step) for size, step in zip(dataset.shape[1:], dataset.chunks[1:], strict=True)]
-    for place in product(range(first, stop, dataset.chunks[0]), *columns):
-        dataset.id.read_direct_chunk(place)
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = content.find(_HEAP)
+        while start >= 0:
+            if not _is_walkable(content, start):
+                return False
+            start = content.find(_HEAP, start + 1)
+    return True
+
+
+def _is_walkable(content: mmap.mmap, start: int) -> bool:
+    end = start + struct.unpack_from("<Q", content, start + 8)[0] if start + _HEAP_HEADER <= len(content) else 0
+    place = start + _HEAP_HEADER
+    while place + _PIECE_HEADER <= end <= len(content):
+        number, size = struct.unpack_from("<H6xQ", content, place)
+        # The last piece, number 0, is what is free, its header included; others are followed by theirs, in eights.
+        step = size if number == 0 else _PIECE_HEADER + -(-size // 8) * 8
+        if step < _PIECE_HEADER:
+            return False
+        place += step
+    return place <= end <= len(content)
 
 
 def overlap(extents: Iterable[Extent]) -> bool:
@@ -80,11 +89,6 @@ def overlap(extents: Iterable[Extent]) -> bool:
             return True
         end = stop
     return False
-
-
-def _filters(dataset: h5py.Dataset) -> list[int]:
-    creation = dataset.id.get_create_plist()
-    return [creation.get_filter(i)[0] for i in range(creation.get_nfilters())]
 
 
 def _reason_of_size(dataset: h5py.Dataset, file_size: int) -> str | None:
@@ -103,21 +107,22 @@ def _reason_of_size(dataset: h5py.Dataset, file_size: int) -> str | None:
     )
     if declared_chunks > file_size:  # a chunk takes at least a byte; cheaper than counting
         return f"declares {declared_chunks:,} chunks in a file of {file_size:,} bytes"
-    return _reason_of_chunks(dataset, declared_chunks, file_size) or _reason_of_content(dataset, chunk_bytes)
+    return _reason_of_chunks(dataset, declared_chunks, chunk_bytes, file_size)
 
 
-def _reason_of_chunks(dataset: h5py.Dataset, declared: int, file_size: int) -> str | None:
+def _reason_of_chunks(dataset: h5py.Dataset, declared: int, chunk_bytes: int, file_size: int) -> str | None:
     """Every chunk of the grid must be stored once, filtered and inside the file: a missing one would read as zeros.
 
     About 1 µs a chunk.
     """
     stored: set[tuple[int, ...]] = set()
     is_sound = True
+    limit = largest_stored(chunk_bytes)
 
     def look(chunk: Any) -> None:
         nonlocal is_sound
         stored.add(chunk.chunk_offset)
-        is_sound &= chunk.filter_mask == 0 and chunk.byte_offset + chunk.size <= file_size
+        is_sound &= chunk.filter_mask == 0 and chunk.size <= limit and chunk.byte_offset + chunk.size <= file_size
         is_sound &= all(
             offset % step == 0 and offset < size
             for offset, step, size in zip(chunk.chunk_offset, dataset.chunks, dataset.shape, strict=True)
@@ -126,23 +131,4 @@ def _reason_of_chunks(dataset: h5py.Dataset, declared: int, file_size: int) -> s
     dataset.id.chunk_iter(look)
     if len(stored) != declared:
         return f"declares {declared:,} chunks but stores {len(stored):,}"
-    return None if is_sound else "has chunks out of place"
-
-
-def _reason_of_content(dataset: h5py.Dataset, chunk_bytes: int) -> str | None:
-    """The first chunk must decode to a chunk's size: HDF5 does not ask, and other sizes would shear all rows.
-
-    Asked of plain and of deflated chunks, which are what files without checksums have.
-    """
-    filters = _filters(dataset)
-    if filters not in ([], [h5py.h5z.FILTER_DEFLATE], [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE]):
-        return None
-    _, content = dataset.id.read_direct_chunk((0,) * dataset.ndim)
-    size = len(content)
-    if filters:
-        decoder = zlib.decompressobj()
-        try:
-            size = len(decoder.decompress(content, chunk_bytes + 1))
-        except zlib.error as error:
-            return f"has a chunk that cannot be unpacked ({error})"
-    return None if size == chunk_bytes else f"has a chunk of {size:,} bytes where {chunk_bytes:,} are declared"
+    return None if is_sound else "has chunks out of place or larger than they can be"

@@ -14,11 +14,12 @@ from common.console import console
 from common.errors import UserError
 from data import sources as sources_
 from data.duplicates import mark_repeated, mark_similar
+from data.fingerprints import Fingerprint
 from data.randomness import generator
 from data.schema import SPLITS
 from data.settings import Settings
 from data.sources import Source, cut_part, pack_sources
-from data.stages import Job, RowRange, ShardTask, cut, encode, ingest, sign_documents, unpack_stream, write
+from data.stages import Job, RowRange, ShardTask, count_named, cut, encode, ingest, sign_documents, unpack_stream, write
 from data.storage import Storage
 from data.store import WorkFolder
 from data.tokenizer import BertTokenizer, load_tokenizer, train_tokenizer
@@ -27,6 +28,18 @@ _NAMED_FILES = 5  # in a message
 _IN_FLIGHT = 4  # tasks submitted ahead per worker: enough to keep them busy, few enough to stay small
 
 Task = tuple[str, tuple[Any, ...]]  # a name and the arguments after the job
+Whole = tuple[str, int, int]  # the piece and the place in it where a document begins, and its hash
+
+
+class _Sample:
+    """The lines of some files, read anew each time that they are gone through."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self.paths:
+            yield from path.read_text(encoding="utf-8").split("\n")
 
 
 class Pipeline:
@@ -75,6 +88,7 @@ class Pipeline:
 
     def ingest(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
         """Pieces of clean text. A stream, which only one worker can read, is first cut into parts."""
+        sources = self._cut_named(sources)
         streams = [source for source in sources if source.is_stream]
         tasks: list[Task] = [
             (f"{number:06d}", (number, source, sources_.RANGE_BYTES)) for number, source in enumerate(streams)
@@ -83,21 +97,38 @@ class Pipeline:
         parts: list[Source] = []
         for source in sources:
             if source in unpacked:
-                kind = "wikitext" if source.format == "wiki" else source.format
+                kind = {"wiki": "wikitext", "hf": "jsonl"}.get(source.format, source.format)
                 parts += [part for path in unpacked[source]["parts"] for part in cut_part(path, kind)]
             else:
                 parts.append(source)
         packs = list(pack_sources(parts))
         tasks = [(f"{number:06d}", (number, pack)) for number, pack in enumerate(packs)]
         read = join_documents(packs, self.run_stage("reading", ingest, tasks, "part"))
-        return [{**result, "pieces": [], "joined": {}} for result in unpacked.values()] + read
+        return [{**result, "pieces": [], "joined": {}, "wholes": []} for result in unpacked.values()] + read
 
-    def deduplicate(self, pieces: Sequence[str]) -> dict[str, int]:
-        """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped."""
+    def _cut_named(self, sources: Sequence[Source]) -> list[Source]:
+        """A dataset by name as its files, each of them a stream."""
+        named = [source for source in sources if source.is_named]
+        tasks: list[Task] = [(f"{number:06d}", (source,)) for number, source in enumerate(named)]
+        counts = dict(zip(named, self.run_stage("listing", count_named, tasks, "dataset"), strict=True))
+        return [
+            source._replace(start=number, stop=number + 1) if source in counts else source
+            for source in sources
+            for number in range(counts.get(source, 1))
+        ]
+
+    def deduplicate(self, pieces: Sequence[str], wholes: Sequence[Whole] = ()) -> dict[str, int]:
+        """Keep the first of equal documents and, on request, of similar ones; returns how many were dropped.
+
+        `wholes`: documents that several tasks have read, with their hashes.
+        """
         done = self.folder.result("deduplicate", "all")
         if done is not None:
             return done
         hashes = [self.folder.load_array("hashes", piece) for piece in pieces]
+        number_of = {piece: number for number, piece in enumerate(pieces)} if wholes else {}
+        for piece, place, own in wholes:
+            hashes[number_of[piece]][place] = own
         keep = [np.ones(len(found), dtype=bool) for found in hashes]
         dropped = {"duplicates": mark_repeated(hashes, keep), "near_duplicates": 0}
         if self.job.settings.near_duplicates is not None:
@@ -122,15 +153,13 @@ class Pipeline:
         settings = self.job.settings
         assert settings.vocab_size is not None
         limit = settings.tokenizer_sample_mb * 2**20
-        order = generator(settings.seed, "tokenizer sample").permutation(len(pieces))
-        sample: list[str] = []
+        sample = _Sample()
         size = 0
-        for i in order.tolist():
+        for i in generator(settings.seed, "tokenizer sample").permutation(len(pieces)).tolist():
             if size >= limit:
                 break
-            text = self.folder.text_path(pieces[i]).read_text(encoding="utf-8")
-            size += len(text)
-            sample.extend(text.split("\n"))
+            sample.paths.append(self.folder.text_path(pieces[i]))
+            size += sample.paths[-1].stat().st_size
         console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
         started = time.perf_counter()
         trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
@@ -210,18 +239,27 @@ def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, argu
 def join_documents(packs: Sequence[Sequence[Source]], read: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The results of reading, with the keys of documents that several tasks have read, each counted as one.
 
-    `joined`: piece → how many of its first texts are of a document that began before, and its key. Only the first
-    source of a pack can go on with the pack before: a range that another one follows fills its pack.
+    `joined`: piece → how many of its first texts are of a document that began before, and its key. `wholes`: the hash
+    of such a document up to here, which takes the place of what an earlier task knew. Only the first source of a pack
+    can go on with the pack before: a range that another one follows fills its pack.
     """
     results = []
     key: int | None = None  # of the document that the tasks before have left open
+    whole: tuple[str, int, Fingerprint] | None = None  # where it begins, and what has been read of it
     for pack, result in zip(packs, read, strict=True):
         key = key if pack[0].start > 0 else None
         joined: dict[str, tuple[int, int]] = {}
+        wholes: list[Whole] = []
         counts = Counter(result["counts"])
         left = result["going_on"]
         if left and key is None:  # what came before held no text, so the document's first part is here
             counts.update(documents=1, documents_cut=-1)
+            whole = (result["pieces"][0][0], 0, Fingerprint())
+        if left:
+            assert whole is not None
+            piece, place, before = whole
+            whole = piece, place, before.followed_by(Fingerprint(*result["head"]))
+            wholes.append((piece, place, whole[2].hash))
         for piece, count in result["pieces"]:
             if left > 0 and key is not None:
                 joined[piece] = (min(left, count), key)
@@ -229,7 +267,10 @@ def join_documents(packs: Sequence[Sequence[Source]], read: Sequence[dict[str, A
         is_all_of_one = left == 0 and key is not None and result["open_key"] is not None
         if result["pieces"] and not is_all_of_one:
             key = result["open_key"]
-        results.append({**result, "counts": counts, "joined": joined})
+        if result["open"] is not None:
+            piece, place, begun = result["open"]
+            whole = piece, place, Fingerprint(*begun)
+        results.append({**result, "counts": counts, "joined": joined, "wholes": wholes})
     return results
 
 

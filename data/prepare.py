@@ -25,6 +25,7 @@ from data.sources import Source, count_formats, describe_sources, find_sources, 
 from data.stages import Job
 from data.storage import Storage
 from data.store import DONE, WORK_FORMAT
+from data.text import BROKEN
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
@@ -74,7 +75,7 @@ def prepare(
     """All stages in order; returns the shards by length and what was counted on the way."""
     read = pipeline.ingest(sources)
     pieces = require_documents(read, inputs)
-    dropped = pipeline.deduplicate(pieces)
+    dropped = pipeline.deduplicate(pieces, [whole for result in read for whole in result["wholes"]])
     pipeline.tokenizer(pieces, tokenizer)
     joined = {piece: part for result in read for piece, part in result["joined"].items()}
     encoded = dict(zip(pieces, pipeline.encode(pieces, joined), strict=True))
@@ -117,6 +118,7 @@ def _counted(
     counts: Counter[str] = Counter({f"files_of_{kind}": count for kind, count in count_formats(sources).items()})
     for result in read:
         counts.update(result["counts"])
+    counts[BROKEN] = len({path for result in read for path in result["broken"]})  # several tasks may read one
     counts.update(dropped)
     for result in encoded:
         counts["tokens"] += sum(split["tokens"] for split in result["splits"].values())

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import h5py
 import numpy as np
 
 from common.errors import UserError
-from data.hdf5_checks import find_chunks, overlap, reason_to_refuse, stored_extents
+from data.chunks import ChunkedRows
+from data.hdf5_checks import heaps_are_sound, overlap, reason_to_refuse, stored_extents
 from data.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, LONGEST_ROW, WORD_STARTS, Rows
 
 PREPARE_COMMAND = "python -m data.prepare"
@@ -18,7 +20,6 @@ REMEDY = f"prepare it anew with `{PREPARE_COMMAND}`, or copy it again from where
 _MAX_BLOCK_ROWS = 16384
 _MIN_BLOCK_ROWS = 128
 _MAX_ATTRIBUTE_BYTES = 2**20
-_CHUNK_CACHE_BYTES = 16 * 2**20  # holds every chunk that a block of NVIDIA's awkward chunks touches
 
 
 class ShardFile:
@@ -33,6 +34,8 @@ class ShardFile:
             self.attributes = _checked_attributes(path, self._file)
             self._word_starts = self._checked_word_starts()
             self._check_extents()
+            self._rows = {name: _rows_of(dataset) for name, dataset in self._datasets.items()}
+            self._starts = None if self._word_starts is None else _rows_of(self._word_starts)
         except Exception as error:  # a damaged file makes the library raise whatever it likes
             self.close()
             raise error if isinstance(error, UserError) else _damaged(path, error) from error
@@ -49,10 +52,8 @@ class ShardFile:
     def read(self, start: int, stop: int, *, vocab_size: int | None = None) -> Rows:
         """Rows [start, stop), their values checked; ids must lie below `vocab_size` where it is known."""
         try:
-            for dataset in self._datasets.values():
-                find_chunks(dataset, start, stop)
-            fields = [dataset[start:stop] for dataset in self._datasets.values()]
-            starts = None if self._word_starts is None else self._word_starts[start:stop]
+            fields = [read(start, stop) for read in self._rows.values()]
+            starts = None if self._starts is None else self._starts(start, stop)
         except Exception as error:  # a damaged file makes the library raise whatever it likes
             raise _damaged(self.path, error) from error
         problem = find_bad_values(Rows.of(fields), vocab_size)  # as stored: a wider type could wrap around
@@ -77,6 +78,11 @@ class ShardFile:
                 f"{self.path}: {WORD_STARTS} is {dataset.dtype} {dataset.shape}, not uint8 {expected}; {REMEDY}"
             )
         return dataset
+
+
+def _rows_of(dataset: h5py.Dataset) -> Callable[[int, int], np.ndarray]:
+    """What reads rows [start, stop) of a dataset."""
+    return ChunkedRows(dataset).read if dataset.chunks else lambda start, stop: dataset[start:stop]
 
 
 def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:
@@ -109,7 +115,7 @@ def _open(path: Path) -> h5py.File:
         raise UserError(f"{path}: no such file; check the folder, or prepare the data with `{PREPARE_COMMAND}`")
     try:
         # No lock: shards are read-only for many ranks, and network file systems often refuse locks.
-        return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE_BYTES)
+        return h5py.File(path, "r", locking=False)
     except Exception as error:  # a damaged file makes the library raise whatever it likes
         with path.open("rb") as stream:
             is_hdf5 = stream.read(8) == b"\x89HDF\r\n\x1a\n"
@@ -167,6 +173,8 @@ def _checked_attributes(path: Path, file: h5py.File) -> dict[str, Any] | None:
         return None
     if file.attrs.get_id(ATTRIBUTE).get_storage_size() > _MAX_ATTRIBUTE_BYTES:
         raise UserError(f"{path}: its attribute {ATTRIBUTE!r} is too large; {REMEDY}")
+    if file.attrs.get_id(ATTRIBUTE).dtype.kind == "O" and not heaps_are_sound(path):
+        raise UserError(f"{path}: is damaged: its attribute {ATTRIBUTE!r} cannot be found; {REMEDY}")
     value = file.attrs[ATTRIBUTE]
     try:
         attributes = json.loads(value)

@@ -12,11 +12,11 @@ from typing import IO, Any, NamedTuple, cast
 import fsspec
 
 from common.errors import Problems, UserError
-from data.compression import COMPRESSIONS, is_damage, open_binary, optional_import
+from data.compression import COMPRESSIONS, is_damage, open_binary
 from data.layout import layout_of
+from data.tables import HF_PREFIX, RowRange, cut_parquet, cut_saved
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; the cut depends on the file alone, never on the number of workers
-HF_PREFIX = "hf:"
 LAYOUTS = ("auto", "sentences", "paragraphs", "running")
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
 _SAMPLE_BYTES = 2**16
@@ -28,7 +28,7 @@ _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash"
 
 
 class Source(NamedTuple):
-    """A file, or a part of it: what begins in a range of its bytes, or a range of Parquet's row groups."""
+    """A file, or a part of it: what begins in a range of its bytes, of a table's rows, or of a dataset's files."""
 
     path: str
     format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
@@ -44,9 +44,16 @@ class Source(NamedTuple):
     def is_stream(self) -> bool:
         """Whether one worker must read it from the start, though many could clean what it holds."""
         is_large = self.size is not None and self.size >= RANGE_BYTES
-        return self.format == "wiki" or (
-            self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "running", "jsonl")
+        return (
+            self.format == "wiki"
+            or self.is_named
+            or (self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "running", "jsonl"))
         )
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is a dataset by name, which is streamed from the hub."""
+        return self.path.startswith(HF_PREFIX)
 
 
 def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequence[str] = ()) -> list[Source]:
@@ -173,8 +180,10 @@ def _is_saved_dataset(path: Path) -> bool:
 
 
 def _cut(path: str, layout: str) -> list[Source]:
-    if path.startswith(HF_PREFIX) or (not is_url(path) and Path(path).is_dir()):
-        return [Source(path, "hf")]
+    if path.startswith(HF_PREFIX):
+        return [Source(path, "hf")]  # of how many files it is, only the hub knows
+    if not is_url(path) and Path(path).is_dir():
+        return _cut_table(path, "hf")
     suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
     is_compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
     inner = suffixes[:-1] if is_compressed else suffixes
@@ -182,7 +191,7 @@ def _cut(path: str, layout: str) -> list[Source]:
     if found is None:
         found = layout if layout != "auto" else detect_layout(path)
     if found == "parquet":
-        return _cut_parquet(path)
+        return _cut_table(path, "parquet")
     size = _size_of(path)
     if is_compressed or size is None or found == "wiki":
         return [Source(path, found, size=size * _UNPACKED if is_compressed and size is not None else size)]
@@ -225,25 +234,22 @@ def _can_seek(path: str) -> bool:
     return True
 
 
-def _cut_parquet(path: str) -> list[Source]:
-    """Row groups in runs of about a range's bytes; a file that cannot be understood is left for reading to count."""
-    parquet = optional_import("pyarrow.parquet", f"reading {path}")
+def _cut_table(path: str, found: str) -> list[Source]:
+    """Rows in runs of about a range's bytes; what cannot be understood is left for reading to count."""
     try:
-        with open_source(path) as stream:
-            metadata = parquet.ParquetFile(stream).metadata
-            sizes = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+        ranges = _ranges_of(path, found)
     except Exception as error:
         if isinstance(error, OSError) or is_damage(error):
-            return [Source(path, "parquet")]
+            return [Source(path, found)]
         raise
-    sources: list[Source] = []
-    first = size = 0
-    for number, own in enumerate(sizes, start=1):
-        size += own
-        if size >= RANGE_BYTES or number == len(sizes):
-            sources.append(Source(path, "parquet", first, number, size))
-            first, size = number, 0
-    return sources or [Source(path, "parquet")]
+    return [Source(path, found, *rows) for rows in ranges] or [Source(path, found)]
+
+
+def _ranges_of(path: str, found: str) -> list[RowRange]:
+    if found == "hf":
+        return cut_saved(path, RANGE_BYTES)
+    with open_source(path) as stream:
+        return cut_parquet(stream, RANGE_BYTES)
 
 
 def detect_layout(path: str) -> str:

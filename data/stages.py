@@ -1,5 +1,6 @@
 """The tasks of a preparation. Each is a function of small arguments that reads and writes the work folder.
 
+count    a dataset by name → how many files it is of
 unpack   a stream          → parts of it as sources
 ingest   some sources      → pieces of cleaned text, a hash for every document
 (dedup)  all hashes        → which documents to keep
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.duplicates import sign
+from data.duplicates import GOES_ON, sign
 from data.encode import Encoder
+from data.fingerprints import Fingerprint
 from data.instances import Documents, make_instances
 from data.masking import MaskingPolicy, mask_rows
 from data.randomness import derive_key, generator
@@ -28,6 +30,7 @@ from data.settings import Settings
 from data.sources import Source
 from data.storage import Storage
 from data.store import WorkFolder
+from data.tables import count_shards
 from data.text import BROKEN, read_documents, unpack
 from data.tokenizer import BertTokenizer, load_tokenizer
 from data.words import has_words
@@ -74,11 +77,16 @@ class ShardTask(NamedTuple):
         return f"{self.split}-{self.length}-{self.number:05d}-of-{self.total:05d}"
 
 
+def count_named(_: Job, source: Source) -> int:
+    """Of how many files a dataset by name is. Kept like any result: a run that goes on cuts it as before."""
+    return count_shards(source.path)
+
+
 def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dict[str, Any]:
     """Cut what one worker must read from the start into parts that many can clean."""
     counts: Counter[str] = Counter()
     parts: list[str] = []
-    found = unpack(source, counts)
+    found = unpack(source, counts, job.settings.text_field)
     for first in found:
         parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}"))
         with Path(parts[-1]).open("wb") as stream:
@@ -91,31 +99,62 @@ def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dic
 def ingest(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
     """Clean the documents of some sources into pieces.
 
-    A text's hash tells whether it is a duplicate. A document's key, the hash of its first part, decides its split and
-    holds the parts of a very large one together. The first `going_on` texts are of a document that a task before has
-    begun, whose key is not known here; `open_key` is that of the document which the next task may go on with.
+    A document's hash tells whether it is a duplicate. Its key, the hash of its first part, decides its split and holds
+    the parts of a very large one together. The first `going_on` texts are of a document that a task before has begun,
+    whose key is not known here; `open_key` is that of the document which the next task may go on with.
     """
     folder = job.folder
     counts: Counter[str] = Counter()
     pieces: list[list[Any]] = []
     broken: list[str] = []
-    key: int | None = None  # of the document at hand; None where it has ended
-    going_on, has_begun = 0, False
-    for documents in _batches(_clean_sources(sources, job.settings, counts, broken), PIECE_BYTES):
+    met = _Met()
+    for texts in _batches(_clean_sources(sources, job.settings, counts, broken), PIECE_BYTES):
         name = f"{number:06d}-{len(pieces):06d}"
-        hashes = [_text_hash(document.text) for document in documents]
-        keys = []
-        for document, own in zip(documents, hashes, strict=True):
-            has_begun = has_begun or not document.goes_on
-            going_on += not has_begun
-            key = key if document.goes_on and key is not None else own
-            keys.append(key)
-            key = None if document.ends else key
-        folder.text_path(name).write_text("\n".join(document.text for document in documents), encoding="utf-8")
-        folder.save_array("hashes", name, np.array(hashes, dtype=np.uint64))
+        keys = [met.add(text, name, place) for place, text in enumerate(texts)]
+        folder.text_path(name).write_text("\n".join(text.text for text in texts), encoding="utf-8")
         folder.save_array("keys", name, np.array(keys, dtype=np.uint64))
-        pieces.append([name, len(documents)])
-    return {"pieces": pieces, "counts": counts, "broken": broken, "going_on": going_on, "open_key": key}
+        pieces.append([name, len(texts)])
+    for name, _ in pieces:  # a document may have begun in an earlier piece than it ends in
+        folder.save_array("hashes", name, np.array(met.hashes[name], dtype=np.uint64))
+    return {
+        "pieces": pieces,
+        "counts": counts,
+        "broken": broken,
+        "going_on": met.going_on,
+        "head": met.head,
+        "open_key": met.key,
+        "open": [*met.begin, met.document] if met.key is not None and met.begin else None,
+    }
+
+
+class _Met:
+    """What a task knows of the documents that it has met so far."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[str, list[int]] = {}  # by piece; GOES_ON for all parts of a document but the first
+        self.going_on = 0  # texts of a document that a task before has begun
+        self.head = Fingerprint()  # of these
+        self.key: int | None = None  # of the document at hand; None where it has ended
+        self.document = Fingerprint()  # what has been read of the one at hand
+        self.begin: tuple[str, int] | None = None  # the piece and the place in it where that began; None: before
+
+    def add(self, text: "CleanText", piece: str, place: int) -> int:
+        """The key of its document."""
+        own = Fingerprint.of(text.text)
+        hashes = self.hashes.setdefault(piece, [])
+        hashes.append(GOES_ON)
+        if not text.goes_on:
+            self.document, self.begin = own, (piece, place)
+            hashes[place] = own.hash
+        elif self.begin is not None:
+            self.document = self.document.followed_by(own)
+            self.hashes[self.begin[0]][self.begin[1]] = self.document.hash
+        else:
+            self.going_on += 1
+            self.head = self.head.followed_by(own)
+        key = self.key if text.goes_on and self.key is not None else own.hash
+        self.key = None if text.ends else key
+        return key
 
 
 class CleanText(NamedTuple):
@@ -159,10 +198,6 @@ def _batches(texts: Iterator[CleanText], limit: int) -> Iterator[list[CleanText]
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _text_hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def sign_documents(job: Job, piece: str) -> int:

@@ -5,19 +5,19 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sentencex
 
 from common.errors import SYSTEM_REMEDIES, UserError
-from data.compression import is_damage, optional_import
+from data.compression import is_damage
 from data.lines import extent_of_range, lines_of_extent, pieces, records_of_range
-from data.sources import HF_PREFIX, Source, open_source
+from data.sources import Source, open_source
+from data.tables import named_records, parquet_values, saved_records
 from data.wikitext import Article, articles, plain_text
 
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
 BROKEN = "files_cut_short"  # the count of files that are damaged or end too early
-_ROWS_AT_ONCE = 256  # of a Parquet file
 _LONGEST_SENTENCE = 600  # characters, about as many tokens as a row of 128 holds: what is longer would be cut off there
 _MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
@@ -75,13 +75,19 @@ class Unpacked(NamedTuple):
     may_end: bool  # whether what follows it can be read by itself
 
 
-def unpack(source: Source, counts: Counter[str]) -> Iterator[Unpacked]:
+def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> Iterator[Unpacked]:
     """What a stream holds, uncleaned: reading it is sequential, cleaning is most of the work.
 
-    The articles of a dump as JSON lines; lines of text or of JSON as they are. Running text is one document, so it is
-    never read in parts by themselves.
+    The articles of a dump and the texts of a dataset as JSON lines; lines of text or of JSON as they are. Running text
+    is one document, so it is never read in parts by themselves.
     """
     try:
+        if source.is_named:
+            for record in named_records(source.path, source.start, source.stop, text_field):
+                text = record.get(text_field)
+                content = json.dumps({text_field: text if isinstance(text, str) else None})
+                yield Unpacked(content.encode() + b"\n", True)
+            return
         with open_source(source.path) as stream:
             if source.format == "wiki":
                 for article in articles(stream, counts):
@@ -264,52 +270,17 @@ def _wikitext(source: Source, counts: Counter[str], _: str) -> Iterator[str]:
 
 
 def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
-    arrow = optional_import("pyarrow", f"reading {source.path}")
-    parquet = optional_import("pyarrow.parquet", f"reading {source.path}")
     with open_source(source.path) as stream:
-        file = parquet.ParquetFile(stream)
-        if text_field not in file.schema_arrow.names:
-            found = ", ".join(file.schema_arrow.names)
-            raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
-        groups = list(range(file.num_row_groups))[source.start : source.stop]
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=[text_field]):
-            column = batch.column(0)
-            if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
-                column = column.cast(arrow.large_binary())  # Parquet does not promise that its strings are UTF-8
-            for value in column.to_pylist():
-                text = _decoded(value, counts) if isinstance(value, bytes) else value
-                yield from _text_of({text_field: text}, text_field, counts)
+        for value in parquet_values(stream, source.path, source.start, source.stop, text_field):
+            text = _decoded(value, counts) if isinstance(value, bytes) else value
+            yield from _text_of({text_field: text}, text_field, counts)
 
 
 def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
-    """A dataset that was saved to disk, or `hf:NAME`, `hf:NAME:SPLIT` or `hf:NAME/CONFIG:SPLIT` by name, streamed."""
-    datasets = optional_import("datasets", f"reading {source.path}")
-    if source.path.startswith(HF_PREFIX):
-        name, _, split = source.path.removeprefix(HF_PREFIX).partition(":")
-        owner, _, rest = name.partition("/")
-        repository, _, config = rest.partition("/")
-        name = f"{owner}/{repository}" if repository else owner
-        parts = [_load_by_name(datasets, source.path, name, config or None, split or "train")]
-    else:
-        saved = datasets.load_from_disk(source.path)
-        parts = list(saved.values()) if isinstance(saved, dict) else [saved]
-    for part in parts:
-        if part.column_names and text_field not in part.column_names:
-            found = ", ".join(part.column_names)
-            raise UserError(f"{source.path}: has no column {text_field!r} (it has {found}); pass --text_field")
-        for record in part:
-            yield from _text_of(record, text_field, counts)
-
-
-def _load_by_name(datasets: Any, given: str, name: str, config: str | None, split: str) -> Any:
-    try:
-        return datasets.load_dataset(name, config, split=split, streaming=True)
-    except Exception as error:  # the hub, the network and the dataset's own files each raise their own
-        reason = (str(error) or type(error).__name__).split("\n")[0]
-        raise UserError(
-            f"{given}: cannot be loaded ({reason}); check the name and the connection to the Hugging Face hub, or save "
-            f"it with save_to_disk() where there is one, and give that folder"
-        ) from error
+    """A dataset that was saved to disk, or one by name."""
+    records = named_records if source.is_named else saved_records
+    for record in records(source.path, source.start, source.stop, text_field):
+        yield from _text_of(record, text_field, counts)
 
 
 _TEXTS = {

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _CONTINUATION = "##"
 _MAX_LENGTH = 512
 _SMALLEST_ALPHABET = 1000  # characters, where a text has so many
 _COVERED = 0.9999  # of a text's characters
-_LINES_AT_ONCE = 50_000
+_LINES_AT_ONCE = 10_000
 
 
 class BertTokenizer:
@@ -148,29 +149,33 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokeniz
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> BertTokenizer:
-    """Train a WordPiece vocabulary of at most `vocab_size` on `texts`, with BERT's rules."""
+    """Train a WordPiece vocabulary of at most `vocab_size` on `texts`, with BERT's rules.
+
+    They are gone through twice and never held: memory grows with the number of different words alone.
+    """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"--vocab_size {vocab_size} is too small; BERT uses 30522, a small corpus 8192")
     backend = Tokenizer(models.WordPiece(unk_token=UNK))
     _add_bert_rules(backend, lower_case)
-    sample = list(texts)
+    texts = list(texts) if isinstance(texts, Iterator) else texts
     # The trainer numbers "##" characters in the order of a hash table that differs from run to run, and breaks ties
     # by these numbers. Naming them beforehand, and showing it no word with any other character, makes the vocabulary a
     # function of the text alone.
-    alphabet = _alphabet(sample, backend, lower_case, vocab_size - len(SPECIALS))
+    rules = Tokenizer(models.WordPiece())  # of its own: the trainer locks the one that is trained
+    _add_bert_rules(rules, lower_case)
+    alphabet = _alphabet(texts, rules, lower_case, vocab_size - len(SPECIALS))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIALS, *alphabet],
         continuing_subword_prefix=_CONTINUATION,
         show_progress=False,
     )
-    sample = list(_of_alphabet(sample, set(alphabet), backend, lower_case))  # whole: the trainer locks the tokenizer
-    backend.train_from_iterator(sample, trainer=trainer)
+    backend.train_from_iterator(_of_alphabet(texts, set(alphabet), rules, lower_case), trainer=trainer)
     tokens = sorted(backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     return _bert_from_tokens([token for token, _ in tokens], lower_case)
 
 
-def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool, room: int) -> list[str]:
+def _alphabet(texts: Iterable[str], rules: Tokenizer, lower_case: bool, room: int) -> list[str]:
     """The commonest characters after normalising, first as word beginnings, then those that can go on a word.
 
     As many as make up 99.99 % of the text, and no fewer than a thousand where there are: that is a thousand for a
@@ -178,8 +183,9 @@ def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool, room: 
     more than `room` tokens.
     """
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-    for first in range(0, len(texts), _LINES_AT_ONCE):
-        text = _normalise(" ".join(texts[first : first + _LINES_AT_ONCE]), backend, lower_case)
+    waiting = iter(texts)
+    while lines := list(islice(waiting, _LINES_AT_ONCE)):
+        text = _normalise(" ".join(lines), rules, lower_case)
         counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), minlength=len(counts))
     counts[ord(" ")] = 0
     commonest = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
@@ -187,7 +193,7 @@ def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool, room: 
     beginnings: list[str] = []
     continuations: list[str] = []
     for character in map(chr, commonest[: max(enough, _SMALLEST_ALPHABET)].tolist()):
-        goes_on = _goes_on_words(character, backend)
+        goes_on = _goes_on_words(character, rules)
         if len(beginnings) + len(continuations) + 1 + goes_on > room:
             break
         beginnings.append(character)
@@ -195,26 +201,26 @@ def _alphabet(texts: Sequence[str], backend: Tokenizer, lower_case: bool, room: 
     return sorted(beginnings) + [_CONTINUATION + character for character in sorted(continuations)]
 
 
-def _of_alphabet(texts: Sequence[str], alphabet: set[str], backend: Tokenizer, lower_case: bool) -> Iterator[str]:
+def _of_alphabet(texts: Iterable[str], alphabet: set[str], rules: Tokenizer, lower_case: bool) -> Iterator[str]:
     """The texts without the words that have other characters, which would come out as [UNK] anyway."""
     known = re.escape("".join(token for token in alphabet if len(token) == 1))
     other = re.compile(rf"[^\s{known}]")
     word = re.compile(rf"\S*[^\s{known}]\S*")
     for text in texts:
-        normal = _normalise(text, backend, lower_case)
+        normal = _normalise(text, rules, lower_case)
         yield word.sub(" ", normal) if other.search(normal) else normal
 
 
-def _normalise(text: str, backend: Tokenizer, lower_case: bool) -> str:
+def _normalise(text: str, rules: Tokenizer, lower_case: bool) -> str:
     """BERT's normaliser; for plain ASCII that is lower-casing and blanks, at a hundredth of the cost."""
     if text.isascii() and text.isprintable():
         return text.lower() if lower_case else text
-    return backend.normalizer.normalize_str(text)
+    return rules.normalizer.normalize_str(text)
 
 
-def _goes_on_words(character: str, backend: Tokenizer) -> bool:
+def _goes_on_words(character: str, rules: Tokenizer) -> bool:
     """Not punctuation, nor Chinese, which are words by themselves."""
-    return len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(f"a{character}a"))) == 1
+    return len(rules.pre_tokenizer.pre_tokenize_str(rules.normalizer.normalize_str(f"a{character}a"))) == 1
 
 
 def _load_folder(folder: Path, lower_case: bool | None) -> BertTokenizer:

@@ -39,7 +39,8 @@ def shard_bytes(rows: Rows, attributes: Mapping[str, Any], *, compression: int |
         if rows.word_starts is not None:
             _add_dataset(file, WORD_STARTS, rows.word_starts, compression)
         described = {"format_version": FORMAT_VERSION, **attributes}
-        file.attrs[ATTRIBUTE] = json.dumps(described, sort_keys=True)
+        # Bytes of a fixed length: they lie in the checksummed metadata, strings in a heap that has no checksum.
+        file.attrs[ATTRIBUTE] = np.bytes_(json.dumps(described, sort_keys=True).encode())
     return buffer.getvalue()
 
 

@@ -413,6 +413,36 @@ def test_an_archive_that_is_one_document_is_cleaned_by_many_tasks(tmp_path: Path
     assert len(list((tmp_path / "2" / ".work" / "done").glob("reading.*"))) > 4
 
 
+def test_tables_and_datasets_are_read_by_many_tasks(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Parquet file of one row group, a saved dataset, and one by name, of two files: each gives the same bytes."""
+    datasets = pytest.importorskip("datasets")
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    texts = corpus.read_text().strip().split("\n\n")
+    parquet.write_table(arrow.table({"text": texts[:500]}), tmp_path / "a.parquet")
+    datasets.Dataset.from_dict({"text": texts[500:1000]}).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "mine").mkdir()
+    for name, part in (("a", texts[1000:1250]), ("b", texts[1250:])):
+        lines = [json.dumps({"text": text}) for text in [*part, None, "", " \n\t "]]
+        (tmp_path / "mine" / f"train-{name}.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)  # where `datasets` takes a folder for a name
+    monkeypatch.setattr(sources, "RANGE_BYTES", 50_000)
+    names = ["a.parquet", "saved", "hf:mine"]
+    for workers in ("1", "2"):
+        run("", tmp_path / workers, "--input", *names, "--workers", workers, "--keep_work")
+    assert digests(tmp_path / "1") == digests(tmp_path / "2")
+    done = tmp_path / "2" / ".work" / "done"
+    assert len(list(done.glob("unpacking.*"))) == 2, "a task for each file of the dataset by name"
+    read = [json.loads(path.read_text())["counts"] for path in sorted(done.glob("reading.*"))]
+    assert len(read) > 9
+    assert max(counts["documents"] for counts in read) < 250
+    counts = json.loads((tmp_path / "2" / "32" / "report.json").read_text())["preparation"]
+    assert (counts["documents"], counts["duplicates"], counts["records_without_text"]) == (1500, 0, 2)
+    assert counts["empty_documents"] == 4
+    assert "| empty documents | 4 |" in (tmp_path / "2" / "32" / "report.md").read_text()
+
+
 def test_files_that_are_cut_short_are_named_at_the_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

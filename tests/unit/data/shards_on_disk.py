@@ -1,10 +1,12 @@
 """Small shards for tests: rows whose content tells which row they are."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 
+from data.reader import ShardFile
 from data.schema import DATASETS, Rows
 from data.writer import write_shard
 
@@ -57,3 +59,32 @@ def write_nvidias(path: Path, rows: Rows) -> Path:
         for name, (_, kind) in DATASETS.items():
             file.create_dataset(name, data=getattr(rows, name), dtype=kind, compression="gzip")
     return path
+
+
+def write_with(path: Path, change: Callable[[h5py.File], None]) -> Path:
+    write_nvidias(path, make_rows(50))
+    with h5py.File(path, "r+") as file:
+        change(file)
+    return path
+
+
+def replaced(name: str, **options: object) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file.create_dataset(name, **options)
+
+    return change
+
+
+def read_all(path: Path, vocab_size: int | None = VOCAB_SIZE) -> Rows:
+    file = ShardFile(path)
+    try:
+        return file.read(0, file.num_rows, vocab_size=vocab_size)
+    finally:
+        file.close()
+
+
+def equal(a: Rows, b: Rows) -> bool:
+    """In every field, word starts as well."""
+    pairs = [*zip(a.fields, b.fields, strict=True), (a.word_starts, b.word_starts)]
+    return all(x is y or np.array_equal(x, y) for x, y in pairs)  # type: ignore[arg-type]

@@ -10,8 +10,16 @@ from benchmarks import prepare, read
 PROMISED = {
     "prepare": (
         prepare.main,
-        ["--sizes_mb", "0.1", "--rss_mb", "0.1", "--sample_mb", "0.2"],
-        {"instances_per_s_per_core", "rss_1x_mb", "rss_10x_mb"},
+        ["--sizes_mb", "0.1", "--rss_mb", "0.1", "--sample_mb", "0.2", "--workers", "2"],
+        {
+            "instances_per_s_per_core",
+            "rss_1x_mb",
+            "rss_10x_mb",
+            "rss_1x_mb_vocab_trained",
+            "rss_10x_mb_vocab_trained",
+            "instances_per_s",
+            "instances_per_s_all_workers",
+        },
     ),
     "read": (read.main, ["--rows", "2000", "--file_rows", "600"], {"rows_per_s", "rows_per_s_nvidia", "rss_mb"}),
 }

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from data import duplicates
 from data.duplicates import SignatureIndex, mark_repeated, sign
 
 WORDS = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "ku", "la") for b in ("m", "n", "r", "s", "t", "x", "z")]
@@ -39,3 +40,14 @@ def test_only_the_first_of_equal_documents_is_kept() -> None:
     keep = [np.ones(3, dtype=bool), np.ones(2, dtype=bool)]
     assert mark_repeated(hashes, keep) == 2
     assert [mask.tolist() for mask in keep] == [[True, True, False], [True, False]]
+
+
+@pytest.mark.parametrize("at_once", [3, 4_000_000])
+def test_the_parts_of_a_document_go_with_it_and_are_counted_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(duplicates, "_HASHES_AT_ONCE", at_once)
+    pieces = [[5, 0, 0], [0, 5], [0, 0, 0], [0, 7, 5], [0, 7]]  # of documents 5, 5, 7, 5 and 7
+    hashes = [np.array(piece, dtype=np.uint64) for piece in pieces]
+    keep = [np.ones(len(piece), dtype=bool) for piece in pieces]
+    assert mark_repeated(hashes, keep) == 3
+    expected = [[True] * 3, [True, False], [False] * 3, [False, True, False], [False, False]]
+    assert [mask.tolist() for mask in keep] == expected

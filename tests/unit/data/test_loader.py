@@ -1,6 +1,7 @@
 """Training streams and evaluation passes over real files."""
 
 import threading
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data.batches import Batch
-from data.loader import TrainingStream, evaluation_batches
+from data.loader import PREFETCHED_STEPS, StepBatches, TrainingStream, evaluation_batches
 from data.masking import MaskingPolicy
 from data.shards import PretrainingDataset, check_masked, open_dataset
 from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, write_nvidias, write_ours
@@ -189,6 +190,33 @@ def test_by_size_every_row_of_every_folder_once(tmp_path: Path) -> None:
     write_ours(tmp_path / "b", [30], first=90)
     flat = [row for step in rows_of(opened([tmp_path / "a", tmp_path / "b"]), 20) for row in step]
     assert sorted(flat) == list(range(120))
+
+
+def test_batches_are_made_ahead_while_nobody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the model is busy with a step, the next ones come to be there, and no more than may be held."""
+    made: list[str] = []
+    make = TrainingStream._make_step
+
+    def make_and_note(self: TrainingStream, *given: object) -> StepBatches:
+        made.append(threading.current_thread().name)
+        return make(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TrainingStream, "_make_step", make_and_note)
+    running = stream(opened([folder]))
+    assert not running.has_next
+    iterator = running.steps(0)
+    next(iterator)
+    deadline = time.monotonic() + 20
+    while len(made) < 2 + PREFETCHED_STEPS and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running.has_next
+    time.sleep(0.3)
+    assert made == ["prefetch"] * (2 + PREFETCHED_STEPS), "the one taken, those that wait, and one for the next room"
+    started = time.perf_counter()
+    for _ in range(PREFETCHED_STEPS):
+        next(iterator)
+    assert time.perf_counter() - started < 0.1
+    iterator.close()  # type: ignore[attr-defined]
 
 
 def test_a_failure_while_reading_ahead_is_raised_as_itself(folder: Path) -> None:

@@ -43,6 +43,31 @@ def test_inspect_warns_of_data_that_leaves_a_loss_stuck(tmp_path: Path) -> None:
     assert any("labelled 1" in warning for warning in found.warnings)
 
 
+def test_the_report_shows_rows_as_text_with_the_masks_marked(tmp_path: Path) -> None:
+    rows = make_rows(3)
+    names = [*SPECIALS, *(f"word{number}" for number in range(5, 4000)), *(f"##{n}" for n in range(4000, 5000))]
+    (tmp_path / "vocab.txt").write_text("\n".join(names) + "\n")
+    rows.input_ids[0, rows.masked_lm_positions[0, 0]] = 77  # a prediction that a random token stands for
+    rows.input_ids[0, rows.masked_lm_positions[0, 1]] = rows.masked_lm_ids[0, 1] = 4500  # and one left as it was
+    write_nvidias(tmp_path / "training_0.hdf5", rows)
+    words = ["--report_dir", str(tmp_path / "report"), "--vocab_file", str(tmp_path / "vocab.txt")]
+    assert inspect.main([str(tmp_path), *words]) == 0
+    shown = json.loads((tmp_path / "report" / "report.json").read_text())["splits"][0]["instances"]
+    assert len(shown) == 3
+    for number, text in enumerate(shown):
+        predictions = dict(zip(rows.masked_lm_positions[number], rows.masked_lm_ids[number], strict=True))
+        expected = [
+            f"⟨{names[token]}←{names[predictions[place]]}⟩" if predictions.get(place) else names[token]
+            for place, token in enumerate(rows.input_ids[number][: rows.input_mask[number].sum()])
+        ]
+        label = "B is random or swapped" if rows.next_sentence_labels[number] else "B follows A"
+        assert text == f"({label}) {' '.join(expected).replace(' ##', '')}"
+        assert f"> {text}" in (tmp_path / "report" / "report.md").read_text()
+    assert shown[0].count("←") == 3
+    assert "⟨word77←" in shown[0]
+    assert "⟨##4500←##4500⟩" in shown[0]
+
+
 def warnings_of(folder: Path, rows: Rows, tokenizer: BertTokenizer | None = None, **attributes: object) -> str:
     write_shard(folder / "training_0.hdf5", rows, attributes)
     (found,) = inspect.inspect_folder(folder, tokenizer)

@@ -1,9 +1,12 @@
 """The tasks of a preparation, one by one."""
 
+import gzip
+import json
+import re
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from threading import Barrier
 
@@ -13,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.console import console
+from data.fingerprints import Fingerprint
 from data.pipeline import Pipeline, choose_donors, join_documents, plan_shards
 from data.settings import Settings
 from data.sources import Source, find_sources
-from data.stages import Job, _encoder, encode, ingest
+from data.stages import Job, _encoder, encode, ingest, piece_documents
 from data.tokenizer import train_tokenizer
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnrst"]
@@ -84,6 +88,27 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
         assert not told or "reading: 100%" in told
 
 
+def wait_a_moment(_: Job, number: int) -> int:
+    time.sleep(0.02)
+    return number
+
+
+def test_a_stage_tells_its_rate_and_how_long_it_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("common.console.SECONDS_A_LINE", 0.01)
+    pipeline = Pipeline(Job(Settings((32,), (5,)), str(tmp_path), "", ""), None, 1)
+    tasks = [(f"{number}", (number,)) for number in range(8)]
+    assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8))
+    told = capsys.readouterr().err
+    rates = re.findall(r"reading: +\d+%.* (\d)/8 \[\d\d:\d\d<(\d\d:\d\d|\?), +([\d.]+part/s|\?part/s)\]", told)
+    assert len(rates) == len(list(filter(None, told.splitlines()))) > 4
+    assert [done for done, _, _ in rates] == sorted(done for done, _, _ in rates)
+    assert rates[-1][1] == "00:00"
+    assert 0 < float(rates[-1][2].removesuffix("part/s")) < 50
+    assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8)), "done before, so told at once"
+
+
 def test_donors_are_of_another_document_where_there_is_one() -> None:
     keys = [5, 5, None, 5, 8, 8]
     for shift in range(1, 6):
@@ -116,6 +141,51 @@ def test_the_parts_of_a_document_are_in_one_split(tmp_path: Path, monkeypatch: p
     assert len(splits) == 12
     assert all(len(found) == 1 for found in splits.values())
     assert set.union(*splits.values()) == {"training", "validation"}
+
+
+@given(st.text(alphabet="ab é漢\n", max_size=40), st.lists(st.integers(0, 40), max_size=4))
+def test_a_fingerprint_is_the_same_however_a_text_is_cut(text: str, cuts: list[int]) -> None:
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    found = Fingerprint()
+    for start, stop in pairwise(bounds):
+        found = found.followed_by(Fingerprint.of(text[start:stop]))
+    assert found == Fingerprint.of(text) == Fingerprint.of("".join(text.split()))
+    assert Fingerprint.of(text + "a").hash != found.hash
+
+
+def test_fingerprints_of_other_texts_are_others() -> None:
+    texts = {f"{a}{b}" for a in range(300) for b in range(300)} | {"ab" * n for n in range(1, 500)}
+    assert len({Fingerprint.of(text).hash for text in texts}) == len(texts)
+
+
+@pytest.mark.parametrize("layout", ["sentences", "paragraphs", "running"])
+@pytest.mark.parametrize("shift", [1, 3, 8])
+def test_a_repeated_document_goes_whole_however_its_copies_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, shift: int
+) -> None:
+    """Beyond a range and the largest text, at other places of a file, in an archive, and as a record."""
+    monkeypatch.setattr("data.sources.RANGE_BYTES", 700)
+    monkeypatch.setattr("data.text.LARGEST_DOCUMENT", 300)
+    monkeypatch.setattr("data.stages.PIECE_BYTES", 400)
+    big = "".join(f"Line {k} of {' '.join(WORDS[k % 90 : k % 90 + 9])}.\n" for k in range(60))
+    small = "".join(f"A small one, {k}.\n" for k in range(shift))
+    if layout == "running":
+        (tmp_path / "0.txt").write_text(big)
+        (tmp_path / "1.txt").write_text(big)
+    else:
+        (tmp_path / "0.txt").write_text(f"{big}\n{small}\n{big}\n{big}more.\n")
+    (tmp_path / "2.txt.gz").write_bytes(gzip.compress(big.encode()))
+    (tmp_path / "3.jsonl").write_text(json.dumps({"text": big}))
+    job = Job(Settings((32,), (5,)), str(tmp_path / ".work"), str(tmp_path), "")
+    pipeline = Pipeline(job, None, 1)
+    read = pipeline.ingest(find_sources([str(tmp_path)], layout))
+    pieces = [name for result in read for name, _ in result["pieces"]]
+    dropped = pipeline.deduplicate(pieces, [whole for result in read for whole in result["wholes"]])
+    assert dropped["duplicates"] == 3
+    kept = [" ".join(document) for piece in pieces for document in piece_documents(job.folder, piece)]
+    others = "" if layout == "running" else f"{small}{big}more."
+    assert " ".join(kept).split() == f"{big}{others}".split()
+    assert len(kept) > 6
 
 
 def read_all(root: Path, inputs: list[str], layout: str) -> tuple[list[tuple[str, int]], Counter[str]]:
@@ -198,17 +268,22 @@ def test_every_file_of_running_text_is_one_document(tmp_path: Path, monkeypatch:
 def test_a_document_whose_beginning_is_no_text_begins_where_its_text_does() -> None:
     """Ranges of two files: text and an end, junk only, text that goes on twice; then a file of junk, and text."""
     places = [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]
-    base = {"counts": {"documents_cut": 0}, "broken": []}
+    base = {"counts": {"documents_cut": 0}, "broken": [], "head": [0, 0], "open": None}
+    parts = {name: Fingerprint.of(f"text {name}") for name in ("p2 p3", "p4 p5", "p6")}
     read = [
         {**base, "pieces": [["p0", 2]], "going_on": 0, "open_key": None},
         {**base, "pieces": [], "going_on": 0, "open_key": None},
-        {**base, "pieces": [["p2", 1], ["p3", 1]], "going_on": 2, "open_key": 5},
-        {**base, "pieces": [["p4", 1], ["p5", 3]], "going_on": 2, "open_key": 6},
+        {**base, "pieces": [["p2", 1], ["p3", 1]], "going_on": 2, "head": parts["p2 p3"], "open_key": 5},
+        {**base, "pieces": [["p4", 1], ["p5", 3]], "going_on": 2, "head": parts["p4 p5"], "open_key": 6,
+         "open": ["p5", 2, Fingerprint()]},
         {**base, "pieces": [], "going_on": 0, "open_key": None},
-        {**base, "pieces": [["p6", 1]], "going_on": 1, "open_key": None},
-    ]
+        {**base, "pieces": [["p6", 1]], "going_on": 1, "head": parts["p6"], "open_key": None},
+    ]  # fmt: skip
     joined = join_documents([[Source(path, "sentences", start)] for path, start in places], read)
     assert [result["joined"] for result in joined] == [{}, {}, {}, {"p4": (1, 5), "p5": (1, 5)}, {}, {}]
+    both = parts["p2 p3"].followed_by(parts["p4 p5"])
+    expected = [[], [], [("p2", 0, parts["p2 p3"].hash)], [("p2", 0, both.hash)], [], [("p6", 0, parts["p6"].hash)]]
+    assert [result["wholes"] for result in joined] == expected
     assert [result["counts"]["documents"] for result in joined] == [0, 0, 1, 0, 0, 1]
     assert [result["counts"]["documents_cut"] for result in joined] == [0, 0, -1, 0, 0, -1]
 

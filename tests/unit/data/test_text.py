@@ -7,35 +7,19 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import ClassVar
 
-import fsspec
 import pytest
 import zstandard
-from fsspec.spec import AbstractBufferedFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
 from data import sources as sources_module
-from data.layout import layout_of
 from data.lines import LONGEST_LINE
-from data.sources import Source, describe_sources, detect_layout, find_sources, pack_sources
+from data.sources import Source, detect_layout, find_sources
 from data.text import read_documents, unpack
 from data.wikitext import Article, plain_text
-
-DOCUMENTS = [
-    ["The first sentence stands here.", "Here is the second one."],
-    ["Another document begins.", "It ends too."],
-]
-LINES = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
-
-
-def documents_of(path: Path | str, counts: Counter[str] | None = None, **options: str) -> list[list[str]]:
-    found = find_sources([str(path)], options.pop("layout", "auto"))
-    settings_ = {"language": "en", "text_field": "text", **options}
-    counts = Counter() if counts is None else counts
-    return [document.sentences for source in found for document in read_documents(source, counts, **settings_)]  # type: ignore[arg-type]
+from tests.unit.data.reading import DOCUMENTS, LINES, documents_of, whole_documents
 
 
 def test_one_sentence_a_line(tmp_path: Path) -> None:
@@ -72,17 +56,9 @@ def test_json_lines(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     assert documents_of(tmp_path / "a.jsonl", counts, text_field="body") == DOCUMENTS
     assert (counts["bad_json_lines"], counts["records_without_text"]) == (1, 2)
-
-
-def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    saved = datasets.Dataset.from_dict({"text": [" ".join(document) for document in DOCUMENTS]})
-    saved.to_parquet(str(tmp_path / "a.parquet"))
-    saved.save_to_disk(str(tmp_path / "saved"))
-    assert documents_of(tmp_path / "a.parquet") == DOCUMENTS
-    assert documents_of(tmp_path / "saved") == DOCUMENTS
-    with pytest.raises(UserError, match="--text_field"):
-        documents_of(tmp_path / "a.parquet", text_field="body")
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("", "a b c.", " \n\t ")))
+    assert documents_of(tmp_path / "b.jsonl", counts) == [["a b c."]]
+    assert counts["empty_documents"] == 2
 
 
 WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">
@@ -209,20 +185,6 @@ def test_a_bracket_that_is_not_closed_loses_no_words(end: str, tmp_path: Path) -
         assert len(document) == len(sentences)
 
 
-def whole_documents(sources: list[Source]) -> list[list[str]]:
-    """Parts put together again: one that goes on belongs to the document before it, unless that has ended."""
-    documents: list[list[str]] = []
-    is_open = False
-    for source in sources:
-        for part in read_documents(source, Counter(), language="en", text_field=""):
-            if part.goes_on and is_open:
-                documents[-1].extend(part.sentences)
-            else:
-                documents.append(list(part.sentences))
-            is_open = not part.ends
-    return documents
-
-
 @settings(max_examples=300)
 @given(
     st.text(alphabet="ab \0\n", max_size=120),
@@ -272,157 +234,6 @@ def test_running_text_is_cut_between_paragraphs(tmp_path: Path, monkeypatch: pyt
     assert all(len(part) == 1 for part in parts[:-1])
     assert [sentence for part in parts for document in part for sentence in document.sentences] == whole
     assert [document.goes_on for part in parts for document in part][:3] == [False, True, True]
-
-
-def test_json_lines_and_parquet_are_cut_for_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
-    texts = [f"Document number {number} is here." for number in range(50)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=7)
-    for size, parts in ((1000, {"a.jsonl": 2, "a.parquet": 2}), (150, {"a.jsonl": 14, "a.parquet": 8})):
-        monkeypatch.setattr(sources_module, "RANGE_BYTES", size)
-        for name, expected in parts.items():
-            assert len(find_sources([str(tmp_path / name)])) == expected
-            assert documents_of(tmp_path / name) == [[text] for text in texts]
-
-
-def test_many_small_files_are_read_by_few_tasks(tmp_path: Path) -> None:
-    for number in range(2500):
-        (tmp_path / f"{number:04d}.txt").touch()
-    found = find_sources([str(tmp_path)])
-    packs = list(pack_sources(found))
-    assert [len(pack) for pack in packs] == [1000, 1000, 500]
-    assert [source for pack in packs for source in pack] == found
-    large = [Source("a", "sentences", size=sources_module.RANGE_BYTES), Source("b", "hf"), Source("c", "wiki", size=1)]
-    assert [len(pack) for pack in pack_sources(large)] == [1, 1, 1]
-
-
-def test_hidden_folders_and_what_the_command_writes_are_no_text(tmp_path: Path) -> None:
-    for name in ("a.txt", ".git/config", "sub/.work/text", "sub/b.txt", "out/128/report.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(LINES)
-    found = find_sources([str(tmp_path)], leave_out=[str(tmp_path / "out")])
-    assert [source.path for source in found] == [f"{tmp_path}/a.txt", f"{tmp_path}/sub/b.txt"]
-    found = find_sources([f"file://{tmp_path}"], leave_out=[f"file://{tmp_path}/out"])
-    assert [source.path for source in found] == [f"file://{tmp_path}/a.txt", f"file://{tmp_path}/sub/b.txt"]
-    assert len(find_sources([str(tmp_path / ".git")])) == 1, "a hidden folder that is named is meant"
-
-
-def test_changed_input_is_another_input(tmp_path: Path) -> None:
-    memory = sources_module.fsspec.filesystem("memory")
-    memory.pipe("/changing/a.txt", LINES.encode())
-    urls = find_sources(["memory://changing"])
-    before = describe_sources(urls)
-    assert describe_sources(urls) == before
-    memory.pipe("/changing/a.txt", LINES.encode() + b"more")
-    assert describe_sources(urls) != before
-    datasets = pytest.importorskip("datasets")
-    seen = []
-    for text in ("One.", "Two."):
-        datasets.Dataset.from_dict({"text": [text]}).save_to_disk(str(tmp_path / "saved"))
-        seen.append(describe_sources(find_sources([str(tmp_path / "saved")])))
-    assert seen[0] != seen[1]
-
-
-def test_suffixes_in_capitals(tmp_path: Path) -> None:
-    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(LINES.encode()))
-    (tmp_path / "B.JSONL").write_text(json.dumps({"text": " ".join(DOCUMENTS[0])}))
-    assert documents_of(tmp_path) == [*DOCUMENTS, DOCUMENTS[0]]
-
-
-SCRIPTS = {
-    "Chinese": ["今天天气很好。", "我们去公园散步吧！", "你想去哪里？"],
-    "Japanese": ["今日は天気がいいです。", "「行きましょう。」", "どこへ行きますか？"],
-    "Hindi": ["आज मौसम अच्छा है।", "हम बाग में चलते हैं।", "क्या तुम आओगे?"],
-    "Urdu": ["آج موسم اچھا ہے۔", "ہم باغ میں چلتے ہیں۔", "کیا آپ آئیں گے؟"],
-    "Russian": ["Сегодня хорошая погода.", "Мы идём в парк.", "Ты пойдёшь?"],
-    "Armenian": ["Այսօր լավ եղանակ է։", "Մենք գնում ենք այգի։", "Դու կգա՞ս։"],
-    "English": ["The weather is good, e.g. it is warm.", "We go to the park (at 3 p.m. today).", '"Will you come?"'],
-}
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_layout_is_found_in_any_script(script: str) -> None:
-    sentences = SCRIPTS[script] * 3
-    joint = "" if script in ("Chinese", "Japanese") else " "
-    assert layout_of("\n".join(sentences)) == "sentences"
-    assert layout_of("\n\n".join([joint.join(sentences)] * 3)) == "paragraphs"
-    running = joint.join(sentences)
-    assert layout_of("\n".join(running[i : i + 5] for i in range(0, len(running), 5))) == "running"
-
-
-def test_folders_globs_and_urls(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.txt", ".hidden"):
-        (tmp_path / name).write_text(LINES)
-    assert len(documents_of(tmp_path)) == 4
-    assert len(documents_of(f"{tmp_path}/b*")) == 2
-    assert documents_of(f"file://{tmp_path}/a.txt") == DOCUMENTS
-    memory = sources_module.fsspec.filesystem("memory")
-    memory.pipe("/corpus/a.txt.gz", gzip.compress(LINES.encode()))
-    assert documents_of("memory://corpus") == DOCUMENTS
-    with pytest.raises(UserError, match="no file found"):
-        documents_of(tmp_path / "absent")
-
-
-class Remote(fsspec.AbstractFileSystem):
-    """Files as an object store has them: with ranges of bytes on request, and a `readline` without a limit."""
-
-    protocol = "remote"
-    cachable = False
-    files: ClassVar[dict[str, bytes]] = {}
-
-    def info(self, path: str, **_: object) -> dict[str, object]:
-        return {"name": path, "type": "file", "size": self.size(path)}
-
-    def size(self, path: str) -> int | None:
-        return len(self.files[path])
-
-    def find(self, path: str, *_: object, **__: object) -> list[str]:  # type: ignore[override]
-        return sorted(name for name in self.files if name.startswith(path))
-
-    def _open(self, path: str, mode: str = "rb", **_: object) -> AbstractBufferedFile:
-        return AbstractBufferedFile(self, path, mode, block_size=100, size=len(self.files[path]))
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
-        return self.files[path][start:end]
-
-
-class StreamedFile(AbstractBufferedFile):
-    def seek(self, loc: int, whence: int = 0) -> int:
-        raise ValueError("cannot seek")
-
-
-class Streamed(Remote):
-    protocol = "streamed"
-
-    def _open(self, path: str, mode: str = "rb", **_: object) -> AbstractBufferedFile:
-        return StreamedFile(self, path, mode, block_size=100, size=len(self.files[path]))
-
-
-class Unsized(Remote):
-    protocol = "unsized"
-
-    def size(self, path: str) -> int | None:
-        return None
-
-
-@pytest.mark.parametrize(("system", "num_sources"), [(Remote, 14), (Streamed, 1), (Unsized, 1)])
-def test_urls_are_cut_and_packed_where_the_file_system_allows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: type[Remote], num_sources: int
-) -> None:
-    monkeypatch.setattr(sources_module, "RANGE_BYTES", 600)
-    fsspec.register_implementation(str(system.protocol), system, clobber=True)
-    text = "".join(f"Sentence number {number} is here.\n" + "\n" * (number % 3 == 0) for number in range(400))[:8000]
-    (tmp_path / "a.txt").write_text(text)
-    small = {f"small/{number:03d}.txt": LINES.encode() for number in range(40)}
-    monkeypatch.setattr(Remote, "files", {"a.txt": text.encode(), **small})
-    for layout in ("sentences", "running"):
-        found = find_sources([f"{system.protocol}://a.txt"], layout)
-        assert len(found) == num_sources
-        assert whole_documents(found) == whole_documents(find_sources([str(tmp_path / "a.txt")], layout))
-    packs = list(pack_sources(find_sources([f"{system.protocol}://small"], "sentences")))
-    assert len(packs) == (40 if system is Unsized else -(-40 // (600 // len(LINES))))
 
 
 MANY = "".join(f"Sentence number {number} stands in this line.\n\n" for number in range(20_000)).encode()
@@ -488,60 +299,6 @@ def test_what_the_system_refuses_is_no_short_file(
     with pytest.raises(UserError, match=r"a\.txt: cannot be read .*run the same command again"):
         list(read_documents(source, counts, language="en", text_field="text"))
     assert not counts
-
-
-def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-
-    def refuse(*_: object, **__: object) -> object:
-        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nmore")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(UserError, match=r"hf:owner/name: cannot be loaded \(Couldn't reach .* Hub\); .*save_to_disk"):
-        documents_of("hf:owner/name")
-
-
-def test_a_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` takes a folder of the current one for a name, so no hub is needed."""
-    pytest.importorskip("datasets")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "train.jsonl").write_text(
-        "".join(json.dumps({"text": " ".join(document)}) + "\n" for document in DOCUMENTS)
-    )
-    monkeypatch.chdir(tmp_path)
-    assert documents_of("hf:mine") == DOCUMENTS
-    assert documents_of("hf:mine:train") == DOCUMENTS
-    with pytest.raises(UserError, match="hf:mine:test: cannot be loaded"):
-        documents_of("hf:mine:test")
-
-
-def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
-    bad = b"One bad \xff byte is here."
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "A good one."}\n{"text": "' + bad + b'"}\n')
-    texts = arrow.array([b"A good one.", bad, None], arrow.binary()).view(arrow.string())
-    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.parquet"):
-        counts: Counter[str] = Counter()
-        assert documents_of(tmp_path / name, counts) == [["A good one."], ["One bad byte is here."]]
-        assert counts["records_with_bad_utf8"] == 1
-        assert not counts["bad_json_lines"]
-
-
-def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
-    table = arrow.table({"text": [f"Sentence number {number}." for number in range(5000)]})
-    arrow.parquet.write_table(table, tmp_path / "a.parquet")
-    whole = (tmp_path / "a.parquet").read_bytes()
-    flipped = bytearray(whole)
-    flipped[200:3000] = bytes(2800)
-    for content in (b"junk", b"", whole[:-100], flipped):
-        (tmp_path / "a.parquet").write_bytes(content)
-        counts: Counter[str] = Counter()
-        documents_of(tmp_path / "a.parquet", counts)
-        assert counts["files_cut_short"] == 1
 
 
 def test_the_parts_of_a_very_large_document_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,115 @@
+"""Chunks are decoded to the size that they declare and no further, each once."""
+
+import io
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data import chunks
+from data.chunks import decode_chunk, fletcher32
+from data.reader import ShardFile
+from data.schema import DATASETS, concatenate_rows
+from tests.unit.data.shards_on_disk import equal, make_rows, read_all, replaced, write_nvidias, write_with
+
+
+def deflated(size: int) -> bytes:
+    """What unpacks to so many zeros."""
+    packer = zlib.compressobj(9)
+    block = bytes(2**20)
+    return b"".join(packer.compress(block[: size - done]) for done in range(0, size, 2**20)) + packer.flush()
+
+
+READ_AND_TELL_MEMORY = """
+import sys
+from pathlib import Path
+from common.errors import UserError
+from common.memory import peak_resident_mib
+from data.reader import ShardFile
+
+file = ShardFile(Path(sys.argv[1]))
+file.read(0, 4096)
+before = peak_resident_mib()
+try:
+    file.read(4096, 8192)
+except UserError as error:
+    print(peak_resident_mib() - before, error)
+"""
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_bomb_in_a_later_chunk_is_refused_before_it_takes_memory(tmp_path: Path, checksum: bool) -> None:
+    path = tmp_path / "training_0.hdf5"
+    bomb = deflated(300 * 2**20)
+    with h5py.File(path, "w") as file:
+        for name, (letters, kind) in DATASETS.items():
+            values = np.zeros([{"N": 8192, "S": 24, "P": 4}[letter] for letter in letters], kind)
+            chunks = (4096, *values.shape[1:])
+            file.create_dataset(name, data=values, chunks=chunks, compression=1, fletcher32=checksum)
+        content = bomb + fletcher32(bomb).to_bytes(4, "little") if checksum else bomb
+        file["input_ids"].id.write_direct_chunk((4096, 0), content)
+    assert path.stat().st_size < 2**20
+    arguments = [sys.executable, "-c", READ_AND_TELL_MEMORY, str(path)]
+    root = Path(__file__).parents[3]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=True, cwd=root)
+    grown, message = result.stdout.split(" ", 1)
+    assert float(grown) < 20
+    assert f"{path}: is damaged or incomplete (a chunk unpacks to more than the 393,216 bytes" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (deflated(25 * 24 * 4 - 4), "has 2,396 bytes where 2,400 are declared"),
+        (deflated(25 * 24 * 4)[:-5], "a chunk breaks off"),
+        (b"no deflated bytes", "cannot be unpacked"),
+        (bytes(3000), "chunks out of place or larger than they can be"),
+    ],
+)
+def test_every_chunk_must_be_of_its_size(tmp_path: Path, content: bytes, message: str) -> None:
+    def change(file: h5py.File) -> None:
+        replaced("input_ids", data=np.zeros((50, 24), np.int32), chunks=(25, 24), compression=1)(file)
+        file["input_ids"].id.write_direct_chunk((25, 0), content)
+
+    with pytest.raises(UserError, match=message):
+        read_all(write_with(tmp_path / "training_0.hdf5", change))
+
+
+def test_rows_read_few_at_a_time_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_nvidias(tmp_path / "training_0.hdf5", make_rows(3000))
+    with h5py.File(path) as file:
+        expected = sum(file[name].id.get_num_chunks() for name in DATASETS)
+        assert expected > 2 * len(DATASETS)
+    decoded = []
+    monkeypatch.setattr(chunks, "decode_chunk", lambda *given: decoded.append(1) or decode_chunk(*given))
+    file = ShardFile(path)
+    found = concatenate_rows([file.read(start, min(3000, start + 7)) for start in range(0, 3000, 7)])
+    assert equal(found, make_rows(3000))
+    assert len(decoded) == expected
+
+
+def test_rows_of_chunks_too_large_to_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_nvidias(tmp_path / "training_0.hdf5", make_rows(3000))
+    monkeypatch.setattr(chunks, "_KEPT_BYTES", 0)
+    file = ShardFile(path)
+    assert equal(file.read(1490, 2990), make_rows(3000).take(slice(1490, 2990)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 70_001, 2**18 + 6])
+def test_the_checksum_is_hdf5_s(size: int) -> None:
+    values = {
+        "random": np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8),
+        "zeros": np.zeros(size, np.uint8),
+        "ones": np.full(size, 255, np.uint8),
+    }
+    with h5py.File(io.BytesIO(), "w") as file:
+        for name, content in values.items():
+            dataset = file.create_dataset(name, data=content, chunks=(size,), fletcher32=True)
+            dataset.flush()
+            _, stored = dataset.id.read_direct_chunk((0,))
+            assert int.from_bytes(stored[-4:], "little") == fletcher32(stored[:-4])

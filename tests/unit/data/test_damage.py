@@ -1,0 +1,97 @@
+"""Shards damaged at random are read as the rows that they held, or refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data.reader import ShardFile
+from data.schema import ATTRIBUTE, FORMAT_VERSION
+from data.writer import shard_bytes
+from tests.unit.data.shards_on_disk import make_rows, read_all, write_nvidias
+
+FUZZ = """
+import sys
+from pathlib import Path
+import numpy as np
+from common.errors import UserError
+from tests.unit.data.shards_on_disk import equal, read_all
+
+source, rounds = Path(sys.argv[1]), int(sys.argv[2])
+good, rng, expected = source.read_bytes(), np.random.default_rng(7), read_all(source)
+target = source.with_name("fuzzed.hdf5")
+for way in sys.argv[3:]:
+    refused = same = 0
+    for number in range(rounds):
+        content, place, size = bytearray(good), int(rng.integers(0, len(good))), int(rng.integers(1, 512))
+        if way == "flips":
+            for place in rng.integers(0, len(good), rng.integers(1, 4)):
+                content[place] ^= rng.integers(1, 256)
+        elif way == "flips in the head":  # where the structure is told
+            for place in rng.integers(0, min(4096, len(good)), rng.integers(1, 4)):
+                content[place] ^= rng.integers(1, 256)
+        elif way == "zeros":  # a sector that was never written
+            content[place : place + size] = bytes(len(content[place : place + size]))
+        elif way == "splices":  # a piece of the file in another place
+            start = int(rng.integers(0, len(good)))
+            piece = good[start : start + size]
+            content[place : place + len(piece)] = piece
+        else:
+            del content[place:]
+        target.write_bytes(content)
+        try:
+            rows = read_all(target)
+        except UserError as error:
+            assert str(target) in str(error)
+            refused += 1
+            continue
+        if equal(rows, expected):
+            same += 1
+        else:
+            target.rename(source.with_name("other_rows.hdf5"))
+            raise SystemExit(f"{way}, round {number}: other rows were read")
+    print(way, refused, same, sep="\t")
+"""
+WAYS = ("flips", "flips in the head", "zeros", "splices", "truncations")
+SHARDS = {
+    "ours": lambda rows: shard_bytes(rows, {"seed": 1}, compression=None),
+    "ours, compressed": lambda rows: shard_bytes(rows, {"seed": 1}),
+    "ours, compressed, without word starts": lambda rows: shard_bytes(rows.replace(word_starts=None), {"seed": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", [*SHARDS, "nvidia's"])
+def test_damaged_shards_read_as_the_same_rows_or_are_refused(tmp_path: Path, kind: str) -> None:
+    """In a process of its own, with a time limit: a crash or a hang of the HDF5 library would fail it."""
+    path = tmp_path / "a.hdf5"
+    rows = make_rows(300).replace(word_starts=np.arange(900).astype(np.uint8).reshape(300, 3))
+    if kind in SHARDS:
+        path.write_bytes(SHARDS[kind](rows))
+    else:
+        write_nvidias(path, rows)
+    assert (read_all(path).word_starts is None) == (kind == "nvidia's" or "without" in kind)
+    arguments = [sys.executable, "-c", FUZZ, str(path), "100", *WAYS]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[3])
+    assert result.returncode == 0, result.stderr
+    told = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [way for way, _, _ in told] == list(WAYS)
+    assert all(int(refused) > (10 if way == "flips in the head" else 25) for way, refused, _ in told)
+
+
+def test_an_attribute_in_a_damaged_heap_is_refused_where_the_library_would_not_come_back(tmp_path: Path) -> None:
+    """Our shards had it there once, and other tools may write it so."""
+    path = write_nvidias(tmp_path / "a.hdf5", make_rows(50))
+    with h5py.File(path, "r+") as file:
+        file.attrs[ATTRIBUTE] = json.dumps({"format_version": FORMAT_VERSION})
+    assert ShardFile(path).attributes == {"format_version": FORMAT_VERSION}
+    content = path.read_bytes()
+    heap = content.index(b"GCOL")
+    for begin, end in ((16, 60), (20, 2000), (24, 32)):
+        path.write_bytes(content[: heap + begin] + bytes(end - begin) + content[heap + end :])
+        with pytest.raises(UserError, match=r"a.hdf5: is damaged"):
+            ShardFile(path)
