@@ -23,7 +23,7 @@ import torch
 
 from common.console import console
 from common.errors import run_command
-from tests.faults import SAVE_STAGES
+from tests.faults.saving import SAVE_STAGES
 from tests.rank_server import Outcome, RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoint import CheckpointFolder

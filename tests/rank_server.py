@@ -2,7 +2,7 @@
 
 A real launcher spends ten seconds on imports for every run; a campaign of kills needs hundreds of runs. The ranks are
 real processes that meet over gloo, die of real signals, and are ended when one of them dies, as the launcher does it.
-Faults (tests/faults.py) are put into a rank after the fork, so that the product's code has no hooks for them.
+Faults (tests/faults/) are put into a rank after the fork, so that the product's code has no hooks for them.
 """
 
 import ctypes

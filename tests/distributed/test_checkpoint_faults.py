@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from common.processes import STOPPED_EXIT_CODE
-from tests.distributed.test_faults import BATCH, checkpoints, losses, small_disk, weights, without_dropout
+from tests.distributed.runs import BATCH, checkpoints, weights
+from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoint import CheckpointFolder, find_damage, read_state, write_manifest
 from training.loop import note_skips
 from training.retention import Best, Retention
 
-__all__ = ["small_disk"]  # a fixture
 EVERY_TWO = ["--save_every_steps", "2"]
 
 

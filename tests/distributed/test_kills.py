@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import SAVE_STAGES
+from tests.faults.saving import SAVE_STAGES
 from tests.kill_campaign import Kill, Setup, Trace, interrupt, leave_alone
 from tests.rank_server import RankServer
 
