@@ -11,8 +11,8 @@ from typing import Any
 from common.console import console
 from common.errors import UserError
 from data.loader import StepBatches
-from training.checkpoint import SKIPS
 from training.run import Run
+from training.skips import SKIPS, Skips
 
 SPIKE_HISTORY = 200  # steps that the median is taken over
 MIN_HISTORY = 30
@@ -54,7 +54,8 @@ class BadSteps:
             f"{batches.next_sample - 1}; no rank applied it ({self.in_row} in a row). Their rows are in {self.file}"
         )
         if self.in_row >= self.limit:
-            skips = [*map(list, self.run.state.skips), [self.first_sample, batches.next_sample]]
+            known = Skips(self.run.state.skips, self.run.state.rollbacks)
+            skips = [*known.lines(), [self.first_sample, batches.next_sample]]
             raise UserError(
                 f"{what}. That is --max_bad_steps; look at those rows, lower the learning rate, or train in another "
                 f"precision. The weights from before them are saved; to leave those rows out, write "
@@ -123,17 +124,6 @@ class Spikes:
         median = statistics.median(self.recent)
         spread = 1.4826 * statistics.median(abs(loss - median) for loss in self.recent)
         return median, median + max(SPIKE_MARGIN, SPIKE_DEVIATIONS * spread)
-
-
-def next_unskipped(sample: int, skips: Sequence[tuple[int, int]], rows: int) -> int:
-    """Where the next step of `rows` samples can begin without one that is left out: at `sample`, or later.
-
-    A range can begin inside a step when the batch has grown since it was noted; the rows before it go with it.
-    """
-    for first, end in sorted(skips):
-        if sample < end and first < sample + rows:
-            sample = end
-    return sample
 
 
 def describe_spike(spike: StepLoss, median: float) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.distributed.runs import checkpoints, weights
+from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 
@@ -36,10 +36,42 @@ def test_a_changed_decay_is_told_and_taken(rank_server: RankServer, tmp_path: Pa
 def test_a_changed_recipe_is_told(rank_server: RankServer, tmp_path: Path) -> None:
     words = write_project(tmp_path)
     assert rank_server.run([*words, "--max_steps", "2"], 1, tmp_path).codes == [0]
-    outcome = rank_server.run([*words, "--max_steps", "3", "--rewarmup", "--time_budget", "1h"], 1, tmp_path)
+    write_project(tmp_path, train_batch_size=4)
+    path = tmp_path / "model.json"
+    path.write_text(path.read_text().replace('"learning_rate": 0.003', '"learning_rate": 0.002'))
+    flags = ["--max_steps", "3", "--rewarmup", "--time_budget", "1h", "--lr_schedule", "cosine"]
+    outcome = rank_server.run([*words, *flags], 1, tmp_path)
     assert outcome.codes == [0], outcome.text
-    assert "changed since step_00000002: rewarmup was False, is True" in outcome.text
-    assert "changed since step_00000002: time_budget was None, is '1h'" in outcome.text
+    told = [line for line in outcome.text.splitlines() if line.startswith("changed since step_00000002: ")]
+    assert sorted(line.split(": ", 1)[1] for line in told) == [
+        "batch was 8, is 4",
+        "learning_rate was 0.003, is 0.002",
+        "lr_schedule was 'LE', is 'cosine'",
+        "rewarmup was False, is True",
+        "time_budget was None, is '1h'",
+    ]
+    assert read_metrics(tmp_path, "train")[-1]["samples"] == 2 * BATCH + 4, "and the new batch is taken"
+
+
+def test_a_start_from_an_older_checkpoint(rank_server: RankServer, tmp_path: Path) -> None:
+    """The one that was named, not the newest; and once the new run has its own, that it is not used is told."""
+    words = write_project(tmp_path)
+    assert rank_server.run([*words, "--max_steps", "4", "--save_every_steps", "2"], 1, tmp_path).codes == [0]
+    first = checkpoints(tmp_path).folder
+    words += ["--job_name", "second", "--load_training_checkpoint", str(first), "--load_checkpoint_id", "step_00000002"]
+    begun = rank_server.run([*words, "--max_steps", "1"], 1, tmp_path)
+    assert begun.codes == [0], begun.text
+    assert f"from {first / 'step_00000002'}" in begun.text
+    assert "is not used" not in begun.text
+    (row,) = read_metrics(tmp_path, "train", job="second")
+    assert (row["step"], row["samples"]) == (3, BATCH), "its step, and data from the first row"
+    again = rank_server.run([*words, "--max_steps", "2"], 1, tmp_path)
+    assert again.codes == [0], again.text
+    (told,) = [line for line in again.text.splitlines() if "is not used" in line]
+    own = tmp_path / "out" / "saved_models" / "second" / "step_00000003"
+    assert told.startswith(f"note: --load_training_checkpoint: {first / 'step_00000002'} is not used, because")
+    assert f"goes on from {own}; to begin from it again pass another --job_name" in told
+    assert f"from {own}" in again.text
 
 
 def test_two_runs_in_one_folder(rank_server: RankServer, tmp_path: Path) -> None:

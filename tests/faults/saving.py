@@ -7,18 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.patching import Fault, before, die
+from tests.faults.patching import Fault, before, killer_of
 
 # The moments of a save, in order; "between_files" is after the first of DeepSpeed's files on that rank.
 SAVE_STAGES = ("before", "first_file", "between_files", "manifest", "rename", "pointer", "retire", "after")
+# Of one that takes the place of a sound checkpoint: before and after their names are exchanged, and between the two
+# renames of a file system that cannot exchange them.
+REPLACE_STAGES = ("replace", "replaced", "set_aside")
 
 
 def _kill(fault: Fault) -> None:
-    """kill -9 at a stage of the save of `step`."""
-    from training import checkpoint, checkpoint_files
+    """kill -9 at a stage of the save of `step`: of this rank, or by it of `all` or of the `launcher` (`who`)."""
+    from training import checkpoint, checkpoint_files, publishing
 
     stage, tag = fault["stage"], f"step_{fault['step']:08d}"
     files: list[str] = []
+    die = killer_of(fault.get("who", "self"))
 
     def at_file(_self: Any, state_dict: Any, path: str) -> None:
         if tag in path:
@@ -42,6 +46,14 @@ def _kill(fault: Fault) -> None:
         before(checkpoint, "write_manifest", named)
     elif stage == "rename":
         before(checkpoint, "publish", named)
+    elif stage == "replace":
+        before(publishing, "exchange", die)
+    elif stage == "replaced":
+        exchange = publishing.exchange
+        publishing.exchange = lambda *paths: (exchange(*paths), die())[0]
+    elif stage == "set_aside":
+        publishing.exchange = lambda *_: False
+        before(publishing, "settle", lambda staged, _: die() if any(staged.parent.parent.glob(".replaced_*")) else None)
     elif stage == "pointer":
         before(checkpoint, "point_to", lambda _folder, found: die() if found == tag else None)
     elif stage == "retire":
@@ -106,9 +118,9 @@ def _file_elsewhere(_: Fault) -> None:
 
 def _origin_vanishes(fault: Fault) -> None:
     """The run that owns the checkpoint `tag` removes it right after it was chosen."""
-    from training import run
+    from training import origin as choice
 
-    original = run.find_origin
+    original = choice.find_origin
 
     def find_origin(*args: Any) -> Any:
         origin = original(*args)
@@ -116,7 +128,7 @@ def _origin_vanishes(fault: Fault) -> None:
             origin.path.rename(origin.folder / f".dropped_{origin.tag}")
         return origin
 
-    run.find_origin = find_origin
+    choice.find_origin = find_origin
 
 
 def _forget_optimizer_state(_: Fault) -> None:

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from tests.faults.patching import Fault, before, die
 
 
 def _not_a_number(fault: Fault) -> None:
-    """Spoil one gradient of this rank in the steps that begin at the given samples."""
+    """Spoil one gradient of this rank, or its loss (`of`), in the steps of the given samples."""
     from training import engine, loop
 
     original = engine.take_step
@@ -20,8 +22,12 @@ def _not_a_number(fault: Fault) -> None:
     def take_step(target: Any, step: Any, *rest: Any) -> bool:
         handle = None
         if step.next_sample in fault["next_samples"]:
+            value = float(fault.get("value", "nan"))
             parameter = target.module.bert.embeddings.LayerNorm.weight
-            handle = parameter.register_hook(lambda gradient: gradient * float(fault.get("value", "nan")))
+            if fault.get("of") == "loss":
+                handle = target.module.register_forward_hook(partial(_add_to_loss, value))
+            else:
+                handle = parameter.register_hook(lambda gradient: gradient * value)
         try:
             return original(target, step, *rest)
         finally:
@@ -29,6 +35,31 @@ def _not_a_number(fault: Fault) -> None:
                 handle.remove()
 
     loop.take_step = take_step  # type: ignore[assignment]
+
+
+def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor) -> torch.Tensor:
+    """Its gradient stays finite by itself, as that of an infinite cross entropy does."""
+    module.details = module.details._replace(masked_lm_loss_sum=module.details.masked_lm_loss_sum + value)
+    return loss + value
+
+
+def _draw(fault: Fault) -> None:
+    """Something in this rank draws at random before every step; what it drew is noted in `folder`."""
+    import json
+    import random
+
+    import numpy as np
+
+    from training import loop
+
+    path = Path(fault["folder"]) / f"drawn_by_rank_{os.environ['RANK']}.jsonl"
+
+    def draw(_engine: Any, step: Any, *_: Any) -> None:
+        drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
+        with path.open("a") as stream:
+            stream.write(json.dumps([step.next_sample, drawn]) + "\n")
+
+    before(loop, "take_step", draw)
 
 
 def _loss_is_not_a_number(fault: Fault) -> None:
@@ -124,6 +155,7 @@ def _worse_validation(_: Fault) -> None:
 
 
 KINDS: dict[str, Callable[[Fault], None]] = {
+    "draw": _draw,
     "not_a_number": _not_a_number,
     "loss_is_not_a_number": _loss_is_not_a_number,
     "spoil_weights": _spoil_weights,
