@@ -58,7 +58,8 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
         counts[BROKEN] += 1
     elif isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
         raise UserError(
-            f"{source.path}: cannot be read ({error.strerror}); give this user the right to, or leave it out of --input"
+            f"{source.path}: cannot be read ({error.strerror}); expected a file that this user may read; give this "
+            f"user the right to, or leave it out of --input"
         ) from error
     elif isinstance(error, OSError):
         remedy = SYSTEM_REMEDIES.get(error.errno or 0, "see that it can be read")
@@ -307,8 +308,8 @@ def _load_by_name(datasets: Any, given: str, name: str, config: str | None, spli
     except Exception as error:  # the hub, the network and the dataset's own files each raise their own
         reason = (str(error) or type(error).__name__).split("\n")[0]
         raise UserError(
-            f"{given}: cannot be loaded ({reason}); check the name and the connection to the Hugging Face hub, or save "
-            f"it with save_to_disk() where there is one, and give that folder"
+            f"{given}: cannot be loaded ({reason}); expected a dataset of the Hugging Face hub; check the name and the "
+            f"connection, or save it with save_to_disk() where there is one, and give that folder"
         ) from error
 
 

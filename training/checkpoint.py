@@ -319,7 +319,13 @@ def read_state(folder: Path) -> TrainingState:
     names = {field.name for field in fields(TrainingState)}
     required = {field.name for field in fields(TrainingState) if field.default is MISSING}
     if not required <= set(content) <= names:
-        raise UserError(f"{path}: was written by another version of this project (keys differ); use that one")
+        missing, unknown = (
+            ", ".join(sorted(keys)) or "none" for keys in (required - set(content), set(content) - names)
+        )
+        raise UserError(
+            f"{path}: was written by another version of this project (missing keys: {missing}; unknown keys: "
+            f"{shortened(unknown)}); expected those of this version; use the one that wrote it"
+        )
     try:
         for key in ("skips", "rollbacks"):
             as_skips(content.get(key, []))

@@ -27,7 +27,10 @@ from training.zero_files import ZeroCheckpoint
 WEIGHTS = "model.safetensors"
 # The pooler and the next-sentence head, which the stock pre-LN class has no place for.
 EXTRA_WEIGHTS = "next_sentence.safetensors"
-WRITE_AGAIN = "copy the folder again from where it came, or write it with scripts/export_hf.py"
+WRITE_AGAIN = (
+    "expected a model in Hugging Face's layout; copy the folder again from where it came, or write it with "
+    "scripts/export_hf.py"
+)
 
 
 def locate_checkpoint(path: Path) -> Path:

@@ -320,7 +320,10 @@ def find_first_weights(model_file: ModelFile, flags: Namespace) -> Path | None:
         return None
     name = flags.use_pretrain or model_file.bert_model_file
     if name is None:
-        raise UserError(f"--use_pretrain: give a folder, or name one in {flags.config_file} as bert_model_file")
+        raise UserError(
+            f"--use_pretrain: names no folder; expected one with a model in Hugging Face's layout; give it behind the "
+            f"flag, or in {flags.config_file} as bert_model_file"
+        )
     if not Path(name).is_dir():
         raise UserError(
             f"--use_pretrain: {name} is no folder here; expected a Hugging Face folder with model.safetensors "
@@ -349,7 +352,7 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
     if flags.refresh_bucket_size != 1:
         problems.add(
             f"--refresh_bucket_size {flags.refresh_bucket_size}: datasets are mixed row by row, so there is no bucket "
-            f"to repeat; drop the flag"
+            f"to repeat; expected 1, the default; drop the flag"
         )
     if flags.stochastic_mode and not flags.deepspeed_transformer_kernel:
         problems.add("--stochastic_mode is a mode of --deepspeed_transformer_kernel; pass both or neither")
@@ -358,7 +361,9 @@ def _check_flags(flags: Namespace, problems: Problems) -> None:
     if flags.finetune and flags.load_training_checkpoint is None and flags.use_pretrain is None:
         problems.add("--finetune loads weights only; say from where with --load_training_checkpoint or --use_pretrain")
     if flags.use_pretrain is not None and flags.load_training_checkpoint is not None:
-        problems.add("--use_pretrain and --load_training_checkpoint both give the first weights; pass one")
+        problems.add(
+            "--use_pretrain and --load_training_checkpoint both give the first weights; expected one; drop the other"
+        )
     if flags.normalize_invertible and not flags.preln:
         problems.add("--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream")
     _check_masking(flags, problems)
@@ -445,7 +450,10 @@ def _check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
             f"job name {job_name!r}: names a folder, so it must be a single plain name; pass another --job_name"
         )
     elif len(os.fsencode(job_name)) > LONGEST_JOB_NAME:
-        problems.add(f"job name {job_name!r}: is too long for a folder; pass a shorter --job_name")
+        problems.add(
+            f"job name {job_name!r}: is too long for a folder; expected at most {LONGEST_JOB_NAME} bytes; pass a "
+            f"shorter --job_name"
+        )
     else:
         before = len(problems.messages)
         for part in ("saved_models", "runs"):
