@@ -1,4 +1,4 @@
-"""Steps that must not count: gradients that are not finite, and losses that jump."""
+"""Steps that must not count: losses and gradients that are not finite, and losses that jump."""
 
 import json
 import math
@@ -21,7 +21,7 @@ SPIKE_MARGIN = 0.5  # nats: smaller jumps are noise, however quiet the run
 
 
 class BadSteps:
-    """Counts steps that no rank applied because a gradient was infinite or not a number.
+    """Counts steps that no rank applied because a loss or a gradient was infinite or not a number.
 
     The engine skips such a step on all ranks. In fp16 that is how the loss scale is found, so there it counts only once
     the scale cannot fall any more. What was in the batch is written out, by each rank for its own rows.
@@ -50,8 +50,9 @@ class BadSteps:
         if self.in_row == 1:
             self.first_sample = first
         what = (
-            f"after step {self.run.state.step} the gradient was infinite or not a number for samples {first} to "
-            f"{batches.next_sample - 1}; no rank applied it ({self.in_row} in a row). Their rows are in {self.file}"
+            f"after step {self.run.state.step} the loss or its gradient was infinite or not a number for samples "
+            f"{first} to {batches.next_sample - 1}; no rank applied it ({self.in_row} in a row). Their rows are in "
+            f"{self.file}"
         )
         if self.in_row >= self.limit:
             known = Skips(self.run.state.skips, self.run.state.rollbacks)

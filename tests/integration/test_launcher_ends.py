@@ -100,10 +100,11 @@ ENDS = {
     "launcher killed": (signal.SIGKILL, 0),  # DeepSpeed's; scripts/supervise.py knows better
     "command": (signal.SIGTERM, -signal.SIGTERM),
     "command interrupted": (signal.SIGINT, -signal.SIGINT),
+    "command warned": (signal.SIGUSR1, -signal.SIGUSR1),
 }
 
 
-LIKE_OTHERS = ("command interrupted", "launcher interrupted", "launcher warned")
+LIKE_OTHERS = ("command interrupted", "command warned", "launcher interrupted", "launcher warned")
 
 
 @pytest.mark.usefixtures("heard_interrupts")
