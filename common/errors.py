@@ -97,9 +97,9 @@ def shortened(value: object) -> str:
 
 # What a system refuses for reasons that lie outside this program, and what can be done about it.
 SYSTEM_REMEDIES = {
-    errno.EACCES: "give this user the right to, or choose another place",
-    errno.EPERM: "give this user the right to, or choose another place",
-    errno.EROFS: "the file system is mounted read-only; choose another place",
+    errno.EACCES: "expected what this user may read and write; give this user the right to, or choose another place",
+    errno.EPERM: "expected what this user may read and write; give this user the right to, or choose another place",
+    errno.EROFS: "the file system is mounted read-only; expected one that can be written to; choose another place",
     errno.ENOSPC: "make room there, or choose another place",
     errno.EDQUOT: "the quota is used up; make room there, or choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",

@@ -51,7 +51,9 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
     try:
         place = folder.absolute()
     except FileNotFoundError:
-        problems.add(f"{flag} {folder}: the current folder has vanished; change to one that is there")
+        problems.add(
+            f"{flag} {folder}: the current folder has vanished; expected one that is there; change to another (cd)"
+        )
         return
     for there in (place, *place.parents):
         try:
@@ -65,8 +67,8 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
         problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder; remove it, or give another {flag}")
     elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         problems.add(
-            f"{flag} {folder}: {there} cannot be written to (its rights, or a read-only file system); give this user "
-            f"the right to, or give another {flag}"
+            f"{flag} {folder}: {there} cannot be written to (its rights, or a read-only file system); expected a "
+            f"folder that this user can write to; give this user the right to, or give another {flag}"
         )
 
 

@@ -76,11 +76,14 @@ class Parser(argparse.ArgumentParser):
         for before, word in pairwise(["", *unknown]):
             if word.startswith("-"):
                 name = word.split("=")[0]
-                hint = nearest(name, known, otherwise="; remove it, or see --help")
+                hint = nearest(name, known, otherwise="; expected one that --help lists; remove it")
                 self._problems.add(f"unknown flag {word!r}{hint}")
                 self._wrong.update(known[found] for found in [closest(name, known)] if found is not None)
             elif not before.startswith("-") or "=" in before:  # after an unknown flag it may be that flag's value
-                self._problems.add(f"unexpected word {word!r} on the command line; remove it, or see --help")
+                self._problems.add(
+                    f"unexpected word {word!r} on the command line; expected flags and their values, as --help lists "
+                    f"them; remove it"
+                )
         if self._problems.messages:
             arguments.forget(self._wrong)
         return arguments, self._problems
@@ -170,6 +173,17 @@ def whole_number(text: str) -> int:
     if not text.isdecimal() or not text.isascii():
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 0 up")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """A flag's type: a length of time, or none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected seconds from 0 up, such as 2.5")
+    return value
 
 
 def seed_number(text: str) -> int:

@@ -57,7 +57,8 @@ class Supervisor:
                 )
             except OSError as error:
                 raise UserError(
-                    f"{command[0]}: cannot be started ({error.strerror}); is the environment active?"
+                    f"{command[0]}: cannot be started ({error.strerror}); expected a command that is on the PATH; is "
+                    f"the environment active?"
                 ) from None
             if self.is_asked.is_set():  # between the first line and here
                 self.process.terminate()

@@ -135,8 +135,8 @@ def _is_done(output: Storage, fingerprint: str, settings: Settings) -> bool:
         found, sizes = _manifest_in(output, f"{length}/{MANIFEST_NAME}")
         if found is not None and found != fingerprint:
             raise UserError(
-                f"{output.root}/{length}: holds shards made from other input or with other settings; "
-                "give another --output_dir, or pass --overwrite to replace them"
+                f"{output.root}/{length}: holds shards made from other input or with other settings; expected none, or "
+                f"those of this very command; give another --output_dir, or pass --overwrite to replace them"
             )
         there = {name: size for name, size in output.sizes(str(length)).items() if name.endswith(SUFFIXES)}
         if found is not None and sizes != there:
@@ -155,7 +155,7 @@ def _refuse_to_replace(output: Storage, settings: Settings) -> None:
         if shards:
             problems.add(
                 f"{output.root}/{length}: holds {len(shards)} HDF5 files that this preparation did not make, such as "
-                f"{shards[0]}; give another --output_dir, or pass --overwrite to replace them"
+                f"{shards[0]}; expected none; give another --output_dir, or pass --overwrite to replace them"
             )
     problems.raise_if_any()
 
@@ -169,8 +169,8 @@ def _manifest_in(output: Storage, name: str) -> tuple[str | None, dict[str, int]
         return str(manifest["fingerprint"]), {file["name"]: file["bytes"] for file in manifest["files"]}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{output.root}/{name}: is no manifest of shards ({error}); give another --output_dir, or pass --overwrite "
-            f"to prepare them anew"
+            f"{output.root}/{name}: is no manifest of shards ({error}); expected one that this command wrote; give "
+            f"another --output_dir, or pass --overwrite to prepare them anew"
         ) from error
 
 
@@ -183,7 +183,10 @@ def _check_places(arguments: argparse.Namespace, work: Path) -> None:
             check_folder_to_write(Path(given), f"--{flag}", problems)
     problems.raise_if_any()
     if work.is_dir() and not (work / MARKER).is_file() and not all(map(_is_of_marker, work.iterdir())):
-        raise UserError(f"{work}: is no work folder of this command and not empty; give another --work_dir")
+        raise UserError(
+            f"{work}: is no work folder of this command and not empty; expected a new or empty folder, or one that "
+            f"this command left; give another --work_dir"
+        )
 
 
 def _own_places(arguments: argparse.Namespace, work: Path, settings: Settings) -> list[str]:

@@ -112,7 +112,9 @@ def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:
 
 def _open(path: Path) -> h5py.File:
     if not path.is_file():
-        raise UserError(f"{path}: no such file; check the folder, or prepare the data with `{PREPARE_COMMAND}`")
+        raise UserError(
+            f"{path}: no such file; expected a shard; check the folder, or prepare it with `{PREPARE_COMMAND}`"
+        )
     try:
         # No lock: shards are read-only for many ranks, and network file systems often refuse locks.
         return h5py.File(path, "r", locking=False)
@@ -122,7 +124,8 @@ def _open(path: Path) -> h5py.File:
         if is_hdf5:
             raise _damaged(path, error) from error
         raise UserError(
-            f"{path}: is no HDF5 file ({path.stat().st_size:,} bytes); remove it from the folder, or {REMEDY}"
+            f"{path}: is no HDF5 file ({path.stat().st_size:,} bytes); expected a shard, as docs/data_format.md "
+            f"describes it; remove it from the folder, or {REMEDY}"
         ) from error
 
 
@@ -134,7 +137,10 @@ def _checked_dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
             f"{path}: has no dataset {name!r} (it has {found}); shards need {', '.join(DATASETS)}; {REMEDY}"
         )
     if not isinstance(link, h5py.HardLink):
-        raise UserError(f"{path}: {name!r} is a {type(link).__name__} to somewhere else, which is refused; {REMEDY}")
+        raise UserError(
+            f"{path}: {name!r} is a {type(link).__name__} to somewhere else, which is refused; expected a dataset in "
+            f"the file itself; {REMEDY}"
+        )
     dataset = file[name]
     reason = reason_to_refuse(dataset, path.stat().st_size)
     if reason:
@@ -192,4 +198,4 @@ def _checked_attributes(path: Path, file: h5py.File) -> dict[str, Any] | None:
 
 def _damaged(path: Path, error: Exception) -> UserError:
     detail = str(error).split("\n")[0].strip("'\"")
-    return UserError(f"{path}: is damaged or incomplete ({detail}); {REMEDY}")
+    return UserError(f"{path}: is damaged or incomplete ({detail}); expected a whole HDF5 file; {REMEDY}")

@@ -78,7 +78,10 @@ class Settings:
             if not 0.0 <= share < 1.0:
                 problems.add(f"{flag} {share} is out of range; expected a share of documents from 0 to below 1")
         if self.validation_share + self.test_share >= 1.0:
-            problems.add("--validation_share and --test_share leave nothing to train on; make them smaller")
+            problems.add(
+                "--validation_share and --test_share leave nothing to train on; expected less than 1 together; make "
+                "them smaller"
+            )
         if not 0.0 < self.masking_rate < 1.0:
             problems.add(f"--masking_rate {self.masking_rate} is out of range; expected 0 to 1, usually 0.15")
         if not 0.0 <= self.short_seq_prob <= 1.0:

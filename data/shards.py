@@ -201,8 +201,8 @@ def find_shards(folder: Path, split: Split) -> list[Path]:
     """
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: no such folder; check --data_path_prefix and the model JSON's data.mixed_seq_datasets, "
-            f"or prepare data with `{PREPARE_COMMAND} --output_dir …`"
+            f"{folder}: no such folder; expected one with shards; check --data_path_prefix and the model JSON's "
+            f"data.mixed_seq_datasets, or prepare data with `{PREPARE_COMMAND} --output_dir …`"
         )
     files = list_shards(folder)
     found = [path for path in files if split_of(path) == split]
@@ -232,7 +232,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 raise ValueError(f"rows and bytes of {name} are no whole numbers")
         return found
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: is no manifest of shards ({error}); {REMEDY}") from error
+        raise UserError(
+            f"{path}: is no manifest of shards ({error}); expected one that `{PREPARE_COMMAND}` wrote; {REMEDY}"
+        ) from error
 
 
 def _check_shard(

@@ -133,8 +133,8 @@ def _load_by_name(given: str) -> Any:
     except Exception as error:  # the hub, the network and the dataset's own files each raise their own
         reason = (str(error) or type(error).__name__).split("\n")[0]
         raise UserError(
-            f"{given}: cannot be loaded ({reason}); check the name and the connection to the Hugging Face hub, or save "
-            f"it with save_to_disk() where there is one, and give that folder"
+            f"{given}: cannot be loaded ({reason}); expected a dataset of the Hugging Face hub; check the name and the "
+            f"connection, or save it with save_to_disk() where there is one, and give that folder"
         ) from error
 
 

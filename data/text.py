@@ -58,7 +58,8 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
         counts[BROKEN] += 1
     elif isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
         raise UserError(
-            f"{source.path}: cannot be read ({error.strerror}); give this user the right to, or leave it out of --input"
+            f"{source.path}: cannot be read ({error.strerror}); expected a file that this user may read; give this "
+            f"user the right to, or leave it out of --input"
         ) from error
     elif isinstance(error, OSError):
         remedy = SYSTEM_REMEDIES.get(error.errno or 0, "see that it can be read")

@@ -313,7 +313,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: is no JSON ({error}); copy it again from where it came") from error
+        raise UserError(
+            f"{path}: is no JSON ({error}); expected an object; copy it again from where it came"
+        ) from error
     if not isinstance(content, dict):
         raise UserError(
             f"{path}: holds a JSON {type(content).__name__}, expected an object; copy it again from where it came"

@@ -72,7 +72,8 @@ class BertConfig:
                 )
         known = [item.name for item in fields(cls)]
         for key in [key for key in values if key not in known]:
-            problems.add(f"bert_model_config: unknown key {key!r}{nearest(key, known, otherwise='; remove it')}")
+            hint = nearest(key, known, otherwise="; expected one of those in docs/configuration.md; remove it")
+            problems.add(f"bert_model_config: unknown key {key!r}{hint}")
             del values[key]
         if "vocab_size" not in values:
             problems.add("bert_model_config: vocab_size is missing; give the number of tokens of the tokenizer")

@@ -71,7 +71,7 @@ def check_blocks(config: BertConfig, problems: Problems) -> None:
     if any(found.values()):
         problems.add(
             f"--deepspeed_transformer_kernel does not compute {', '.join(name for name in found if found[name])}; "
-            "drop the flag, or change the model"
+            "expected dense attention with absolute positions, gelu and biases; drop the flag, or change the model"
         )
 
 

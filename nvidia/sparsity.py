@@ -74,7 +74,7 @@ class SparseAttention:
             if key in known:
                 _check_parameter(key, value, problems)
             elif key != "mode":
-                hint = nearest(key, known, otherwise="; remove it")
+                hint = nearest(key, known, otherwise="; expected one of those in docs/configuration.md; remove it")
                 problems.add(f"sparse_attention: unknown key {key!r}, which no mode has{hint}")
         problems.raise_if_any()
         parameters = {key: mapping.get(key, default) for key, default in (_COMMON | _MODES[mode]).items()}

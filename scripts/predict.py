@@ -89,8 +89,8 @@ def load(folder: Path, loader: Callable[[Path], T]) -> T:
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise UserError(
-            f"{folder}: cannot be loaded by transformers ({reason}); copy it again from where it came, or export it "
-            f"again with scripts/export_hf.py"
+            f"{folder}: cannot be loaded by transformers ({reason}); expected a folder that scripts/export_hf.py "
+            f"wrote; copy it again from where it came, or export it again"
         ) from error
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.errors import UserError, run_command
-from common.help import HelpFormatter, Parser, whole_number
+from common.help import HelpFormatter, Parser, seconds, whole_number
 from common.processes import USER_ERROR_EXIT_CODE
 from common.rank_places import RankPlaces
 from common.supervision import Supervisor
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max_restarts", type=whole_number, default=3, metavar="N", help="starts after the first (default: 3)"
     )
     parser.add_argument("--fewer_ranks", action="store_true", help="leave out one rank at each restart")
-    parser.add_argument("--pause", type=float, default=5.0, metavar="S", help="seconds before a restart (default: 5)")
+    parser.add_argument("--pause", type=seconds, default=5.0, metavar="S", help="seconds before a restart (default: 5)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- command", help="what to run")
     arguments = parser.parse_args(argv)
     if arguments.command[:1] == ["--"]:

@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import signal
 from collections.abc import Generator
 
 import hypothesis
@@ -25,3 +26,11 @@ def pytest_configure() -> None:
 def rank_server() -> Generator[RankServer]:
     with RankServer() as server:
         yield server
+
+
+@pytest.fixture
+def heard_interrupts() -> Generator[None]:
+    """Children of a background job, as a test run may be, have SIGINT ignored otherwise."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

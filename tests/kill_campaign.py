@@ -1,8 +1,9 @@
 """Kill runs, resume them, and compare with runs that were left alone: python -m tests.kill_campaign --kills 300
 
-Each case trains a tiny model with dropout and gradient accumulation, kills one or all ranks with SIGKILL at a stage of
-a save or at a random moment, or their launcher, starts the same command again (killing it again while there are kills
-left for the case), and then asks for the same losses, samples, pointer and weights, bit for bit. The last line is JSON.
+Each case trains a tiny model with dropout and gradient accumulation, kills one rank, all ranks or their launcher with
+SIGKILL at a stage of a save or at a random moment, starts the same command again (killing it again while there are
+kills left for the case), and then asks for the same losses, samples, pointer, random states and weights, bit for bit.
+--victims says who may be killed. The last line is JSON.
 """
 
 import argparse
@@ -23,14 +24,17 @@ import torch
 
 from common.console import console
 from common.errors import run_command
-from tests.faults import SAVE_STAGES
+from tests.faults.saving import REPLACE_STAGES, SAVE_STAGES
 from tests.rank_server import Outcome, RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoint import CheckpointFolder
 from training.export import read_weights
+from training.random_states import RANDOM_STATES
 
 NUM_STEPS = 8
 SAVE_EVERY = 2
+REPLACED_STEP = 7
+VICTIMS = ("one", "all", "launcher")
 FLAGS = ["--max_steps", str(NUM_STEPS), "--save_every_steps", str(SAVE_EVERY), "--keep_last", "2"]
 
 
@@ -41,67 +45,93 @@ class Setup:
     zero_stage: int
     num_ranks: int
     precision: str = "fp32"
+    is_replacing: bool = False  # the last rows give no step, so that the last checkpoint takes the place of one before
 
     @property
     def name(self) -> str:
-        return f"ZeRO {self.zero_stage}, {self.num_ranks} ranks, {self.precision}"
+        ending = ", replacing" if self.is_replacing else ""
+        return f"ZeRO {self.zero_stage}, {self.num_ranks} ranks, {self.precision}{ending}"
 
     def write(self, folder: Path) -> list[str]:
         block = {} if self.precision == "fp32" else {self.precision: {"enabled": True}}
         accumulation = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}
         words = write_project(folder, zero_optimization={"stage": self.zero_stage}, **accumulation, **block)
-        return [*words, *FLAGS]
+        if not self.is_replacing:
+            return [*words, *FLAGS]
+        path = folder / "model.json"
+        path.write_text(path.read_text().replace('"num_epochs": 100', '"num_epochs": 1'))
+        return [*words, *FLAGS, "--save_every_steps", str(REPLACED_STEP)]
 
-    @property
-    def faults(self) -> list[dict[str, Any]]:
-        return [{"kind": "allow_fp16"}] if self.precision == "fp16" else []
+    def faults(self, folder: Path) -> list[dict[str, Any]]:
+        """With every step something draws at random, and must draw the same after a kill."""
+        last = [{"kind": "not_a_number", "next_samples": [8 * NUM_STEPS]}] if self.is_replacing else []
+        return [
+            {"kind": "draw", "folder": str(folder)},
+            *last,
+            *([{"kind": "allow_fp16"}] if self.precision == "fp16" else []),
+        ]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """At a stage of a save (`stage`, `step`), or `after` so many seconds. `rank` None: all ranks.
+    """At a stage of a save (`stage`, `step`), or `after` so many seconds.
 
-    `is_launcher`: it is their launcher that is killed; the ranks notice and save.
+    `victim` is a rank's number, "all", or "launcher": then the ranks notice and save.
     """
 
     stage: str | None = None
     step: int = 4
     after: float = 0.0
-    rank: int | None = 0
-    is_launcher: bool = False
+    is_late: bool = False  # and not before the run has written its first figures
+    victim: int | str = 0
 
     @property
     def moment(self) -> str:
-        if self.is_launcher:
-            return "launcher"
         return "random" if self.stage is None else self.stage
+
+    @property
+    def victim_kind(self) -> str:
+        return self.victim if isinstance(self.victim, str) else "one"
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Of a kill at a stage: rank 0, which comes to all of them, kills the others too."""
+        kill = {"kind": "kill", "stage": self.stage, "step": self.step, "rank": self.victim}
+        if isinstance(self.victim, str):
+            kill |= {"rank": 0, "who": self.victim}
+        # Ranks look after their launcher once a second: without this they would often be at their end before that.
+        return [kill, {"kind": "slow_steps", "seconds": 0.4}] if self.victim == "launcher" else [kill]
 
 
 @dataclass
 class Trace:
-    """What a run leaves: losses and samples by step, validation, and the last weights."""
+    """What a run leaves: losses and samples by step, validation, the last random states and the last weights."""
 
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     pointer: str = ""  # what `latest` names
+    random_states: str = ""  # of all ranks
+    drawn: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by rank and sample
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> "Trace":
         rows = read_metrics(folder, "train")
         found = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
+        newest = found.folder / found.choose(None)
         return cls(
             [row["loss"] for row in rows],
             [row["samples"] for row in rows],
             [row["mlm_loss"] for row in read_metrics(folder, "validation")],
             (found.folder / "latest").read_text(),
-            {name: tensor.clone() for name, tensor in read_weights(found.folder / found.choose(None)).items()},
+            (newest / RANDOM_STATES).read_text(),
+            {path.name: dict(map(json.loads, path.read_text().splitlines())) for path in folder.glob("drawn_by_*")},
+            {name: tensor.clone() for name, tensor in read_weights(newest).items()},
         )
 
     def differences(self, other: "Trace") -> list[str]:
         """In what `other` is not the same, bit for bit."""
-        names = ("losses", "samples", "validation", "pointer")
+        names = ("losses", "samples", "validation", "pointer", "random_states", "drawn")
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         if self.weights.keys() != other.weights.keys() or any(
             not torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items()
@@ -112,15 +142,19 @@ class Trace:
 
 def train(server: RankServer, setup: Setup, folder: Path, kill: Kill | None = None) -> Outcome:
     """One start of the command, perhaps with a kill."""
-    faults, signals = list(setup.faults), []
-    ranks = list(range(setup.num_ranks)) if kill is None or kill.rank is None else [kill.rank]
-    if kill is not None and kill.stage is not None:
-        faults += [{"kind": "kill", "rank": rank, "stage": kill.stage, "step": kill.step} for rank in ranks]
-    elif kill is not None and not kill.is_launcher:
-        signals = [{"after": kill.after, "signal": int(signal.SIGKILL), "ranks": ranks}]
-    options: dict[str, Any] = {"launcher_dies": kill.after} if kill is not None and kill.is_launcher else {}
-    words = setup.write(folder)
-    return server.run(words, setup.num_ranks, folder, faults=faults, signals=signals, grace=5.0, **options)
+    options: dict[str, Any] = {"faults": setup.faults(folder), "grace": 5.0}
+    if kill is not None:
+        options["has_launcher"] = kill.victim == "launcher"
+        if kill.stage is not None:
+            options["faults"] += kill.faults()
+        elif kill.victim == "launcher":
+            options["launcher_dies"] = kill.after
+        else:
+            ranks = [kill.victim] if isinstance(kill.victim, int) else list(range(setup.num_ranks))
+            sent = {"after": kill.after, "signal": int(signal.SIGKILL), "ranks": ranks}
+            once = {"once": str(folder / "out" / "runs" / "tiny" / "metrics.jsonl")} if kill.is_late else {}
+            options["signals"] = [sent | once]
+    return server.run(setup.write(folder), setup.num_ranks, folder, **options)
 
 
 def leave_alone(server: RankServer, setup: Setup, folder: Path) -> tuple[Trace, float]:
@@ -137,7 +171,7 @@ def interrupt(
     hits = 0
     for kill in kills:
         codes = train(server, setup, folder, kill).codes
-        hits += any(codes) if kill.is_launcher else -signal.SIGKILL in codes
+        hits += any(codes) if kill.victim == "launcher" else -signal.SIGKILL in codes
     outcome = train(server, setup, folder)
     if outcome.codes != [0] * setup.num_ranks:
         return hits, [f"exit codes {outcome.codes}: {outcome.text[-2000:]}"]
@@ -148,18 +182,22 @@ SETUPS = [
     *(Setup(stage, ranks, precision) for precision in ("fp32", "fp16") for stage in (0, 1, 2, 3) for ranks in (1, 2)),
     Setup(1, 2, "bf16"),
     Setup(3, 2, "bf16"),
+    Setup(0, 1, is_replacing=True),
+    Setup(1, 2, is_replacing=True),
 ]
+Hits = Counter[tuple[str, str, str]]  # setup, victim, moment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="who may be killed")
     arguments = parser.parse_args(argv)
-    hits: Counter[tuple[str, str]] = Counter()
+    hits: Hits = Counter()
     wrong: list[str] = []
     try:
-        attack(arguments.kills, random.Random(arguments.seed), hits, wrong)
+        attack(arguments.kills, random.Random(arguments.seed), arguments.victims, hits, wrong)
     except KeyboardInterrupt:
         console.warn("interrupted; this was seen until then")
     say_table(hits)
@@ -167,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def attack(num_kills: int, generator: random.Random, hits: Counter[tuple[str, str]], wrong: list[str]) -> None:
+def attack(num_kills: int, generator: random.Random, victims: Sequence[str], hits: Hits, wrong: list[str]) -> None:
     """Case after case, all setups in turn, until `num_kills` have hit; what happens is added to `hits` and `wrong`."""
     references: dict[Setup, tuple[Trace, float]] = {}
     with (
@@ -179,10 +217,10 @@ def attack(num_kills: int, generator: random.Random, hits: Counter[tuple[str, st
             if setup not in references:
                 references[setup] = leave_alone(server, setup, Path(scratch) / "alone" / str(len(references)))
             expected, seconds = references[setup]
-            kills = draw(generator, setup, seconds)
+            kills = draw(generator, setup, victims, seconds)
             folder = Path(scratch) / "case"
             num_hits, differences = interrupt(server, setup, kills, folder, expected)
-            hits[setup.name, kills[-1].moment] += num_hits
+            hits[setup.name, kills[-1].victim_kind, kills[-1].moment] += num_hits
             bar.update(num_hits)
             if differences:
                 wrong.append(f"{setup.name}: {kills}: {differences}")
@@ -192,24 +230,29 @@ def attack(num_kills: int, generator: random.Random, hits: Counter[tuple[str, st
                 return
 
 
-def draw(generator: random.Random, setup: Setup, seconds: float) -> list[Kill]:
+def draw(generator: random.Random, setup: Setup, victims: Sequence[str], seconds: float) -> list[Kill]:
     """One kill at a stage, or up to three at random moments of the same run."""
-    rank = generator.choice([None, *range(setup.num_ranks)])
+    kind = generator.choice(victims)
+    victim = generator.randrange(setup.num_ranks) if kind == "one" else kind
     if generator.random() < 0.6:
-        stage = generator.choice(SAVE_STAGES)
-        if stage not in ("before", "first_file"):
-            rank = 0  # the later stages are rank 0's
-        return [Kill(stage, step=generator.choice([2, 4, 6, 8]), rank=rank)]
-    if generator.random() < 0.25:
-        return [Kill(after=generator.uniform(0.3, seconds), is_launcher=True)]
-    return [Kill(after=generator.uniform(0.0, seconds), rank=rank) for _ in range(generator.randint(1, 3))]
+        stage = generator.choice(REPLACE_STAGES if setup.is_replacing else SAVE_STAGES)
+        if kind == "one" and stage not in ("before", "first_file"):
+            victim = 0  # the later stages are rank 0's
+        return [Kill(stage, REPLACED_STEP if setup.is_replacing else generator.choice([2, 4, 6, 8]), victim=victim)]
+    if kind == "launcher":
+        return [Kill(after=generator.uniform(0.3, seconds), victim=victim)]
+    return [Kill(after=generator.uniform(0.0, seconds), victim=victim) for _ in range(generator.randint(1, 3))]
 
 
-def say_table(hits: Counter[tuple[str, str]]) -> None:
-    moments = [*SAVE_STAGES, "random", "launcher"]
-    console.say(f"{'kills that hit':26}" + "".join(f"{moment:>14}" for moment in moments))
-    for setup in SETUPS:
-        console.say(f"{setup.name:26}" + "".join(f"{hits[setup.name, moment]:>14}" for moment in moments))
+def say_table(hits: Hits) -> None:
+    moments = [*SAVE_STAGES, *REPLACE_STAGES, "random"]
+    console.say(f"{'kills that hit':32}" + "".join(f"{moment:>14}" for moment in moments))
+    for place, names in ((0, [setup.name for setup in SETUPS]), (1, VICTIMS)):
+        for name in names:
+            found: Counter[str] = Counter()
+            for key, count in hits.items():
+                found[key[2]] += count if key[place] == name else 0
+            console.say(f"{name:32}" + "".join(f"{found[moment]:>14}" for moment in moments))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A real launcher spends ten seconds on imports for every run; a campaign of kills needs hundreds of runs. The ranks are
 real processes that meet over gloo, die of real signals, and are ended when one of them dies, as the launcher does it.
-Faults (tests/faults.py) are put into a rank after the fork, so that the product's code has no hooks for them.
+Faults (tests/faults/) are put into a rank after the fork, so that the product's code has no hooks for them.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.support import PROJECT, free_port
 
+PIDS_VARIABLE = "TEST_RANK_PIDS"  # names the file with the processes of all ranks, for a fault that kills them all
 PR_SET_CHILD_SUBREAPER = 36  # orphans of our children become ours
 
 
@@ -31,7 +32,8 @@ class Request:
     signals: list[dict[str, Any]] = field(default_factory=list)
     timeout: float = 90.0
     grace: float = 30.0  # between the launcher's SIGTERM to the other ranks and its SIGKILL
-    launcher_dies: float | None = None  # ranks get a launcher of their own, which is killed after so many seconds
+    has_launcher: bool = False  # ranks get one of their own, which a fault may kill
+    launcher_dies: float | None = None  # and it is killed after so many seconds
 
 
 @dataclass(frozen=True)
@@ -93,31 +95,50 @@ def _train(request: Request) -> Outcome:
     Path(request.output).mkdir(parents=True, exist_ok=True)
     for rank in range(request.num_ranks):  # one that is killed at once has written nothing
         (Path(request.output) / f"{rank}.txt").write_text("")
-    if request.launcher_dies is None:
-        codes = _wait([_fork(request, rank) for rank in range(request.num_ranks)], request, began)
-    else:
-        codes = _lose_launcher(request, began)
+    _list_of(request, "pids").unlink(missing_ok=True)
+    codes = _train_below_launcher(request, began) if request.has_launcher else _train_here(request, began)
     text = "".join((Path(request.output) / f"{rank}.txt").read_text() for rank in range(request.num_ranks))
     return Outcome(codes, text, time.monotonic() - began)
 
 
-def _lose_launcher(request: Request, began: float) -> list[int]:
-    """Ranks below a process that is killed; they then become this one's children, and are waited for."""
-    pids = Path(request.output) / "pids.json"
-    pids.unlink(missing_ok=True)
+def _train_below_launcher(request: Request, began: float) -> list[int]:
+    """Ranks below a process that may be killed; they then become this one's children, and are waited for."""
     launcher = os.fork()
     if not launcher:
-        children = [_fork(request, rank) for rank in range(request.num_ranks)]
-        pids.with_suffix(".tmp").write_text(json.dumps(children))
-        pids.with_suffix(".tmp").rename(pids)
-        signal.pause()
-        os._exit(99)
-    assert request.launcher_dies is not None
-    while not pids.exists() or time.monotonic() - began < request.launcher_dies:
+        _write_list(request, "codes", _train_here(request, began))
+        os._exit(0)
+    has_ended, is_killed = False, False
+    while not has_ended:
         time.sleep(0.005)
-    os.kill(launcher, signal.SIGKILL)
-    os.waitpid(launcher, 0)
-    return _wait(json.loads(pids.read_text()), request, began)
+        found, status = os.waitpid(launcher, os.WNOHANG)
+        has_ended = bool(found)
+        is_late = request.launcher_dies is not None and time.monotonic() - began >= request.launcher_dies
+        if is_late and not has_ended and not is_killed and _list_of(request, "pids").exists():
+            os.kill(launcher, signal.SIGKILL)
+            is_killed = True
+    if status == 0:
+        return json.loads(_list_of(request, "codes").read_text())
+    return _wait(json.loads(_list_of(request, "pids").read_text()), request, began)
+
+
+def _train_here(request: Request, began: float) -> list[int]:
+    return _wait(_fork_all(request), request, began)
+
+
+def _fork_all(request: Request) -> list[int]:
+    children = [_fork(request, rank) for rank in range(request.num_ranks)]
+    _write_list(request, "pids", children)
+    return children
+
+
+def _list_of(request: Request, name: str) -> Path:
+    return Path(request.output) / f"{name}.json"
+
+
+def _write_list(request: Request, name: str, numbers: list[int]) -> None:
+    path = _list_of(request, name)
+    path.with_suffix(".tmp").write_text(json.dumps(numbers))
+    path.with_suffix(".tmp").rename(path)
 
 
 def _fork(request: Request, rank: int) -> int:
@@ -132,6 +153,7 @@ def _fork(request: Request, rank: int) -> int:
         world = str(request.num_ranks)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_SIZE=world)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request.port))
+        os.environ[PIDS_VARIABLE] = str(_list_of(request, "pids"))
         _run_rank(request, rank)
     finally:
         os._exit(99)  # only when the rank did not end by itself

@@ -93,6 +93,11 @@ def write_project(folder: Path, *, width: int = 24, predictions: int = 4, **deep
     engine = {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW"}, **deepspeed}
     write_json(folder / "model.json", model)
     write_json(folder / "deepspeed.json", engine)
+    return tiny_words(folder, width, predictions)
+
+
+def tiny_words(folder: Path, width: int = 24, predictions: int = 4) -> list[str]:
+    """The launcher's words for what write_project() wrote."""
     return [
         *("--cf", str(folder / "model.json"), "--deepspeed_config", str(folder / "deepspeed.json")),
         *("--output_dir", str(folder / "out"), "--data_path_prefix", str(folder)),

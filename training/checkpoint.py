@@ -20,15 +20,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.console import console
 from common.errors import UserError, shortened
-from common.files import flush_folder, lock_file, write_atomically
+from common.files import lock_file, write_atomically
 from training import distributed
 from training.json_files import load_json
 from training.manifest import MANIFEST, STATE, WrittenFile, find_damage, size_in, write_manifest
+from training.publishing import DAMAGED, STAGING, publish
+from training.random_states import RANDOM_STATES, RandomStates, as_text
 from training.retention import Best, Retention, is_ours, read_best, retire, step_of, sweep, write_best
+from training.skips import Ranges, as_skips
 
-STAGING = ".saving"
-DAMAGED = ".damaged"
-SKIPS = "skips.json"
 A_RUNS_FOLDER = "give a run's <output_dir>/saved_models/<job_name> with complete checkpoints in it"
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -37,7 +37,7 @@ TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 class TrainingState:
     """What a run must know to go on, beside DeepSpeed's own state. Readable JSON in the checkpoint.
 
-    There is no random state in it: the order of samples and every rank's dropout follow from `seed` and `samples`.
+    The order of samples and every rank's dropout follow from `seed` and `samples`; random states have their own file.
     """
 
     step: int  # optimizer steps applied, those of an earlier phase included
@@ -56,7 +56,8 @@ class TrainingState:
     is_kernel: bool = False  # whether DeepSpeed's fused layers hold the blocks' weights, under names of their own
     seconds: float = 0.0  # that this run has taken, over all its restarts
     longest_pause: float = 0.0  # seconds of a validation or checkpoint: what --time_budget keeps back for the last ones
-    skips: tuple[tuple[int, int], ...] = ()  # samples from … to … that a rollback leaves out
+    skips: Ranges = ()  # samples from … to … that are left out
+    rollbacks: Ranges = ()  # those of them that came of going back, and were not written by hand
     recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to tell what has changed on resume
     data_summary: str | None = None  # files and rows, to tell what has changed
     best_tag: str | None = None  # with --keep_best: the checkpoint of best_validation_loss
@@ -107,9 +108,10 @@ class CheckpointFolder:
         if distributed.any_rank(failure is not None)[0]:
             distributed.ask_main_rank(lambda: shutil.rmtree(staging, ignore_errors=True))
             raise SaveFailed(self.explain(failure, tag, engine))
-        written = distributed.gather(names)
+        told = distributed.gather((names, RandomStates.now()))
         if distributed.is_main():
-            files = [WrittenFile(rank, *file) for rank, found in enumerate(written) for file in found]
+            files = [WrittenFile(rank, *file) for rank, (found, _) in enumerate(told) for file in found]
+            sources = {**sources, RANDOM_STATES: as_text([random_state for _, random_state in told])}
             task = (staging / tag, state, sources, retention, best, files, self.passed_over)
             self._commit = threading.Thread(target=self._commit_quietly, args=task, name="commit")
             self._commit.start()
@@ -301,25 +303,6 @@ def commit(
         console.warn(f"{folder}: the checkpoint is there, but its pointers could not be written ({error})")
 
 
-def publish(staged: Path, target: Path) -> None:
-    """The one rename that makes a checkpoint of the folder.
-
-    What is in its place is a damaged one, or the same step with fewer rows seen, which is not needed any more.
-    """
-    aside = target.with_name(f"{target.name}{DAMAGED}")
-    is_older = False
-    if target.exists():
-        is_older = find_damage(target) is None
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-        if not is_older:
-            console.warn(f"{target}: was damaged and is written anew; {aside.name} is the old one, for you to remove")
-    staged.rename(target)
-    flush_folder(target.parent)
-    if is_older:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def point_to(folder: Path, tag: str) -> None:
     """Move DeepSpeed's pointer. What it says is not believed: we go by the manifests."""
     write_atomically(folder / "latest", tag)
@@ -339,9 +322,16 @@ def read_state(folder: Path) -> TrainingState:
     names = {field.name for field in fields(TrainingState)}
     required = {field.name for field in fields(TrainingState) if field.default is MISSING}
     if not required <= set(content) <= names:
-        raise UserError(f"{path}: was written by another version of this project (keys differ); use that one")
+        missing, unknown = (
+            ", ".join(sorted(keys)) or "none" for keys in (required - set(content), set(content) - names)
+        )
+        raise UserError(
+            f"{path}: was written by another version of this project (missing keys: {missing}; unknown keys: "
+            f"{shortened(unknown)}); expected those of this version; use the one that wrote it"
+        )
     try:
-        as_skips(content.get("skips", []))
+        for key in ("skips", "rollbacks"):
+            as_skips(content.get(key, []))
         state = STATE_TYPE.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         detail = error.errors()[0]
@@ -382,33 +372,6 @@ def hold(checkpoint: Path, stack: ExitStack) -> bool:
         return lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
     except FileNotFoundError:
         return False
-
-
-def write_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
-    """Note the samples that a rollback leaves out where the next start finds them before the next checkpoint."""
-    write_atomically(folder / SKIPS, json.dumps(skips) + "\n")
-
-
-def read_skips(folder: Path) -> tuple[tuple[int, int], ...]:
-    try:
-        return as_skips(json.loads((folder / SKIPS).read_text()))
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{folder / SKIPS}: cannot be read ({error}); mend it, or remove it to leave out only what the checkpoint "
-            f"itself says"
-        ) from None
-
-
-def as_skips(content: Any) -> tuple[tuple[int, int], ...]:
-    """Ranges of samples from a JSON list of pairs; ValueError for anything else."""
-    pairs = content if isinstance(content, list) else [content]
-    for pair in pairs:
-        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)
-        if not is_pair or not 0 <= pair[0] < pair[1] < 2**63:
-            raise ValueError(f"skips: found {shortened(pair)}, expected [first, end] with 0 <= first < end")
-    return tuple((first, end) for first, end in pairs)
 
 
 def _megabytes(size: int) -> str:

@@ -110,7 +110,7 @@ def section_for_length(sections: dict[str, Any], length: int, key: str, path: Pa
     return sections[str(length)]
 
 
-REMOVE = "; remove it (docs/configuration.md lists the keys)"
+REMOVE = "; expected one of those in docs/configuration.md; remove it"
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": ModelFile,
     "data": DataSection,

@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from common.errors import Problems, nearest, shortened
 
+UNKNOWN = "; expected one of those that DeepSpeed knows there; remove it"
+
 
 class LayerDropBlock(BaseModel):
     """`progressive_layer_drop`: blocks are kept with a probability that falls from 1 towards `theta`."""
@@ -82,7 +84,7 @@ def _describe(name: str, kind: type[BaseModel], detail: Any) -> str:
     path = ".".join([name, *(str(part) for part in detail["loc"])])
     if detail["type"] == "extra_forbidden":
         known = _known_keys(kind, [str(part) for part in detail["loc"][:-1]])
-        return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known, otherwise='; remove it')}"
+        return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known, otherwise=UNKNOWN)}"
     return f"{path}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 

@@ -94,7 +94,7 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     problems = Problems()
     for key in content:
         if key not in KNOWN_KEYS:
-            hint = nearest(key, KNOWN_KEYS, otherwise="; remove it (docs/configuration.md lists the keys)")
+            hint = nearest(key, KNOWN_KEYS, otherwise="; expected one of those in docs/configuration.md; remove it")
             problems.add(f"{path}: unknown key {key!r}{hint}")
         elif key in REFUSED_KEYS:
             problems.add(f"{path}: {key!r} cannot be used here: {REFUSED_KEYS[key]}")
@@ -171,7 +171,7 @@ def _check_values(content: dict[str, Any], path: Path, problems: Problems) -> No
     if content.get("zero_optimization", {}).get("parameter_alignment"):
         problems.add(
             f"{path}: zero_optimization.parameter_alignment puts gaps between parameters, so that a checkpoint could "
-            f"not be cut anew for another number of ranks; remove it"
+            f"not be cut anew for another number of ranks; expected none; remove it"
         )
     clipping = content.get("gradient_clipping", 1.0)
     if isinstance(clipping, bool) or not isinstance(clipping, int | float) or not 0 <= clipping < 1e300:
@@ -179,7 +179,7 @@ def _check_values(content: dict[str, Any], path: Path, problems: Problems) -> No
             f"{path}: gradient_clipping must be a number of at least 0 (0: off), but found {shortened(clipping)}"
         )
     if _enabled(content, "fp16") and (_enabled(content, "bf16") or _enabled(content, "bfloat16")):
-        problems.add(f"{path}: both fp16 and bf16 are enabled; enable one")
+        problems.add(f"{path}: both fp16 and bf16 are enabled; expected one of them, or neither; disable the other")
 
 
 def _move_old_clipping(content: dict[str, Any], path: Path) -> None:
@@ -204,7 +204,10 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
             return None
     total, micro, accumulation = (content.get(name) for name in names)
     if total is None and micro is None:
-        problems.add(f"{path}: give train_batch_size or train_micro_batch_size_per_gpu (or both)")
+        problems.add(
+            f"{path}: has neither train_batch_size nor train_micro_batch_size_per_gpu; expected one of them, or both; "
+            f"give the rows of a step, or of a micro-step on one rank"
+        )
         return None
     if total is None:
         assert micro is not None

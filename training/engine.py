@@ -73,13 +73,22 @@ def take_step(
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
         torch.manual_seed(seed_of("dropout", seed, step.next_sample, index, engine.global_rank))
         with phases.measure("forward"):
-            loss = engine(batch, masked_lm_total=share)
+            loss = spoil_unless_finite(engine(batch, masked_lm_total=share))
             tally.add(engine.module.details)
         with phases.measure("backward"):
             engine.backward(loss)
         with phases.measure("optimizer"):
             engine.step()
     return True
+
+
+def spoil_unless_finite(loss: torch.Tensor) -> torch.Tensor:
+    """The same loss; where it is infinite or not a number its gradient is none either, so that no rank takes the step.
+
+    A gradient can be finite all the same: that of an infinite cross entropy is. Never waits for the device.
+    """
+    one = torch.ones_like(loss)
+    return loss * torch.where(loss.detach().isfinite(), one, one * torch.nan)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

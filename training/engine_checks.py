@@ -62,7 +62,7 @@ def _check_accumulation(deepspeed: DeepSpeedFile, precision: str | None, problem
     if wanted is not None and not any(wanted in names for names in PRECISION_NAMES.values()):
         problems.add(
             f"{deepspeed.path}: data_types.grad_accum_dtype is {shortened(wanted)}, expected one of "
-            f"{', '.join(PRECISION_NAMES)}"
+            f"{', '.join(PRECISION_NAMES)}; write one, or remove the key"
         )
         return
     if precision is None or deepspeed.zero_stage > 0 or wanted is None or wanted in PRECISION_NAMES[precision]:

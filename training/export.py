@@ -30,7 +30,10 @@ WEIGHTS = "model.safetensors"
 EXTRA_WEIGHTS = "next_sentence.safetensors"
 MARK = {"written_by": "export_hf"}  # among the weights' metadata: this file and those beside it may be written anew
 CARD_HEADING = "## Measured on the validation shards"
-WRITE_AGAIN = "copy the folder again from where it came, or write it with scripts/export_hf.py"
+WRITE_AGAIN = (
+    "expected a model in Hugging Face's layout; copy the folder again from where it came, or write it with "
+    "scripts/export_hf.py"
+)
 
 
 def locate_checkpoint(path: Path) -> Path:
@@ -91,8 +94,8 @@ def check_export_folder(folder: Path, flag: str, problems: Problems) -> None:
     if found and not is_export(folder):
         listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         problems.add(
-            f"{flag} {folder}: is not empty and holds no export of ours (found: {listed}); give a new folder, or empty "
-            f"this one"
+            f"{flag} {folder}: is not empty and holds no export of ours (found: {listed}); expected a new folder "
+            f"or an empty one; give a new folder, or empty this one"
         )
 
 

@@ -25,7 +25,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Namespace], bool], str], ...] = (
     (
         lambda f: f.refresh_bucket_size != 1,
         "--refresh_bucket_size {f.refresh_bucket_size}: datasets are mixed row by row, so there is no bucket to "
-        "repeat; drop the flag",
+        "repeat; expected 1, the default; drop the flag",
     ),
     (
         lambda f: f.stochastic_mode and not f.deepspeed_transformer_kernel,
@@ -41,7 +41,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Namespace], bool], str], ...] = (
     ),
     (
         lambda f: f.use_pretrain is not None and f.load_training_checkpoint is not None,
-        "--use_pretrain and --load_training_checkpoint both give the first weights; pass one",
+        "--use_pretrain and --load_training_checkpoint both give the first weights; expected one; drop the other",
     ),
     (
         lambda f: f.normalize_invertible and not f.preln,
@@ -134,7 +134,10 @@ def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
             f"job name {job_name!r}: names a folder, so it must be a single plain name; pass another --job_name"
         )
     elif len(os.fsencode(job_name)) > LONGEST_JOB_NAME:
-        problems.add(f"job name {job_name!r}: is too long for a folder; pass a shorter --job_name")
+        problems.add(
+            f"job name {job_name!r}: is too long for a folder; expected at most {LONGEST_JOB_NAME} bytes; pass a "
+            f"shorter --job_name"
+        )
     else:
         before = len(problems.messages)
         for part in ("saved_models", "runs"):

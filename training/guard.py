@@ -1,4 +1,4 @@
-"""Steps that must not count: gradients that are not finite, and losses that jump."""
+"""Steps that must not count: losses and gradients that are not finite, and losses that jump."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from typing import Any
 from common.console import console
 from common.errors import UserError
 from data.loader import StepBatches
-from training.checkpoint import SKIPS
 from training.run import Run
+from training.skips import SKIPS, Skips
 
 SPIKE_HISTORY = 200  # steps that the median is taken over
 MIN_HISTORY = 30
@@ -21,7 +21,7 @@ SPIKE_MARGIN = 0.5  # nats: smaller jumps are noise, however quiet the run
 
 
 class BadSteps:
-    """Counts steps that no rank applied because a gradient was infinite or not a number.
+    """Counts steps that no rank applied because a loss or a gradient was infinite or not a number.
 
     The engine skips such a step on all ranks. In fp16 that is how the loss scale is found, so there it counts only once
     the scale cannot fall any more. What was in the batch is written out, by each rank for its own rows.
@@ -50,11 +50,13 @@ class BadSteps:
         if self.in_row == 1:
             self.first_sample = first
         what = (
-            f"after step {self.run.state.step} the gradient was infinite or not a number for samples {first} to "
-            f"{batches.next_sample - 1}; no rank applied it ({self.in_row} in a row). Their rows are in {self.file}"
+            f"after step {self.run.state.step} the loss or its gradient was infinite or not a number for samples "
+            f"{first} to {batches.next_sample - 1}; no rank applied it ({self.in_row} in a row). Their rows are in "
+            f"{self.file}"
         )
         if self.in_row >= self.limit:
-            skips = [*map(list, self.run.state.skips), [self.first_sample, batches.next_sample]]
+            known = Skips(self.run.state.skips, self.run.state.rollbacks)
+            skips = [*known.lines(), [self.first_sample, batches.next_sample]]
             raise UserError(
                 f"{what}. That is --max_bad_steps; look at those rows, lower the learning rate, or train in another "
                 f"precision. The weights from before them are saved; to leave those rows out, write "
@@ -123,17 +125,6 @@ class Spikes:
         median = statistics.median(self.recent)
         spread = 1.4826 * statistics.median(abs(loss - median) for loss in self.recent)
         return median, median + max(SPIKE_MARGIN, SPIKE_DEVIATIONS * spread)
-
-
-def next_unskipped(sample: int, skips: Sequence[tuple[int, int]], rows: int) -> int:
-    """Where the next step of `rows` samples can begin without one that is left out: at `sample`, or later.
-
-    A range can begin inside a step when the batch has grown since it was noted; the rows before it go with it.
-    """
-    for first, end in sorted(skips):
-        if sample < end and first < sample + rows:
-            sample = end
-    return sample
 
 
 def describe_spike(spike: StepLoss, median: float) -> str:

@@ -26,7 +26,9 @@ def load_json(path: Path, what: str) -> dict[str, Any]:
             text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite_float
         )
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is no valid JSON: {error}; mend it at that place") from None
+        raise UserError(
+            f"{path}: is no valid JSON: {error}; expected {what}, one JSON object; mend it at that place"
+        ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected {what}, one JSON object {{…}}, but found a {type(content).__name__}")
     return content

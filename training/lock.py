@@ -22,14 +22,16 @@ def lock_folder(folder: Path) -> Generator[None]:
         stream = (folder / LOCK).open("a+")
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written to ({error.strerror}); pass another --output_dir or mend its permissions"
+            f"{folder}: cannot be written to ({error.strerror}); expected a folder that this user can write to; pass "
+            f"another --output_dir, or mend its permissions"
         ) from None
     with stream:
         if not lock_file(stream, fcntl.LOCK_EX):
             stream.seek(0)
             holder = stream.read().strip() or "another process"
             raise UserError(
-                f"{folder}: another run is writing there ({holder}); wait for it, stop it, or pass another --job_name"
+                f"{folder}: another run is writing there ({holder}); expected a folder of this run alone; wait for it, "
+                f"stop it, or pass another --job_name"
             )
         _sign(folder / LOCK)
         try:

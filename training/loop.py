@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,17 +15,19 @@ from common.errors import UserError
 from data.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training import distributed
-from training.checkpoint import SKIPS, SaveFailed, TrainingState, read_state, tag_of, write_skips
+from training.checkpoint import SaveFailed, read_state, tag_of
 from training.display import first_live_text, live_text, say_validation
 from training.engine import seed_of, set_batch, take_step
 from training.final_export import export_last_checkpoint
-from training.guard import BadSteps, Spikes, describe_spike, guard_engine, next_unskipped
+from training.guard import BadSteps, Spikes, describe_spike, guard_engine
 from training.match import Origin
 from training.optimizer import set_learning_rate
+from training.random_states import RandomStates
 from training.retention import Best
-from training.run import Run, load_engine
+from training.run import Run, load_engine, take_random_states
 from training.samples import Samples
 from training.saving import Saver
+from training.skips import SKIPS, Skips, count_rollbacks, next_unskipped, note_skips
 from training.streams import build_stream
 from training.timing import Phases
 from training.validation import validate, validation_rows
@@ -143,12 +144,13 @@ class Loop:
         set_learning_rate(run.engine.optimizer, window.rate)
         drop_layers(run)
         window.norm.note_scale()
-        sums, skipped = window.tally.sums, run.engine.skipped_steps
+        sums, skipped, random_states = window.tally.sums, run.engine.skipped_steps, RandomStates.now()
         is_taken = take_step(
             run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.is_agreed
         )
         if not is_taken:
             window.tally.sums = sums
+            random_states.set()  # as the next start, which takes the whole step, must find them
             return False
         try:
             self.bad_steps.check(batches)
@@ -214,7 +216,7 @@ class Loop:
         if not go_back(run, spike.step, (spike.first_sample, spike.next_sample)):
             console.warn("there is no checkpoint from before it to go back to; training goes on")
             return False
-        rollbacks = count_rollbacks(run.state)
+        rollbacks = count_rollbacks(run.state.rollbacks, run.state.samples)
         if rollbacks > MOST_ROLLBACKS:
             raise UserError(
                 f"{describe_spike(*found[0])}: after going back to step {run.state.step} {rollbacks - 1} times the "
@@ -260,7 +262,7 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     """Load the newest checkpoint from before `step`, and leave out `samples` from now on; whether there is one."""
     with suppress(SaveFailed):
         run.checkpoints.finish()
-    skips = (*run.state.skips, samples)
+    skips = Skips(run.state.skips, run.state.rollbacks).merged(Skips((samples,), (samples,)))
     tag = distributed.ask_main_rank(lambda: run.checkpoints.newest_valid(before_step=step))
     if tag is None:
         return False
@@ -268,24 +270,12 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     saved = read_state(origin.path)
     load_engine(run.engine, origin, saved, run.place)
     guard_engine(run.engine)
-    run.state = replace(saved, world_size=run.place.world_size, skips=skips)
+    run.state = replace(saved, world_size=run.place.world_size, skips=skips.ranges, rollbacks=skips.rollbacks)
+    take_random_states(origin, run.state, run.place)
     if run.place.is_main:
         note_skips(run.checkpoints.folder, skips)
     run.sinks.go_back(run.state)
     return True
-
-
-def count_rollbacks(state: TrainingState) -> int:
-    """How often a run has gone back to where it is now, in all its starts: each time left out samples that follow."""
-    return sum(first >= state.samples for first, _ in state.skips)
-
-
-def note_skips(folder: Path, skips: Sequence[tuple[int, int]]) -> None:
-    """For a start before the next checkpoint, which holds them too."""
-    try:
-        write_skips(folder, skips)
-    except OSError as error:
-        console.warn(f"{folder}: the samples left out cannot be noted ({error.strerror}); the next checkpoint does")
 
 
 def pass_skips(run: Run) -> bool:

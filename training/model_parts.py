@@ -168,7 +168,10 @@ def find_first_weights(model_file: ModelFile, flags: Namespace) -> Path | None:
         return None
     name = flags.use_pretrain or model_file.bert_model_file
     if name is None:
-        raise UserError(f"--use_pretrain: give a folder, or name one in {flags.config_file} as bert_model_file")
+        raise UserError(
+            f"--use_pretrain: names no folder; expected one with a model in Hugging Face's layout; give it behind the "
+            f"flag, or in {flags.config_file} as bert_model_file"
+        )
     if not Path(name).is_dir():
         raise UserError(
             f"--use_pretrain: {name} is no folder here; expected a Hugging Face folder with model.safetensors "

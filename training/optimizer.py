@@ -107,7 +107,7 @@ def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, pro
     """Note what is wrong with the DeepSpeed JSON's optimizer block, of which `where` names the file."""
     for key in block:
         if key not in ("type", "params", "legacy_fusion"):
-            hint = nearest(key, ("type", "params", "legacy_fusion"), otherwise="; remove it")
+            hint = nearest(key, ("type", "params", "legacy_fusion"), otherwise="; expected type or params; remove it")
             problems.add(f"{where}: unknown key 'optimizer.{key}'{hint}")
     kind, params = block.get("type"), block.get("params", {})
     if not isinstance(kind, str):
@@ -125,7 +125,7 @@ def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, pro
     known = KNOWN_PARAMS.get(kind.lower())
     for key in params:
         if known is not None and key not in known:
-            hint = nearest(key, known, otherwise="; remove it")
+            hint = nearest(key, known, otherwise=f"; expected one of {', '.join(known)}; remove it")
             problems.add(f"{where}: unknown key 'optimizer.params.{key}' for {kind}{hint}")
     _check_params(params, where, problems)
     _check_pairing(kind.lower(), params, zero, where, problems)

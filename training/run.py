@@ -1,15 +1,13 @@
 """A run, put together: data, model, engine, schedule, checkpoints and sinks, resumed where it was."""
 
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from common.console import console
-from common.errors import Problems, UserError
+from common.errors import UserError
 from common.words import counted
 from data.loader import TrainingStream
 from data.shards import PretrainingDataset
@@ -21,7 +19,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training import distributed
 from training.budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
-from training.checkpoint import DAMAGED, CheckpointFolder, TrainingState, hold, read_skips, read_state
+from training.checkpoint import CheckpointFolder, TrainingState, read_state
 from training.datasets import Datasets, describe_rows
 from training.display import format_seconds
 from training.engine import build_engine, seed_of
@@ -29,13 +27,15 @@ from training.environment import Place
 from training.export import load_hugging_face_weights, read_weights
 from training.horizon import Horizon
 from training.kernel import layer_factory, use_kernel
-from training.match import Origin, check_match, check_model, find_changes
+from training.match import Origin, find_changes
 from training.optimizer import build_optimizer
+from training.origin import held_origin
 from training.outlook import Outlook, count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
-from training.retention import step_of
+from training.random_states import restore, seed_all
 from training.schedule import Schedule
 from training.settings import Settings, describe
 from training.sinks import Sinks
+from training.skips import Skips, read_skips
 from training.step_plan import Phase, StepPlan, plan_steps
 from training.stopping import StopRequests
 from training.streams import build_stream
@@ -119,6 +119,7 @@ def build_run(
         stop=stop,
     )
     introduce(run, model, origin)
+    take_random_states(origin, state, place)  # last: building draws as it likes
     return run
 
 
@@ -174,68 +175,6 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
     return build_engine(model, config, optimizer, groups)
 
 
-def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
-    """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
-    own = checkpoints.newest_valid()
-    if own is None and (checkpoints.tags() or any(checkpoints.folder.glob(f"step_*{DAMAGED}"))):
-        raise UserError(
-            f"{checkpoints.folder}: holds checkpoints, but none that is sound and named step_N; restore one, or pass "
-            f"another --job_name"
-        )
-    if own is not None:
-        best = checkpoints.best()
-        is_before = best is not None and step_of(best.tag) <= step_of(own)
-        return Origin(checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None)
-    if settings.flags.load_training_checkpoint is not None:
-        other = CheckpointFolder(settings.flags.load_training_checkpoint)
-        tag = other.choose(settings.flags.load_checkpoint_id)
-        return Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
-    return None
-
-
-@contextmanager
-def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState) -> Generator[Origin | None]:
-    """find_origin()'s choice, kept from being removed while it is read. Where it vanished first, the next newest."""
-    for _ in range(3):
-        origin = distributed.ask_main_rank(lambda: find_origin(settings, checkpoints))
-        with ExitStack() as stack:
-            has_gone = origin is not None and not hold(origin.path, stack)
-            if not distributed.any_rank(has_gone)[0]:
-                if origin is not None:
-                    distributed.ask_main_rank(partial(check_origin, origin, fresh, settings))
-                yield origin
-                return
-    assert origin is not None
-    raise UserError(
-        f"{origin.path}: was removed by the run that owns it; start again to take a newer one, or raise that run's "
-        f"--keep_last"
-    )
-
-
-def check_origin(origin: Origin, fresh: TrainingState, settings: Settings) -> None:
-    """Refuse what a run that would begin as `fresh` cannot go on from, before anything is built."""
-    saved = read_state(origin.path)
-    if origin.is_only_weights:
-        check_model(saved, fresh.model_config, fresh.is_preln, origin.path)
-        return
-    problems = Problems()
-    problems.attempt(lambda: check_match(saved, fresh, origin))
-    if not origin.is_own:
-        problems.attempt(lambda: check_schedule(saved, settings, origin))
-    problems.raise_if_any()
-
-
-def check_schedule(saved: TrainingState, settings: Settings, origin: Origin) -> None:
-    """Refuse another run's checkpoint that lies past the end of this run's schedule: not one step would be taken."""
-    total = settings.training.total_training_steps
-    if saved.step >= total and settings.time_budget is None and not settings.flags.rewarmup:
-        raise UserError(
-            f"{origin.path}: is of step {saved.step}, but the model JSON's total_training_steps is {total}, so there "
-            f"is nothing left to train; pass --rewarmup to count the schedule's steps from there, or raise "
-            f"total_training_steps"
-        )
-
-
 def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:
     """The state of a run that has not begun."""
     return TrainingState(
@@ -268,13 +207,14 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
         # Either may lack one: a full disk takes no note, and a checkpoint from before a rollback has none of it.
-        skips = tuple(dict.fromkeys((*saved.skips, *read_skips(origin.folder))))
+        skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(origin.folder))
         losses = [loss for loss in (saved.best_validation_loss, origin.best_loss) if loss is not None]
         return replace(
             saved,
             world_size=place.world_size,
             recipe=fresh.recipe,
-            skips=skips,
+            skips=skips.ranges,
+            rollbacks=skips.rollbacks,
             best_validation_loss=min(losses, default=None),
             data_summary=fresh.data_summary,
         )
@@ -294,6 +234,15 @@ def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
             f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to begin anew"
         )
     return state
+
+
+def take_random_states(origin: Origin | None, state: TrainingState, place: Place) -> None:
+    """Those that this rank saved. A new run, or another number of ranks, begins new ones from what it has seen."""
+    if origin is not None and origin.is_own:
+        folder = origin.path
+        if distributed.read_together(lambda: restore(folder, place.rank, place.world_size)):
+            return
+    seed_all(seed_of("random states", state.seed, state.samples, place.rank))
 
 
 def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place) -> None:

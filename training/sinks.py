@@ -55,7 +55,7 @@ class Sinks:
         files = getattr(self.monitor, "csv_monitor", None)
         if files is not None and self.lines.exists():  # this run has been here before
             self._attempt("the CSV monitor", lambda: forget_later_csv(files, position.step))
-        self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, position.step))
+        self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, position))
         self._attempt("TensorBoard", lambda: self._open_writers(position.step + 1, position.samples + 1))
 
     def _open_writers(self, step: int | None, samples: int | None) -> None:
@@ -184,15 +184,24 @@ def forget_later_csv(monitor: Any, step: int) -> None:
             monitor.filenames.append(path.stem)
 
 
-def forget_later_lines(path: Path, step: int) -> None:
-    """Drop what an interrupted run wrote after the checkpoint it is resumed from, and a torn last line."""
+def forget_later_lines(path: Path, position: Position) -> None:
+    """Drop what an interrupted run wrote after the checkpoint it is resumed from, and a torn last line.
+
+    By samples too: rows that gave no step move on without one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    kept = [row for row in read_lines(path) if row.get("step", 0) <= step]
+    rows = [row for row in read_lines(path) if row.get("step", 0) <= position.step]
+    kept = [row for row in rows if _samples(row) <= position.samples]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
     temporary.replace(path)
+
+
+def _samples(row: dict[str, Any]) -> int:
+    samples = row.get("samples", 0)
+    return samples if isinstance(samples, int) else 0
 
 
 def _hush_writer_thread(report: threading.ExceptHookArgs) -> None:

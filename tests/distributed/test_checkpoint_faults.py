@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from common.processes import STOPPED_EXIT_CODE
-from tests.distributed.test_faults import BATCH, checkpoints, losses, small_disk, weights, without_dropout
+from tests.distributed.runs import BATCH, checkpoints, weights
+from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
-from tests.support import read_metrics, write_project
+from tests.support import read_metrics, tiny_words, write_project
+from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, find_damage, read_state, write_manifest
-from training.loop import note_skips
 from training.retention import Best, Retention
+from training.skips import Skips, note_skips
 
-__all__ = ["small_disk"]  # a fixture
 EVERY_TWO = ["--save_every_steps", "2"]
 
 
@@ -53,14 +54,10 @@ def test_a_manifest_without_some_ranks_file_is_none(stage: int, rank_server: Ran
 def test_a_folder_whose_name_is_a_pattern(rank_server: RankServer, tmp_path: Path) -> None:
     folder = tmp_path / "b*[x]?"
     words = [*write_project(folder), "--job_name", "a[1]"]
-    written = (folder / "model.json").read_bytes().replace(b"\n", b"\r\n")  # by an editor of Windows
-    (folder / "model.json").write_bytes(written)
     assert rank_server.run([*words, "--max_steps", "2"], 1, folder).codes == [0]
     outcome = rank_server.run([*words, "--max_steps", "4"], 1, folder)
     assert outcome.codes == [0], outcome.text
     assert "a[1]/step_00000002" in outcome.text
-    kept = folder / "out" / "saved_models" / "a[1]" / "step_00000002" / "model.json"
-    assert kept.read_bytes() == written, "the user's files are kept as they are"
     rows = read_metrics(folder, "train", job="a[1]")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[3]["loss"] < rows[0]["loss"] + 0.1
@@ -105,9 +102,30 @@ LIKE_OTHERS = ("flipped", "a manifest of nothing", "a manifest of words", "a man
 def whole(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to step 6, left alone."""
     folder = tmp_path_factory.mktemp("whole")
-    outcome = rank_server.run([*write_project(folder), *EVERY_TWO, "--max_steps", "6"], 1, folder)
+    words = [*write_project(folder), *EVERY_TWO, "--max_steps", "6"]
+    for name in ("model.json", "deepspeed.json"):  # as an editor of Windows writes them
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes().replace(b"\n", b"\r\n"))
+    outcome = rank_server.run(words, 1, folder)
     assert outcome.codes == [0], outcome.text
     return folder
+
+
+def test_a_checkpoint_holds_the_configs_as_they_were(whole: Path) -> None:
+    """The user's files byte for byte, and what came of them and of the flags."""
+    for tag in checkpoints(whole).tags():
+        saved = checkpoints(whole).folder / tag
+        for name in ("model.json", "deepspeed.json"):
+            assert (saved / name).read_bytes() == (whole / name).read_bytes()
+        resolved = json.loads((saved / "resolved.json").read_text())
+        flags, _ = read_arguments([*tiny_words(whole), *EVERY_TWO, "--max_steps", "6"])
+        assert resolved["flags"] == json.loads(json.dumps(vars(flags), default=str))
+        assert resolved["flags"]["seed"] == 42, "those that were not given too"
+        given = json.loads((whole / "deepspeed.json").read_text(encoding="utf-8-sig"))
+        assert given.items() <= resolved["deepspeed"].items()
+        assert resolved["deepspeed"]["train_micro_batch_size_per_gpu"] == BATCH, "and what follows from them"
+        state = read_state(saved)
+        assert state.model_config["hidden_size"] == 32
+        assert (state.recipe or {})["learning_rate"] == 0.003
 
 
 @pytest.mark.parametrize(
@@ -228,7 +246,7 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
 def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fill(small_disk)
     CheckpointFolder(small_disk).note_best(Retention(), Best("step_00000001", 1.0, False))
-    note_skips(small_disk, [(1, 2)])
+    note_skips(small_disk, Skips(((1, 2),)))
     assert capfd.readouterr().err.count("No space left on device") == 2
 
 
@@ -258,14 +276,20 @@ def test_a_loss_that_always_jumps_ends_the_run(rank_server: RankServer, tmp_path
 
 
 def test_rollbacks_are_counted_over_restarts(rank_server: RankServer, tmp_path: Path) -> None:
+    """And nothing else is: what somebody wrote into skips.json is left out, but is no rollback."""
     words = [*write_project(tmp_path), "--on_spike", "rollback", "--ckpt_to_save", "99"]
     without_dropout(tmp_path)
     assert rank_server.run([*words, "--max_steps", "4"], 1, tmp_path).codes == [0]
+    by_hand = [[50 * BATCH, 51 * BATCH], [52 * BATCH, 53 * BATCH], [54 * BATCH, 55 * BATCH]]
+    (checkpoints(tmp_path).folder / "skips.json").write_text(json.dumps(by_hand))
     words += ["--max_steps", "45", "--print_steps", "6"]
     spoilt = [{"kind": "spoil_weights", "next_sample": 36 * BATCH, "always": True}]
     killed = rank_server.run(words, 1, tmp_path, faults=[*spoilt, {"kind": "die_in_rollback", "number": 3}])
     assert killed.codes == [-signal.SIGKILL], killed.text
     assert killed.text.count("went back to step 4;") == 2
+    lines = json.loads((checkpoints(tmp_path).folder / "skips.json").read_text())
+    assert [line for line in lines if len(line) == 2] == by_hand
+    assert [line[2] for line in lines if len(line) == 3] == ["rollback"] * 2
     again = rank_server.run(words, 1, tmp_path, faults=spoilt)
     assert again.codes == [2], again.text
     assert again.text.count("went back to step 4;") == 1

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import SAVE_STAGES
-from tests.kill_campaign import Kill, Setup, Trace, interrupt, leave_alone
+from tests.faults.saving import REPLACE_STAGES, SAVE_STAGES
+from tests.kill_campaign import REPLACED_STEP, Kill, Setup, Trace, interrupt, leave_alone
 from tests.rank_server import RankServer
 
 TWO_RANKS = Setup(zero_stage=1, num_ranks=2)
@@ -25,17 +25,57 @@ def test_killed_at_a_stage_of_a_save(
     assert differences == []
 
 
-def test_killed_at_random_moments(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
-    seconds = undisturbed[1]
-    kills = [Kill(after=seconds * 0.6, rank=1), Kill(after=seconds * 0.9, rank=None)]
+# The short run takes the stages at which others than rank 0 have most to lose.
+OTHER_VICTIMS = [(stage, victim) for stage in SAVE_STAGES for victim in ("all", "launcher")]
+IN_SHORT_RUN = [("between_files", "launcher"), ("rename", "all")]
+
+
+@pytest.mark.parametrize(
+    ("stage", "victim"),
+    [pytest.param(*case, marks=() if case in IN_SHORT_RUN else pytest.mark.slow) for case in OTHER_VICTIMS],
+)
+def test_all_ranks_or_the_launcher_killed_at_a_stage_of_a_save(
+    stage: str, victim: str, undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path
+) -> None:
+    hits, differences = interrupt(rank_server, TWO_RANKS, [Kill(stage, victim=victim)], tmp_path, undisturbed[0])
+    assert hits == 1, "the kill must have hit"
+    assert differences == []
+
+
+REPLACING = Setup(zero_stage=0, num_ranks=1, is_replacing=True)
+
+
+@pytest.fixture(scope="module")
+def replaced(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return leave_alone(rank_server, REPLACING, tmp_path_factory.mktemp("replaced"))[0]
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=() if stage == "set_aside" else pytest.mark.slow) for stage in REPLACE_STAGES]
+)
+def test_killed_while_a_sound_checkpoint_is_replaced(
+    stage: str, replaced: Trace, rank_server: RankServer, tmp_path: Path
+) -> None:
+    """It is the only one: were it lost for a moment, the next start would refuse the folder."""
+    kill = Kill(stage, step=REPLACED_STEP)
+    hits, differences = interrupt(rank_server, REPLACING, [kill], tmp_path, replaced)
+    assert hits == 1, "the kill must have hit"
+    assert differences == []
+    folder = tmp_path / "out" / "saved_models" / "tiny"
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == [f"step_{REPLACED_STEP:08d}"]
+
+
+def test_killed_outside_of_a_save(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
+    """One rank after the first figures, then all ranks while they begin."""
+    kills = [Kill(is_late=True, victim=1), Kill(after=0.5, victim="all")]
     hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
-    assert hits >= 1
+    assert hits == 2
     assert differences == []
 
 
 def test_a_killed_launcher(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
     """Once while the ranks begin, once while they train: they notice, save what there is, and leave."""
-    kills = [Kill(after=share * undisturbed[1], is_launcher=True) for share in (0.2, 0.7)]
+    kills = [Kill(after=share * undisturbed[1], victim="launcher") for share in (0.2, 0.7)]
     hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
     assert hits >= 1
     assert differences == []

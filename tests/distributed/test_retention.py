@@ -7,7 +7,7 @@ import pytest
 import torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-from tests.distributed.test_faults import checkpoints, weights
+from tests.distributed.runs import checkpoints, weights
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoint import hold

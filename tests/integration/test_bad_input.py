@@ -1,7 +1,7 @@
-"""A user's mistake: one message that names the thing, what was found and the remedy; exit code 2; no file touched.
+"""A user's mistake: one message with the thing, what was found, what was expected and the remedy; exit code 2.
 
-The table stands in tests/integration/bad_input/. Every case runs the command's own main() in this process, as the
-process would; a handful runs as real processes too.
+No file is touched. The table stands in tests/integration/bad_input/. Every case runs the command's own main() in this
+process, as the process would; a handful runs as real processes too.
 """
 
 import json
@@ -91,7 +91,7 @@ def check_told(told: str, case: Case, root: Path) -> None:
     messages = [line for line in told.splitlines() if line.startswith("error: ")]
     assert len(messages) == 1, told
     message = told[told.index("error: ") :].replace(str(root), "{root}")
-    for part in (case.thing, case.found, case.remedy):
+    for part in (case.thing, case.found, case.expected, case.remedy):
         assert part in message
 
 
@@ -361,3 +361,8 @@ def test_the_table_is_large_enough() -> None:
     assert len(CASES) >= 60
     assert {case.command for case in CASES} == COMMANDS.keys()
     assert len(set(names(CASES))) == len(CASES)
+
+
+def test_no_part_of_a_message_stands_for_two() -> None:
+    """What was expected must be told beside what was found."""
+    assert [name for name, case in zip(names(CASES), CASES, strict=True) if case.expected in (case.found, "")] == []

@@ -95,14 +95,21 @@ def deepspeed(words: list[str]) -> list[str]:
 ENDS = {
     "rank": (signal.SIGTERM, STOPPED_EXIT_CODE),
     "launcher": (signal.SIGTERM, 1),
+    "launcher interrupted": (signal.SIGINT, 1),
+    "launcher warned": (signal.SIGUSR1, 0),  # it knows no such signal, and dies of it
     "launcher killed": (signal.SIGKILL, 0),  # DeepSpeed's; scripts/supervise.py knows better
     "command": (signal.SIGTERM, -signal.SIGTERM),
     "command interrupted": (signal.SIGINT, -signal.SIGINT),
+    "command warned": (signal.SIGUSR1, -signal.SIGUSR1),
 }
 
 
+LIKE_OTHERS = ("command interrupted", "command warned", "launcher interrupted", "launcher warned")
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize(
-    "target", [pytest.param(name, marks=pytest.mark.slow if name == "command interrupted" else ()) for name in ENDS]
+    "target", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in ENDS]
 )
 def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) -> None:
     words = write_endless(tmp_path)
@@ -123,6 +130,33 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) 
     newest = checkpoints(tmp_path).newest_valid()
     assert newest is not None
     assert f"stopped at step {read_state(checkpoints(tmp_path).folder / newest).step} " in text
+
+
+@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGUSR1))]
+)
+def test_a_signal_to_the_supervisor_of_several_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    """All is saved, nothing is left or started again, and the code is that of a stop, which `deepspeed` would hide.
+
+    Ctrl-C in a terminal comes to the supervisor alone, so that no traceback of DeepSpeed's own is seen either.
+    """
+    words = write_endless(tmp_path)
+    command = [sys.executable, "scripts/supervise.py", "--max_restarts", "2", "--pause", "0.1", "--", *deepspeed(words)]
+    with running(command, tmp_path) as process:
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        began = time.monotonic()
+        assert process.wait(60) == STOPPED_EXIT_CODE, (tmp_path / "output.txt").read_text()
+        assert time.monotonic() - began < 30
+        _, alive = psutil.wait_procs(below, timeout=5)
+        assert not alive, "orphans"
+    text = (tmp_path / "output.txt").read_text()
+    newest = checkpoints(tmp_path).newest_valid()
+    assert newest is not None
+    assert f"stopped at step {read_state(checkpoints(tmp_path).folder / newest).step} ({number.name})" in text
+    assert "restart" not in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,14 +210,6 @@ def test_shards_that_another_tool_wrote_are_not_replaced_unless_told(corpus: Pat
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["32", "books_test_0.h5", "wiki_training_0.hdf5"]
     run(corpus, tmp_path, "--overwrite")
     assert not list(tmp_path.glob("32/*_0.h*"))
-
-
-@pytest.fixture
-def heard_interrupts() -> Generator[None]:
-    """Children of a background job, as a test run may be, have SIGINT ignored otherwise."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heard_interrupts")

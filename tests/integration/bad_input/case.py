@@ -30,13 +30,17 @@ Spoil = Callable[[Setup], None]
 
 @dataclass(frozen=True)
 class Case:
-    """`thing`, `found` and `remedy` must all stand in the one message. {root} is the setup's folder."""
+    """`thing`, `found`, `expected` and `remedy` must all stand in the one message. {root} is the setup's folder.
+
+    Where the remedy is to give what was expected, one clause may say both.
+    """
 
     name: str
     command: str
     spoil: Spoil
     thing: str
     found: str
+    expected: str
     remedy: str
 
 
@@ -201,8 +205,8 @@ def _as_root(*command: str) -> None:
         pytest.skip(f"{' '.join(command)} is not possible here: {outcome.stderr.strip()}")
 
 
-def table(command: str, rows: Mapping[str, tuple[Spoil, str, str, str]]) -> list[Case]:
-    """name → (what breaks it, the thing that the message names, what was found, the remedy)"""
+def table(command: str, rows: Mapping[str, tuple[Spoil, str, str, str, str]]) -> list[Case]:
+    """name → (what breaks it, the thing that the message names, what was found, what was expected, the remedy)"""
     return [Case(name, command, *row) for name, row in rows.items()]
 
 

@@ -31,6 +31,7 @@ from tests.integration.bad_input.case import (
 from tests.integration.bad_input.good import WORDS
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
+from training.lock import lock_folder
 from training.manifest import write_manifest
 
 SHARD = "wiki_training_0.hdf5"
@@ -38,6 +39,11 @@ ROWS = 37  # of that shard
 NO_DATA = both(removed("data/*"), removed("data"))
 RESUMED = words("--output_dir", "{root}/out")
 FROM_RUN = ("--load_training_checkpoint", "{root}/out/saved_models/tiny")
+
+
+def held_by_another(setup: Setup) -> None:
+    """A run is under way in the folder."""
+    setup.cleanup.enter_context(lock_folder(setup.root / "out" / "saved_models" / "tiny"))
 
 
 def shard_of(num_rows: int, width: int) -> Spoil:
@@ -150,199 +156,202 @@ def _other_words() -> str:
 
 OTHER_TOKENIZER = both(replaced("v.txt", _other_words()), edited("model.json", "bert_token_file", "v.txt"))
 SHARDS = {
-    "no folder": (NO_DATA, "data", "no such folder", "data.prepare"),
-    "an empty folder": (removed("data/*"), "data", "no HDF5 file", "data.prepare"),
-    "a file for a folder": (both(NO_DATA, replaced("data", "x")), "data", "no such folder", "data.prepare"),
-    "a link to nothing": (both(NO_DATA, link_to_nothing("data")), "data", "no such folder", "data.prepare"),
-    "only validation files": (removed("data/*training*"), "data", "none with 'training'", "data.prepare"),
-    "no HDF5": (replaced(f"data/{SHARD}", "text"), SHARD, "is no HDF5 file", "remove it"),
-    "an empty file": (replaced(f"data/{SHARD}", ""), SHARD, "(0 bytes)", "remove it"),
-    "cut short": (cut_short(f"data/{SHARD}"), SHARD, "damaged or incomplete", "copy it again"),
-    "another width": (shard_of(5, 16), SHARD, "16 tokens wide", "pass --max_seq_length 16"),
-    "a dataset missing": (shard_with("segment_ids", None), SHARD, "no dataset 'segment_ids'", "prepare it anew"),
-    "floats": (shard_with("input_ids", np.zeros((ROWS, 24), np.float32)), SHARD, "float32", "not integers"),
-    "other rows": (shard_with("input_mask", np.ones((4, 24), np.int8)), SHARD, "(4, 24)", "expected (37, 24)"),
+    "no folder": (NO_DATA, "data", "no such folder", "expected one with shards", "data.prepare"),
+    "an empty folder": (removed("data/*"), "data", "no HDF5 file", "with 'training' in its name", "data.prepare"),
+    "a file for a folder": (both(NO_DATA, replaced("data", "x")), "data", "no such folder", "expected one with shards", "data.prepare"),
+    "a link to nothing": (both(NO_DATA, link_to_nothing("data")), "data", "no such folder", "expected one with shards", "data.prepare"),
+    "only validation files": (removed("data/*training*"), "data", "none with 'training'", "with 'training' in its name", "data.prepare"),
+    "no HDF5": (replaced(f"data/{SHARD}", "text"), SHARD, "is no HDF5 file", "expected a shard, as docs/data_format.md describes it", "remove it"),
+    "an empty file": (replaced(f"data/{SHARD}", ""), SHARD, "(0 bytes)", "expected a shard, as docs/data_format.md describes it", "remove it"),
+    "cut short": (cut_short(f"data/{SHARD}"), SHARD, "damaged or incomplete", "expected a whole HDF5 file", "copy it again"),
+    "another width": (shard_of(5, 16), SHARD, "16 tokens wide", "but --max_seq_length is 24", "pass --max_seq_length 16"),
+    "a dataset missing": (shard_with("segment_ids", None), SHARD, "no dataset 'segment_ids'", "need input_ids, input_mask, segment_ids", "prepare it anew"),
+    "floats": (shard_with("input_ids", np.zeros((ROWS, 24), np.float32)), SHARD, "float32", "not integers", "prepare it anew"),
+    "other rows": (shard_with("input_mask", np.ones((4, 24), np.int8)), SHARD, "(4, 24)", "expected (37, 24)", "prepare it anew"),
     "ids beyond the vocabulary": (
-        shard_with("input_ids", np.full((ROWS, 24), 1000, np.int32)), SHARD, "found 1000", "outside 0…60"
+        shard_with("input_ids", np.full((ROWS, 24), 1000, np.int32)), SHARD, "found 1000", "0…60 of the tokenizer", "outside 0…60"
     ),
-    "a link to another file": (shard_linked_outside, SHARD, "ExternalLink", "refused"),
-    "a broken link among them": (link_to_nothing("data/wiki_training_9.hdf5"), "wiki_training_9", "no such file", "check"),
-    "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "check"),
-    "a manifest of another size": (manifest_of(bytes=1), SHARD, "the manifest says 1", "copy it again"),
-    "a manifest of other rows": (manifest_of(rows=7), SHARD, "the manifest says 7", "copy it again"),
-    "a manifest of another file": (manifest_of(name="a_training.hdf5"), "a_training.hdf5", "is missing", "copy it again"),
-    "a file that the manifest has not": (manifest_of(name="a_training.hdf5"), SHARD, "not listed", "folder of its own"),
-    "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "prepare the data again"),
+    "a link to another file": (shard_linked_outside, SHARD, "ExternalLink", "expected a dataset in the file itself", "refused"),
+    "a broken link among them": (link_to_nothing("data/wiki_training_9.hdf5"), "wiki_training_9", "no such file", "expected a shard", "check"),
+    "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "expected a shard", "check"),
+    "a manifest of another size": (manifest_of(bytes=1), SHARD, " bytes, the", "the manifest says 1", "copy it again"),
+    "a manifest of other rows": (manifest_of(rows=7), SHARD, "has 37 rows", "the manifest says 7", "copy it again"),
+    "a manifest of another file": (manifest_of(name="a_training.hdf5"), "a_training.hdf5", "is missing", "manifest.json lists it", "copy it again"),
+    "a file that the manifest has not": (manifest_of(name="a_training.hdf5"), SHARD, "not listed", "listed in the manifest.json beside it", "folder of its own"),
+    "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "the tokenizer that the data was prepared with", "prepare the data again"),
     "another tokenizer for validation": (
-        shard_of_tokenizer("validation"), "data", "another tokenizer", "prepare the data again"
+        shard_of_tokenizer("validation"), "data", "another tokenizer", "the tokenizer that the data was prepared with", "prepare the data again"
     ),
-    "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "pass --dynamic_masking"),
+    "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "--dupe_factor 1 or more", "pass --dynamic_masking"),
     "no masks for validation": (
-        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1"
+        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1 or more", "name another folder"
     ),
     "a manifest of other content": (
-        both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "copy it again"
+        both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "what the manifest's sha256 says", "copy it again"
     ),
-    "a manifest of words": (manifest_of(bytes="many"), "manifest.json", "no manifest of shards", "prepare it anew"),
-    "a manifest that is no JSON": (replaced("data/manifest.json", "{"), "manifest.json", "no manifest", "prepare it anew"),
-    "a manifest that is no text": (replaced("data/manifest.json", b"\xff"), "manifest.json", "no manifest", "prepare it"),
+    "a manifest of words": (manifest_of(bytes="many"), "manifest.json", "no manifest of shards", "expected one that `python -m data.prepare` wrote", "prepare it anew"),
+    "a manifest that is no JSON": (replaced("data/manifest.json", "{"), "manifest.json", "no manifest", "expected one that `python -m data.prepare` wrote", "prepare it anew"),
+    "a manifest that is no text": (replaced("data/manifest.json", b"\xff"), "manifest.json", "no manifest", "expected one that `python -m data.prepare` wrote", "prepare it"),
 }  # fmt: skip
 
 CHECKPOINTS = {
-    "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "saved_models/<job_name>"),
-    "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "saved_models/<job_name>"),
-    "no such id": (words(*FROM_RUN, "--load_cp_id", "step_9"), "'step_9'", "found: step_", "--load_checkpoint_id"),
-    "an id that leaves the folder": (words(*FROM_RUN, "--load_cp_id", "../tiny"), "'../tiny'", "found: step_", "--load_check"),
+    "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
+    "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
+    "no such id": (words(*FROM_RUN, "--load_cp_id", "step_9"), "'step_9'", "found: step_", "step_00000001, step_00000002", "--load_checkpoint_id"),
+    "an id that leaves the folder": (words(*FROM_RUN, "--load_cp_id", "../tiny"), "'../tiny'", "found: step_", "step_00000001, step_00000002", "--load_check"),
     "the named one damaged": (
         both(largest_file_cut_short("out/saved_models/tiny/step_00000001"), words(*FROM_RUN, "--load_cp_id", "step_00000001")),
-        "step_00000001", "bytes", "choose another",
+        "step_00000001", "bytes", "its manifest says", "choose another",
     ),
     "another model": (
         both(RESUMED, edited("model.json", "bert_model_config.hidden_size", 64)),
-        "step_00000002", "hidden_size: 32 there, 64 now", "another --job_name",
+        "step_00000002", "hidden_size: 32 there, 64 now", "hidden_size: 32 there", "another --job_name",
     ),
-    "the other layout": (both(RESUMED, words("--no-preln")), "step_00000002", "preln: True there, False now", "--job_name"),
+    "the other layout": (both(RESUMED, words("--no-preln")), "step_00000002", "preln: True there, False now", "preln: True there", "--job_name"),
     "another ZeRO stage": (
-        both(RESUMED, edited("deepspeed.json", "zero_optimization.stage", 2)), "step_00000002", "stage 2", "the same DeepSpeed JSON"
+        both(RESUMED, edited("deepspeed.json", "zero_optimization.stage", 2)), "step_00000002", "stage 2", "was saved with ZeRO stage 0 in fp32", "the same DeepSpeed JSON"
     ),
-    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was begun with --seed 42", "pass --seed 42"),
+    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was begun with --seed 42", "was begun with --seed", "pass --seed 42"),
     "another optimizer": (
-        both(RESUMED, edited("deepspeed.json", "optimizer.type", "Muon")), "step_00000002", "the optimizer adamw", "the same optimizer.type"
+        both(RESUMED, edited("deepspeed.json", "optimizer.type", "Muon")), "step_00000002", "the optimizer adamw", "was saved with the optimizer adamw", "the same optimizer.type"
     ),
     "other data": (
-        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "restore that data"
+        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "64 rows in 3 files", "restore that data"
     ),
     "another tokenizer": (
-        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "another tokenizer than the model JSON's bert_token_file: digest", "restore that file"
+        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "another tokenizer than the model JSON's bert_token_file: digest", "than the model JSON's bert_token_file: digest", "restore that file"
     ),
     "another run's tokenizer": (
-        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "restore that file"
+        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "than the model JSON's bert_token_file: digest", "restore that file"
     ),
     "another run's, past the end of the schedule": (
         both(words(*FROM_RUN), edited("model.json", "mixed_seq_training.24.total_training_steps", 2)),
-        "step_00000002", "total_training_steps is 2", "pass --rewarmup",
+        "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so there is", "pass --rewarmup",
     ),
     "a state of words": (
-        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "use another checkpoint"
+        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "use another checkpoint"
     ),
     "a state beyond numbers": (
-        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "use another checkpoint"
+        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "use another checkpoint"
     ),
     "a state with half a range": (
-        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "use another checkpoint"
+        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "use another checkpoint"
     ),
     "a state that is no JSON": (
-        state_of("{"), "bert_pretraining.json", "no valid JSON", "mend it"
+        state_of("{"), "bert_pretraining.json", "no valid JSON", "expected the state of a run, one JSON object", "mend it"
     ),
     "a state of another version": (
-        state_with(seeds=1), "bert_pretraining.json", "another version", "use that one"
+        state_with(seeds=1), "bert_pretraining.json", "another version", "expected those of this version", "use the one that wrote it"
     ),
     "skips that are none": (
-        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "remove it to leave out only what"
+        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "expected [first, end] with 0 <= first < end)", "remove it to leave out only what"
     ),
 }  # fmt: skip
 
 FIRST_WEIGHTS = {
-    "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "model.safetensors"),
-    "none named": (words("--use_pretrain"), "--use_pretrain", "model.json", "give a folder"),
-    "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "export_hf"),
+    "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "expected a Hugging Face folder with model.safetensors", "download one first"),
+    "none named": (words("--use_pretrain"), "--use_pretrain", "names no folder", "expected one with a model in Hugging Face's layout", "as bert_model_file"),
+    "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
-        both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "copy"
+        both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "copy"
     ),
-    "no config": (both(removed("hf/config.json"), words("--use_pretrain", "{root}/hf")), "config.json", "cannot be read", "export_hf"),
+    "no config": (both(removed("hf/config.json"), words("--use_pretrain", "{root}/hf")), "config.json", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "a config that is a list": (
-        both(replaced("hf/config.json", "[]"), words("--use_pretrain", "{root}/hf")), "config.json", "list", "export_hf"
+        both(replaced("hf/config.json", "[]"), words("--use_pretrain", "{root}/hf")), "config.json", "list", "expected a model in Hugging Face's layout", "export_hf"
     ),
     "another kind of model": (
-        both(edited("hf/config.json", "model_type", "gpt2"), words("--use_pretrain", "{root}/hf")), "config.json", "'gpt2'", "expected 'bert'"
+        both(edited("hf/config.json", "model_type", "gpt2"), words("--use_pretrain", "{root}/hf")), "config.json", "'gpt2'", "expected 'bert' (post-LN) or 'roberta-prelayernorm' (pre-LN)", "expected 'bert'"
     ),
     "a config of words": (
         both(edited("hf/config.json", "max_position_embeddings", "many"), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not fit", "export_hf",
+        "--use_pretrain {root}/hf", "config.json do not fit", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a config with a list for a word": (
         both(edited("hf/config.json", "hidden_act", []), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not fit", "export_hf",
+        "--use_pretrain {root}/hf", "config.json do not fit", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a pre-LN checkpoint whose head computes something else": (
         both(edited("hf/config.json", "hidden_act", "relu"), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "hidden_act is 'relu'", "hidden_act 'gelu'",
+        "--use_pretrain {root}/hf", "hidden_act is 'relu'", "always computes gelu", "hidden_act 'gelu'",
     ),
     "a pre-LN checkpoint without a padding token": (
         both(edited("hf/config.json", "pad_token_id", None), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "pad_token_id is null", "id of the padding token",
+        "--use_pretrain {root}/hf", "pad_token_id is null", "numbered from pad_token_id + 1", "id of the padding token",
     ),
     "weights of another shape": (
-        both(narrow_weights, words("--use_pretrain", "{root}/hf")), "--use_pretrain {root}/hf", "has 60 rows", "must be equal"
+        both(narrow_weights, words("--use_pretrain", "{root}/hf")), "--use_pretrain {root}/hf", "has 60 rows", "vocab_size is 61", "must be equal"
     ),
     "another size": (
         both(edited("model.json", "bert_model_config.intermediate_size", 40), words("--use_pretrain", "{root}/hf")),
-        "intermediate_size is 48", "model JSON says 40", "make them equal",
+        "intermediate_size is 48", "model JSON says 40", "but the model JSON says 40", "make them equal",
     ),
     "masks anew without a tokenizer": (
-        both(edited("model.json", "bert_token_file", None), words("--dynamic_masking")), "--dynamic_masking", "needs the tokenizer", "bert_token_file"
+        both(edited("model.json", "bert_token_file", None), words("--dynamic_masking")), "--dynamic_masking", "needs the tokenizer", "needs the tokenizer's special tokens", "bert_token_file"
     ),
 }  # fmt: skip
 
 ENVIRONMENT = {
-    "a world without ranks": (variables(WORLD_SIZE="2"), "RANK", "not set", "torchrun"),
-    "a rank without a world": (variables(RANK="0"), "WORLD_SIZE", "not set", "unset"),
-    "a rank that is a word": (world(RANK="first"), "RANK", "found 'first'", "whole number"),
-    "a world of none": (world(WORLD_SIZE="0"), "WORLD_SIZE", "found '0'", "from 1 up"),
-    "a rank beyond the world": (world(RANK="2", WORLD_SIZE="2"), "RANK", "found 2", "0 to 1"),
-    "a local rank beyond the machine": (world(LOCAL_RANK="4"), "LOCAL_RANK", "found 4", "expected 0 to 0"),
-    "more ranks here than anywhere": (world(LOCAL_SIZE="8"), "LOCAL_SIZE", "found 8", "torchrun"),
+    "a world without ranks": (variables(WORLD_SIZE="2"), "RANK", "not set", "expected a whole number from 0 up", "torchrun"),
+    "a rank without a world": (variables(RANK="0"), "WORLD_SIZE", "not set", "expected a whole number from 1 up", "unset"),
+    "a rank that is a word": (world(RANK="first"), "RANK", "found 'first'", "expected a whole number from 0 up", "unset RANK"),
+    "a world of none": (world(WORLD_SIZE="0"), "WORLD_SIZE", "found '0'", "expected a whole number from 1 up", "unset RANK"),
+    "a rank beyond the world": (world(RANK="2", WORLD_SIZE="2"), "RANK", "found 2", "expected 0 to 1", "unset RANK"),
+    "a local rank beyond the machine": (world(LOCAL_RANK="4"), "LOCAL_RANK", "found 4", "expected 0 to 0", "unset RANK"),
+    "more ranks here than anywhere": (world(LOCAL_SIZE="8"), "LOCAL_SIZE", "found 8", "but WORLD_SIZE is 1", "torchrun"),
     "restarts below a launcher": (
-        both(world(), words("--max_restarts", "3")), "--max_restarts 3", "a launcher started this rank", "scripts/supervise.py"
+        both(world(), words("--max_restarts", "3")), "--max_restarts 3", "a launcher started this rank", "one rank cannot start the others", "scripts/supervise.py"
     ),
-    "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "1 to 65535"),
-    "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "1 to 65535"),
-    "a port that is taken": (port_taken, "MASTER_PORT", "in use", "another"),
+    "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "expected a port from 1 to 65535", "set it to a free one"),
+    "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "expected a port from 1 to 65535", "set it to a free one"),
+    "a port that is taken": (port_taken, "MASTER_PORT", "in use", "free port", "another"),
     "no place to meet": (
-        variables(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"), "MASTER_ADDR", "not set", "torchrun"
+        variables(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"), "MASTER_ADDR", "not set", "expected the machine of rank 0", "torchrun"
     ),
     "srun without a place to meet": (
         variables(SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_NTASKS="4", SLURM_STEP_NUM_TASKS="4", SLURM_NTASKS_PER_NODE="4"),
-        "MASTER_ADDR", "not set", "scripts/slurm.sh",
+        "MASTER_ADDR", "not set", "export MASTER_ADDR (the first node's name)", "scripts/slurm.sh",
     ),
     "srun without tasks a node": (
         variables(SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_NTASKS="4", MASTER_ADDR="node"),
-        "SLURM_NTASKS_PER_NODE", "not set", "--ntasks-per-node",
+        "SLURM_NTASKS_PER_NODE", "not set", "or give srun --ntasks-per-node", "start it with scripts/slurm.sh",
     ),
-    "threads as a word": (variables(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS", "found 'all'", "unset it"),
-    "no threads": (variables(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS", "found '0'", "unset it"),
+    "threads as a word": (variables(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS", "found 'all'", "expected a whole number of at least 1", "unset it"),
+    "no threads": (variables(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS", "found '0'", "expected a whole number of at least 1", "unset it"),
 }  # fmt: skip
 
 PLACES = {
-    "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder"),
-    "the output is below a file": (words("--output_dir", "{root}/model.json/a/b"), "--output_dir", "is a file", "another"),
+    "two runs in one output folder": (
+        both(held_by_another, RESUMED), "out/saved_models/tiny", "another run is writing there (process", "expected a folder of this run alone", "pass another --job_name"
+    ),
+    "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "remove it, or give another"),
+    "the output is below a file": (words("--output_dir", "{root}/model.json/a/b"), "--output_dir", "is a file", "expected a folder", "another"),
     "the output is a link to nothing": (
-        both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "link to nothing", "another"
+        both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "link to nothing", "expected a folder", "another"
     ),
     "a current folder that has vanished": (
-        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder has vanished", "change to one"
+        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder has vanished", "expected one that is there", "change to another"
     ),
     "the output cannot be written": (
-        both(unwritable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "another"
+        both(unwritable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "expected a folder that this user can write to", "another"
     ),
     "the output is immutable": (
-        both(immutable("mine"), words("--output_dir", "{root}/mine/deeper")), "--output_dir", "cannot be written", "another"
+        both(immutable("mine"), words("--output_dir", "{root}/mine/deeper")), "--output_dir", "cannot be written", "expected a folder that this user can write to", "another"
     ),
     "the output is mounted read-only": (
-        both(read_only_mount("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "another"
+        both(read_only_mount("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "expected a folder that this user can write to", "another"
     ),
     "a job folder that is a file": (
-        replaced("new/saved_models/tiny", "x"), "saved_models/tiny", "is a file", "another"
+        replaced("new/saved_models/tiny", "x"), "saved_models/tiny", "is a file", "expected a folder", "another"
     ),
     "a log folder that is a file": (
-        replaced("new/runs", "x"), "new/runs", "is a file", "another"
+        replaced("new/runs", "x"), "new/runs", "is a file", "expected a folder", "another"
     ),
-    "a model JSON that may not be read": (unreadable("model.json"), "model.json", "Permission denied", "right"),
-    "a shard that may not be read": (unreadable(f"data/{SHARD}"), SHARD, "Permission denied", "right"),
-    "a data folder that may not be read": (unreadable("data"), "data", "Permission denied", "right"),
-    "a tokenizer that may not be read": (unreadable("tokenizer/tokenizer.json"), "tokenizer.json", "Permission denied", "right"),
+    "a model JSON that may not be read": (unreadable("model.json"), "model.json", "Permission denied", "expected what this user may read and write", "right"),
+    "a shard that may not be read": (unreadable(f"data/{SHARD}"), SHARD, "Permission denied", "expected what this user may read and write", "right"),
+    "a data folder that may not be read": (unreadable("data"), "data", "Permission denied", "expected what this user may read and write", "right"),
+    "a tokenizer that may not be read": (unreadable("tokenizer/tokenizer.json"), "tokenizer.json", "Permission denied", "expected what this user may read and write", "right"),
     "weights that may not be read": (
-        both(unreadable("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "ermission denied", "right"
+        both(unreadable("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "ermission denied", "expected what this user may read and write", "right"
     ),
 }  # fmt: skip
 

@@ -16,273 +16,273 @@ from tests.integration.bad_input.case import (
 TRAIN = "deepspeed_train.py"
 
 FLAGS = {
-    "no flags": (only(), "--config-file/--cf", "required", "see --help"),
-    "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "a new folder"),
-    "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?"),
-    "an unknown flag like no other": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "see --help"),
-    "a loose word": (words("faster"), "'faster'", "unexpected word", "remove it"),
-    "a flag without its value": (words("--seed"), "--seed", "expected one argument", "see --help"),
-    "a word for a number": (words("--max_steps", "many"), "--max_steps", "found 'many'", "whole number of at least 1"),
-    "no steps": (words("--max_steps", "0"), "--max_steps", "found '0'", "whole number of at least 1"),
-    "a seed that is no number": (words("--seed", "abc"), "--seed", "found 'abc'", "whole number"),
-    "a seed below zero": (words("--seed", "-4"), "--seed", "-4", "from 0"),
-    "a seed beyond 64 bits": (words("--seed", str(2**70)), "--seed", str(2**70), "from 0"),
-    "a choice that is none": (words("--lr_schedule", "LF"), "--lr_schedule", "'LF'", "choose from"),
-    "a negative rate offset": (words("--lr_offset", "-0.1"), "--lr_offset", "-0.1", "not negative"),
-    "a negative rate offset with an exponent": (words("--lr_offset", "-1e-3"), "--lr_offset", "-0.001", "not negative"),
+    "no flags": (only(), "--config-file/--cf", "arguments are required", "are required", "see --help"),
+    "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "expected", "a new folder"),
+    "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
+    "an unknown flag like no other": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "expected one that --help lists", "remove it"),
+    "a loose word": (words("faster"), "'faster'", "unexpected word", "expected flags and their values", "remove it"),
+    "a flag without its value": (words("--seed"), "--seed", "argument --seed:", "expected one argument", "see --help"),
+    "a word for a number": (words("--max_steps", "many"), "--max_steps", "found 'many'", "expected a whole number of at least 1", "see --help"),
+    "no steps": (words("--max_steps", "0"), "--max_steps", "found '0'", "expected a whole number of at least 1", "see --help"),
+    "a seed that is no number": (words("--seed", "abc"), "--seed", "found 'abc'", "expected a whole number from 0 to 2^63 - 1, such as 42", "see --help"),
+    "a seed below zero": (words("--seed", "-4"), "--seed", "-4", "expected a whole number from 0 to 2^63 - 1, such as 42", "see --help"),
+    "a seed beyond 64 bits": (words("--seed", str(2**70)), "--seed", str(2**70), "expected a whole number from 0 to 2^63 - 1, such as 42", "see --help"),
+    "a choice that is none": (words("--lr_schedule", "LF"), "--lr_schedule", "'LF'", "'EE', 'EP', 'LE'", "see --help"),
+    "a negative rate offset": (words("--lr_offset", "-0.1"), "--lr_offset", "-0.1", "expected a finite number that is not negative, such as 0.0", "not negative"),
+    "a negative rate offset with an exponent": (words("--lr_offset", "-1e-3"), "--lr_offset", "-0.001", "expected a finite number that is not negative, such as 0.0", "not negative"),
     "a prefix that is no folder": (
-        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "that the folders in the model JSON are below"
+        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "the one that the folders in the model JSON are below", "give the one"
     ),
     "a validation prefix that is no folder": (
-        words("--validation_data_path_prefix", "{root}/lost"), "--validation_data_path_prefix {root}/lost", "no such folder", "are below"
+        words("--validation_data_path_prefix", "{root}/lost"), "--validation_data_path_prefix {root}/lost", "no such folder", "the one that the folders in the model JSON are below", "give the one"
     ),
-    "a rate offset that is no number": (words("--lr_offset", "nan"), "--lr_offset", "nan", "finite"),
-    "a time that is none": (words("--time_budget", "soon"), "--time_budget", "soon", "45m"),
-    "no time": (words("--time_budget", "0s"), "--time_budget", "0s", "90s"),
-    "a time beyond numbers": (words("--time_budget", "9" * 400 + "s"), "--time_budget", "999", "45m"),
-    "masking all": (words("--dynamic_masking", "--masking_rate", "1.5"), "--masking_rate", "1.5", "0.15"),
-    "masking flags alone": (words("--masking_rate", "0.3"), "--masking_rate", "masks drawn anew", "--dynamic_masking"),
-    "a batch schedule without sense": (words("--batch_schedule", "fast"), "--batch_schedule", "'fast'", "0:0.30,100M"),
-    "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows", "multiples"),
-    "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "drop the flag"),
-    "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "CUDA only", "drop the"),
+    "a rate offset that is no number": (words("--lr_offset", "nan"), "--lr_offset", "nan", "expected a finite number that is not negative, such as 0.0", "finite"),
+    "a time that is none": (words("--time_budget", "soon"), "--time_budget", "soon", "90s, 45m, 24h or 1d12h", "write for example"),
+    "no time": (words("--time_budget", "0s"), "--time_budget", "0s", "expected more than none and at most 10 years", "90s"),
+    "a time beyond numbers": (words("--time_budget", "9" * 400 + "s"), "--time_budget", "999", "expected more than none and at most 10 years", "45m"),
+    "masking all": (words("--dynamic_masking", "--masking_rate", "1.5"), "--masking_rate", "1.5", "must lie between 0 and 1", "0.15"),
+    "masking flags alone": (words("--masking_rate", "0.3"), "--masking_rate", "masks drawn anew", "about masks drawn anew", "--dynamic_masking"),
+    "a batch schedule without sense": (words("--batch_schedule", "fast"), "--batch_schedule", "'fast'", "a single value, or tokens:value", "0:0.30,100M"),
+    "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows", "multiple of 8, a micro-step over all ranks", "multiples"),
+    "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "expected 1, the default", "drop the flag"),
+    "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "CUDA only", "fused layer is CUDA only", "drop the"),
     "a fused layer for what it does not compute": (
         both(edited("model.json", "bert_model_config.position_embedding_type", "relative_key"), words("--deepspeed_transformer_kernel")),
-        "--deepspeed_transformer_kernel", "does not compute position_embedding_type 'relative_key'", "change the model",
+        "--deepspeed_transformer_kernel", "does not compute position_embedding_type 'relative_key'", "expected dense attention with absolute positions, gelu and", "change the model",
     ),
-    "a mode without its layer": (words("--stochastic_mode"), "--stochastic_mode", "mode of", "pass both or neither"),
-    "sparse attention without its block": (words("--deepspeed_sparse_attention"), "deepspeed.json", "sparse_attention", "add"),
-    "weights from nowhere": (words("--finetune"), "--finetune", "weights only", "--load_training_checkpoint or --use_pretrain"),
+    "a mode without its layer": (words("--stochastic_mode"), "--stochastic_mode", "mode of", "a mode of --deepspeed_transformer_kernel", "pass both or neither"),
+    "sparse attention without its block": (words("--deepspeed_sparse_attention"), "deepspeed.json", "sparse_attention", "needs a block 'sparse_attention' in {root}/deepspeed.json", "add"),
+    "weights from nowhere": (words("--finetune"), "--finetune", "weights only", "say from where", "--load_training_checkpoint or --use_pretrain"),
     "weights from two places": (
-        words("--use_pretrain", "{root}/hf", "--load_cp", "{root}/out/saved_models/tiny"), "--use_pretrain", "both", "pass one"
+        words("--use_pretrain", "{root}/hf", "--load_cp", "{root}/out/saved_models/tiny"), "--use_pretrain", "both", "expected one", "drop the other"
     ),
-    "an id without a folder": (words("--load_cp_id", "step_1"), "--load_checkpoint_id", "needs", "--load_training_checkpoint"),
-    "a job name that leaves the folder": (words("--job_name", "../up"), "--job_name", "'../up'", "plain name"),
-    "a job name of nothing": (words("--job_name", "."), "--job_name", "'.'", "plain name"),
-    "a job name that no disk takes": (words("--job_name", "x" * 300), "--job_name", "x" * 20, "shorter"),
-    "a length that the JSON has not": (words("--max_seq_length", "16"), "model.json", "no entry for --max_seq_length 16", 'add "16"'),
+    "an id without a folder": (words("--load_cp_id", "step_1"), "--load_checkpoint_id", "needs", "needs --load_training_checkpoint, the folder to look in", "--load_training_checkpoint"),
+    "a job name that leaves the folder": (words("--job_name", "../up"), "--job_name", "'../up'", "must be a single plain name", "pass another --job_name"),
+    "a job name of nothing": (words("--job_name", "."), "--job_name", "'.'", "must be a single plain name", "pass another --job_name"),
+    "a job name that no disk takes": (words("--job_name", "x" * 300), "--job_name", "x" * 20, "expected at most 200 bytes", "shorter"),
+    "a length that the JSON has not": (words("--max_seq_length", "16"), "model.json", "no entry for --max_seq_length 16", "a length that is there", 'add "16"'),
     "fewer predictions than the shards have": (
-        words("--max_pred", "2"), "--max_predictions_per_seq", "up to 4 predictions", "pass --max_predictions_per_seq 4"
+        words("--max_pred", "2"), "--max_predictions_per_seq", "up to 4 predictions", "but --max_predictions_per_seq is 2", "pass --max_predictions_per_seq 4"
     ),
     "a cased tokenizer and --do_lower_case": (
         both(replaced("cased.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nA\n"), edited("model.json", "bert_token_file", "cased.txt"),
              words("--do_lower_case")),
-        "--do_lower_case", "does not lower-case", "drop the flag",
+        "--do_lower_case", "does not lower-case", "a lower-casing tokenizer", "drop the flag",
     ),
     "pairs for another sentence head": (
         both(edited("model.json", "data.mixed_seq_datasets.24", {"wiki": "prepared/24"}), edited("model.json", "bert_model_config.sentence_head", "sop")),
-        "prepared/24/", "was prepared with --objective nsp", "set bert_model_config.sentence_head to 'nsp'",
+        "prepared/24/", "was prepared with --objective nsp", "sentence_head is 'sop'", "set bert_model_config.sentence_head to 'nsp'",
     ),
     "pairs for a model of one segment": (
         edited("model.json", "bert_model_config.type_vocab_size", 1),
-        "wiki_training_0.hdf5", "type_vocab_size is 1", "set bert_model_config.type_vocab_size to 2",
+        "wiki_training_0.hdf5", "type_vocab_size is 1", "but the model JSON's type_vocab_size is 1", "set bert_model_config.type_vocab_size to 2",
     ),
-    "an epoch before the first": (words("--ckpt_to_save", "-1"), "--ckpt_to_save", "found '-1'", "from 0 up"),
+    "an epoch before the first": (words("--ckpt_to_save", "-1"), "--ckpt_to_save", "found '-1'", "expected a whole number from 0 up", "see --help"),
 }  # fmt: skip
 
 MODEL_JSON = {
-    "no file": (removed("model.json"), "model.json", "no such file", "--cf"),
-    "a folder": (words("--cf", "{root}/data"), "data", "folder", "--cf"),
-    "a link to nothing": (both(link_to_nothing("lost.json"), words("--cf", "{root}/lost.json")), "lost.json", "no such", "--cf"),
-    "empty": (replaced("model.json", ""), "model.json", "no valid JSON", "mend it"),
-    "cut short": (cut_short("model.json"), "model.json", "line ", "mend it"),
-    "no text": (replaced("model.json", b"\xff\xfe\x00"), "model.json", "UTF-8", "a model JSON"),
-    "a byte-order mark": (replaced("model.json", b"\xef\xbb\xbf[]"), "model.json", "list", "one JSON object"),
-    "a list": (replaced("model.json", "[1]"), "model.json", "list", "one JSON object"),
-    "a comment": (replaced("model.json", '{"name": "a" // mine\n}'), "model.json", "line 1", "mend it"),
-    "NaN": (replaced("model.json", '{"name": NaN}'), "model.json", "NaN is not a JSON number", "mend it"),
+    "no file": (removed("model.json"), "model.json", "no such file", "expected a model JSON (--cf)", "--cf"),
+    "a folder": (words("--cf", "{root}/data"), "data", "folder", "expected a model JSON (--cf)", "--cf"),
+    "a link to nothing": (both(link_to_nothing("lost.json"), words("--cf", "{root}/lost.json")), "lost.json", "no such", "expected a model JSON (--cf)", "--cf"),
+    "empty": (replaced("model.json", ""), "model.json", "no valid JSON", "expected a model JSON (--cf), one JSON object", "mend it"),
+    "cut short": (cut_short("model.json"), "model.json", "line ", "expected a model JSON (--cf), one JSON object", "mend it"),
+    "no text": (replaced("model.json", b"\xff\xfe\x00"), "model.json", "UTF-8", "expected a model JSON (--cf)", "save it as UTF-8"),
+    "a byte-order mark": (replaced("model.json", b"\xef\xbb\xbf[]"), "model.json", "list", "expected a model JSON (--cf), one JSON object {…}", "one JSON object"),
+    "a list": (replaced("model.json", "[1]"), "model.json", "list", "expected a model JSON (--cf), one JSON object {…}", "one JSON object"),
+    "a comment": (replaced("model.json", '{"name": "a" // mine\n}'), "model.json", "line 1", "expected a model JSON (--cf), one JSON object", "mend it"),
+    "NaN": (replaced("model.json", '{"name": NaN}'), "model.json", "NaN is not a JSON number", "expected a model JSON (--cf), one JSON object", "mend it"),
     "weights of no dataset": (
-        edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 1, "wikki": 2}}), "mixed_seq_weights", "'wikki'", "did you mean 'wiki'?"
+        edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 1, "wikki": 2}}), "mixed_seq_weights", "'wikki'", "did you mean 'wiki'?", "did you mean 'wiki'?"
     ),
     "a dataset without weight": (
-        edited("model.json", "data.mixed_seq_weights", {"24": {}}), "mixed_seq_weights", "no weight for wiki", "give one"
+        edited("model.json", "data.mixed_seq_weights", {"24": {}}), "mixed_seq_weights", "no weight for wiki", "one for every dataset, or for none", "give one"
     ),
     "a weight of nothing": (
-        edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 0}}), "model.json", "found 0", "greater than 0"
+        edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 0}}), "model.json", "found 0", "input should be greater than 0", "greater than 0"
     ),
     "a folder twice": (
-        edited("model.json", "data.mixed_seq_datasets.24.again", "data"), "data", "named twice", "weight"
+        edited("model.json", "data.mixed_seq_datasets.24.again", "data"), "data", "named twice", "name it once", "weight"
     ),
-    "a number beyond numbers": (replaced("model.json", '{"a": 1e999}'), "model.json", "1e999 is too large", "mend it"),
-    "a key twice": (replaced("model.json", '{"name": "a", "name": "b"}'), "model.json", "'name' stands twice", "mend it"),
-    "nested without end": (replaced("model.json", '{"a":' * 100_000), "model.json", "no valid JSON", "mend it"),
-    "digits without end": (replaced("model.json", '{"a": ' + "1" * 10_000 + "}"), "model.json", "no valid JSON", "mend it"),
+    "a number beyond numbers": (replaced("model.json", '{"a": 1e999}'), "model.json", "1e999 is too large", "expected a model JSON (--cf), one JSON object", "mend it"),
+    "a key twice": (replaced("model.json", '{"name": "a", "name": "b"}'), "model.json", "'name' stands twice", "expected a model JSON (--cf), one JSON object", "mend it"),
+    "nested without end": (replaced("model.json", '{"a":' * 100_000), "model.json", "no valid JSON", "expected a model JSON (--cf), one JSON object", "mend it"),
+    "digits without end": (replaced("model.json", '{"a": ' + "1" * 10_000 + "}"), "model.json", "no valid JSON", "expected a model JSON (--cf), one JSON object", "mend it"),
     "a typo in the model": (
-        edited("model.json", "bert_model_config.hiden_size", 32), "model.json", "unknown key 'hiden_size'", "did you mean 'hidden_size'?"
+        edited("model.json", "bert_model_config.hiden_size", 32), "model.json", "unknown key 'hiden_size'", "did you mean 'hidden_size'?", "did you mean 'hidden_size'?"
     ),
     "a typo in the training": (
-        edited("model.json", "mixed_seq_training.24.learning_rat", 1.0), "model.json", "learning_rat'", "did you mean 'learning_rate'?"
+        edited("model.json", "mixed_seq_training.24.learning_rat", 1.0), "model.json", "learning_rat'", "did you mean 'learning_rate'?", "did you mean 'learning_rate'?"
     ),
-    "a key like no other": (edited("model.json", "qqqqqq", 1), "model.json", "unknown key 'qqqqqq'", "remove it"),
-    "a missing key": (without("model.json", "data"), "model.json", "'data' is missing", "add it"),
-    "a missing vocabulary": (without("model.json", "bert_model_config.vocab_size"), "model.json", "vocab_size is missing", "give"),
+    "a key like no other": (edited("model.json", "qqqqqq", 1), "model.json", "unknown key 'qqqqqq'", "expected one of those in docs/configuration.md", "remove it"),
+    "a missing key": (without("model.json", "data"), "model.json", "'data' is missing", "as docs/configuration.md describes", "add it"),
+    "a missing vocabulary": (without("model.json", "bert_model_config.vocab_size"), "model.json", "vocab_size is missing", "the number of tokens of the tokenizer", "give"),
     "a word for a number": (
-        edited("model.json", "bert_model_config.hidden_size", "big"), "model.json", "hidden_size is 'big'", "whole number from 1 up"
+        edited("model.json", "bert_model_config.hidden_size", "big"), "model.json", "hidden_size is 'big'", "expected a whole number from 1 up", "whole number from 1 up"
     ),
     "true for a number": (
-        edited("model.json", "bert_model_config.num_hidden_layers", True), "model.json", "num_hidden_layers is True", "whole number"
+        edited("model.json", "bert_model_config.num_hidden_layers", True), "model.json", "num_hidden_layers is True", "expected a whole number from 1 up", "whole number"
     ),
     "a model without layers": (
-        edited("model.json", "bert_model_config.num_hidden_layers", 0), "model.json", "num_hidden_layers is 0", "from 1 up"
+        edited("model.json", "bert_model_config.num_hidden_layers", 0), "model.json", "num_hidden_layers is 0", "expected a whole number from 1 up", "from 1 up"
     ),
     "a model that no memory holds": (
-        edited("model.json", "bert_model_config.hidden_size", 2**20), "model.json", "GiB", "smaller"
+        edited("model.json", "bert_model_config.hidden_size", 2**20), "model.json", "GiB", "but this machine has", "smaller"
     ),
     "heads that do not divide": (
-        edited("model.json", "bert_model_config.num_attention_heads", 5), "model.json", "hidden_size is 32", "divisors"
+        edited("model.json", "bert_model_config.num_attention_heads", 5), "model.json", "hidden_size is 32", "num_attention_heads among its divisors", "choose num_attention_heads"
     ),
     "an activation that is none": (
-        edited("model.json", "bert_model_config.hidden_act", "gellu"), "model.json", "'gellu'", "did you mean 'gelu'?"
+        edited("model.json", "bert_model_config.hidden_act", "gellu"), "model.json", "'gellu'", "expected one of gelu, gelu_tanh, relu, swish, silu, tanh", "did you mean 'gelu'?"
     ),
     "dropping everything": (
-        edited("model.json", "bert_model_config.hidden_dropout_prob", 1.0), "model.json", "hidden_dropout_prob is 1.0", "below 1"
+        edited("model.json", "bert_model_config.hidden_dropout_prob", 1.0), "model.json", "hidden_dropout_prob is 1.0", "expected a number from 0 to below 1", "below 1"
     ),
     "a learning rate below zero": (
-        edited("model.json", "mixed_seq_training.24.learning_rate", -1.0), "model.json", "found -1.0", "greater than 0"
+        edited("model.json", "mixed_seq_training.24.learning_rate", -1.0), "model.json", "found -1.0", "input should be greater than 0", "greater than 0"
     ),
     "a warm-up that never ends": (
-        edited("model.json", "mixed_seq_training.24.warmup_proportion", 1.5), "model.json", "found 1.5", "less than 1"
+        edited("model.json", "mixed_seq_training.24.warmup_proportion", 1.5), "model.json", "found 1.5", "input should be less than 1", "less than 1"
     ),
     "epochs as a word": (
-        edited("model.json", "mixed_seq_training.24.num_epochs", "ten"), "model.json", "found 'ten'", "valid integer"
+        edited("model.json", "mixed_seq_training.24.num_epochs", "ten"), "model.json", "found 'ten'", "input should be a valid integer", "valid integer"
     ),
-    "a model that is a list": (edited("model.json", "bert_model_config", [1]), "model.json", "found [1]", "valid dictionary"),
-    "an empty name": (edited("model.json", "name", ""), "model.json", "found ''", "at least 1 character"),
+    "a model that is a list": (edited("model.json", "bert_model_config", [1]), "model.json", "found [1]", "input should be a valid dictionary", "valid dictionary"),
+    "an empty name": (edited("model.json", "name", ""), "model.json", "found ''", "string should have at least 1 character", "at least 1 character"),
     "positions too few": (
-        edited("model.json", "bert_model_config.max_position_embeddings", 8), "model.json", "max_position_embeddings is 8", "raise the one"
+        edited("model.json", "bert_model_config.max_position_embeddings", 8), "model.json", "max_position_embeddings is 8", "but --max_seq_length is 24", "raise the one"
     ),
     "no data folder named": (
-        edited("model.json", "data.mixed_seq_datasets.24", {}), "model.json", "no data folder", "data.mixed_seq_datasets"
+        edited("model.json", "data.mixed_seq_datasets.24", {}), "model.json", "no data folder", "for rows of 24 tokens", "data.mixed_seq_datasets"
     ),
 }  # fmt: skip
 
 DEEPSPEED_JSON = {
-    "no file": (removed("deepspeed.json"), "deepspeed.json", "no such file", "--deepspeed_config"),
-    "cut short": (cut_short("deepspeed.json"), "deepspeed.json", "no valid JSON", "mend it"),
-    "a typo": (edited("deepspeed.json", "zero_optimisation", {}), "deepspeed.json", "unknown key", "did you mean 'zero_optimization'?"),
-    "a key like no other": (edited("deepspeed.json", "qqqqqq", 1), "deepspeed.json", "unknown key 'qqqqqq'", "remove it"),
+    "no file": (removed("deepspeed.json"), "deepspeed.json", "no such file", "expected a DeepSpeed JSON (--deepspeed_config)", "--deepspeed_config"),
+    "cut short": (cut_short("deepspeed.json"), "deepspeed.json", "no valid JSON", "expected a DeepSpeed JSON (--deepspeed_config), one JSON", "mend it"),
+    "a typo": (edited("deepspeed.json", "zero_optimisation", {}), "deepspeed.json", "unknown key", "did you mean 'zero_optimization'?", "did you mean 'zero_optimization'?"),
+    "a key like no other": (edited("deepspeed.json", "qqqqqq", 1), "deepspeed.json", "unknown key 'qqqqqq'", "expected one of those in docs/configuration.md", "remove it"),
     "a typo in a block": (
-        edited("deepspeed.json", "zero_optimization.stge", 1), "deepspeed.json", "zero_optimization.stge", "did you mean 'stage'?"
+        edited("deepspeed.json", "zero_optimization.stge", 1), "deepspeed.json", "zero_optimization.stge", "did you mean 'stage'?", "did you mean 'stage'?"
     ),
     "a key like no other in a block": (
-        edited("deepspeed.json", "zero_optimization.qqqqqq", 1), "deepspeed.json", "zero_optimization.qqqqqq", "remove it"
+        edited("deepspeed.json", "zero_optimization.qqqqqq", 1), "deepspeed.json", "zero_optimization.qqqqqq", "expected one of those that DeepSpeed knows there", "remove it"
     ),
-    "stage 4": (edited("deepspeed.json", "zero_optimization.stage", 4), "deepspeed.json", "found 4", "0, 1, 2 or 3"),
-    "a block that is a number": (edited("deepspeed.json", "fp16", 1), "deepspeed.json", "found 1", "an object"),
-    "a monitor that is a word": (edited("deepspeed.json", "tensorboard", "on"), "deepspeed.json", "found 'on'", "an object"),
-    "wandb as a word": (edited("deepspeed.json", "wandb", True), "deepspeed.json", "found True", "an object"),
-    "auto": (edited("deepspeed.json", "train_batch_size", "auto"), "deepspeed.json", '"auto"', "give a value"),
-    "a scheduler": (edited("deepspeed.json", "scheduler", {"type": "WarmupLR"}), "deepspeed.json", "'scheduler'", "--lr_schedule"),
-    "no batch size": (without("deepspeed.json", "train_batch_size"), "deepspeed.json", "train_batch_size", "give"),
-    "no rows a step": (edited("deepspeed.json", "train_batch_size", 0), "deepspeed.json", "found 0", "at least 1"),
+    "stage 4": (edited("deepspeed.json", "zero_optimization.stage", 4), "deepspeed.json", "found 4", "must be 0, 1, 2 or 3", "0, 1, 2 or 3"),
+    "a block that is a number": (edited("deepspeed.json", "fp16", 1), "deepspeed.json", "found 1", "must be an object {…}", "an object"),
+    "a monitor that is a word": (edited("deepspeed.json", "tensorboard", "on"), "deepspeed.json", "found 'on'", "must be an object {…}", "an object"),
+    "wandb as a word": (edited("deepspeed.json", "wandb", True), "deepspeed.json", "found True", "must be an object {…}", "an object"),
+    "auto": (edited("deepspeed.json", "train_batch_size", "auto"), "deepspeed.json", '"auto"', "must be a whole number of at least 1", "give a value"),
+    "a scheduler": (edited("deepspeed.json", "scheduler", {"type": "WarmupLR"}), "deepspeed.json", "'scheduler'", "the rate comes from the model JSON", "--lr_schedule"),
+    "no batch size": (without("deepspeed.json", "train_batch_size"), "deepspeed.json", "neither train_batch_size nor", "expected one of them, or both", "give"),
+    "no rows a step": (edited("deepspeed.json", "train_batch_size", 0), "deepspeed.json", "found 0", "must be a whole number of at least 1", "at least 1"),
     "batch numbers that disagree": (
         both(edited("deepspeed.json", "train_micro_batch_size_per_gpu", 3), edited("deepspeed.json", "gradient_accumulation_steps", 2)),
-        "deepspeed.json", "train_batch_size 8 is not micro batch 3", "change one",
+        "deepspeed.json", "train_batch_size 8 is not micro batch 3", "micro batch 3 × accumulation 2 × 1 rank;", "change one",
     ),
     "two half precisions": (
         both(edited("deepspeed.json", "fp16.enabled", True), edited("deepspeed.json", "bf16.enabled", True)),
-        "deepspeed.json", "both fp16 and bf16", "enable one",
+        "deepspeed.json", "both fp16 and bf16", "expected one of them, or neither", "disable the other",
     ),
-    "clipping below zero": (edited("deepspeed.json", "gradient_clipping", -1), "deepspeed.json", "found -1", "at least 0"),
+    "clipping below zero": (edited("deepspeed.json", "gradient_clipping", -1), "deepspeed.json", "found -1", "must be a number of at least 0 (0: off)", "at least 0"),
     "an optimizer that is none": (
-        edited("deepspeed.json", "optimizer.type", "AdamX"), "deepspeed.json", "'AdamX' is none of", "did you mean 'adam"
+        edited("deepspeed.json", "optimizer.type", "AdamX"), "deepspeed.json", "'AdamX' is none of", "none of adam, adamw, lamb", "did you mean 'adam"
     ),
-    "an optimizer without a type": (without("deepspeed.json", "optimizer.type"), "deepspeed.json", "found None", "must name"),
+    "an optimizer without a type": (without("deepspeed.json", "optimizer.type"), "deepspeed.json", "found None", "must name an optimizer", "must name"),
     "a typo in the optimizer": (
-        edited("deepspeed.json", "optimizer.params.beta", [0.9, 0.9]), "deepspeed.json", "optimizer.params.beta", "did you mean 'betas'?"
+        edited("deepspeed.json", "optimizer.params.beta", [0.9, 0.9]), "deepspeed.json", "optimizer.params.beta", "did you mean 'betas'?", "did you mean 'betas'?"
     ),
     "betas as a word": (
-        edited("deepspeed.json", "optimizer.params.betas", "0.9"), "deepspeed.json", "found '0.9'", "two numbers from 0 to below 1"
+        edited("deepspeed.json", "optimizer.params.betas", "0.9"), "deepspeed.json", "found '0.9'", "expected two numbers from 0 to below 1, such as [0.9, 0.999]", "two numbers from 0 to below 1"
     ),
-    "an epsilon as a word": (edited("deepspeed.json", "optimizer.params.eps", "small"), "deepspeed.json", "found 'small'", "a number"),
+    "an epsilon as a word": (edited("deepspeed.json", "optimizer.params.eps", "small"), "deepspeed.json", "found 'small'", "expected a number of at least 0", "a number"),
     "Lamb with ZeRO": (
         both(edited("deepspeed.json", "optimizer.type", "Lamb"), edited("deepspeed.json", "zero_optimization.stage", 2)),
-        "deepspeed.json", "Lamb with ZeRO stage 2", "use AdamW",
+        "deepspeed.json", "Lamb with ZeRO stage 2", "need the norm of each whole parameter", "use AdamW",
     ),
     "Muon with ZeRO 3": (
         both(edited("deepspeed.json", "optimizer.type", "Muon"), edited("deepspeed.json", "zero_optimization.stage", 3)),
-        "deepspeed.json", "Muon with ZeRO stage 3", "reduce_scatter to false",
+        "deepspeed.json", "Muon with ZeRO stage 3", "needs whole gradients", "reduce_scatter to false",
     ),
     "checkpoints on each machine": (
-        edited("deepspeed.json", "checkpoint.use_node_local_storage", True), "deepspeed.json", "use_node_local_storage", "remove it"
+        edited("deepspeed.json", "checkpoint.use_node_local_storage", True), "deepspeed.json", "use_node_local_storage", "only when the files of all ranks lie in one folder", "remove it"
     ),
     "parameters aligned": (
         edited("deepspeed.json", "zero_optimization", {"stage": 1, "parameter_alignment": True}),
-        "deepspeed.json", "parameter_alignment", "remove it",
+        "deepspeed.json", "parameter_alignment", "expected none", "remove it",
     ),
     "fp32 sums of bf16 gradients at stage 1": (
         both(edited("deepspeed.json", "zero_optimization.stage", 1), edited("deepspeed.json", "bf16.enabled", True),
              edited("deepspeed.json", "data_types.grad_accum_dtype", "fp32")),
-        "deepspeed.json", "data_types.grad_accum_dtype", "stage 2",
+        "deepspeed.json", "data_types.grad_accum_dtype", "use ZeRO stage 2", "stage 2",
     ),
     "a sparse mode that is none": (
         both(edited("deepspeed.json", "sparse_attention.mode", "fixxed"), words("--deepspeed_sparse_attention")),
-        "sparse_attention", "'fixxed'", "did you mean 'fixed'?",
+        "sparse_attention", "'fixxed'", "expected one of dense, fixed, variable, bigbird", "did you mean 'fixed'?",
     ),
     "a sparse mode that is a list": (
         both(edited("deepspeed.json", "sparse_attention.mode", []), words("--deepspeed_sparse_attention")),
-        "sparse_attention", "mode is []", "expected one of",
+        "sparse_attention", "mode is []", "expected one of dense, fixed, variable, bigbird", "expected one of",
     ),
     "a sparse key that no mode has": (
         both(edited("deepspeed.json", "sparse_attention", {"mode": "fixed", "num_random_block": 1}), words("--deepspeed_sparse_attention")),
-        "deepspeed.json", "unknown key 'num_random_block'", "did you mean 'num_random_blocks'?",
+        "deepspeed.json", "unknown key 'num_random_block'", "did you mean 'num_random_blocks'?", "did you mean 'num_random_blocks'?",
     ),
     "a sparse key of another mode with no value for any": (
         both(edited("deepspeed.json", "sparse_attention", {"mode": "fixed", "num_random_blocks": "few"}), words("--deepspeed_sparse_attention")),
-        "deepspeed.json", "num_random_blocks is 'few'", "expected a whole number from 0 up",
+        "deepspeed.json", "num_random_blocks is 'few'", "expected a whole number from 0 up", "expected a whole number from 0 up",
     ),
     "a layer drop beyond one": (
-        edited("deepspeed.json", "progressive_layer_drop.theta", 2.0), "deepspeed.json", "found 2.0", "less than or equal to 1"
+        edited("deepspeed.json", "progressive_layer_drop.theta", 2.0), "deepspeed.json", "found 2.0", "input should be less than or equal to 1", "less than or equal to 1"
     ),
     "a typo in a monitor": (
-        edited("deepspeed.json", "csv_monitor.output_pth", "csv"), "deepspeed.json", "'csv_monitor.output_pth'", "did you mean 'output_path'?"
+        edited("deepspeed.json", "csv_monitor.output_pth", "csv"), "deepspeed.json", "'csv_monitor.output_pth'", "did you mean 'output_path'?", "did you mean 'output_path'?"
     ),
-    "a typo in wandb": (edited("deepspeed.json", "wandb.projct", "x"), "deepspeed.json", "'wandb.projct'", "did you mean 'project'?"),
-    "a typo in comet": (edited("deepspeed.json", "comet.workspac", "x"), "deepspeed.json", "'comet.workspac'", "did you mean 'workspace'?"),
+    "a typo in wandb": (edited("deepspeed.json", "wandb.projct", "x"), "deepspeed.json", "'wandb.projct'", "did you mean 'project'?", "did you mean 'project'?"),
+    "a typo in comet": (edited("deepspeed.json", "comet.workspac", "x"), "deepspeed.json", "'comet.workspac'", "did you mean 'workspace'?", "did you mean 'workspace'?"),
     "a typo in tensorboard": (
-        edited("deepspeed.json", "tensorboard.job_nam", "x"), "deepspeed.json", "'tensorboard.job_nam'", "did you mean 'job_name'?"
+        edited("deepspeed.json", "tensorboard.job_nam", "x"), "deepspeed.json", "'tensorboard.job_nam'", "did you mean 'job_name'?", "did you mean 'job_name'?"
     ),
     "a typo in an offload block": (
-        edited("deepspeed.json", "zero_optimization.offload_optimizer.devce", "cpu"), "deepspeed.json", "offload_optimizer.devce'", "did you mean 'device'?"
+        edited("deepspeed.json", "zero_optimization.offload_optimizer.devce", "cpu"), "deepspeed.json", "offload_optimizer.devce'", "did you mean 'device'?", "did you mean 'device'?"
     ),
     "sums of gradients that stage 0 cannot have": (
         both(edited("deepspeed.json", "bf16.enabled", True), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp32")),
-        "deepspeed.json", "grad_accum_dtype is 'fp32'", "stage to 1",
+        "deepspeed.json", "grad_accum_dtype is 'fp32'", "sums gradients up in bf16 only", "stage to 1",
     ),
     "sums of gradients in a type that is none": (
         both(edited("deepspeed.json", "zero_optimization.stage", 2), edited("deepspeed.json", "data_types.grad_accum_dtype", "fp99")),
-        "deepspeed.json", "grad_accum_dtype is 'fp99'", "one of fp32, fp16, bf16",
+        "deepspeed.json", "grad_accum_dtype is 'fp99'", "expected one of fp32, fp16, bf16", "remove the key",
     ),
     "wandb without its package": (
-        edited("deepspeed.json", "wandb.enabled", True), "deepspeed.json", "package is missing", "pip install wandb"
+        edited("deepspeed.json", "wandb.enabled", True), "deepspeed.json", "package is missing", "but the package is missing", "pip install wandb"
     ),
 }  # fmt: skip
 
 TOKENIZER = {
-    "no such tokenizer": (edited("model.json", "bert_token_file", "lost"), "lost", "no such tokenizer", "give a vocab.txt"),
-    "an empty folder": (removed("tokenizer/*"), "tokenizer", "neither tokenizer.json nor vocab.txt", "give a folder"),
-    "a broken tokenizer.json": (cut_short("tokenizer/tokenizer.json"), "tokenizer.json", "is no JSON", "copy it again"),
+    "no such tokenizer": (edited("model.json", "bert_token_file", "lost"), "lost", "no such tokenizer", "a vocab.txt, a tokenizer.json or a folder with one", "give a vocab.txt"),
+    "an empty folder": (removed("tokenizer/*"), "tokenizer", "neither tokenizer.json nor vocab.txt", "a folder with one of them", "give a folder"),
+    "a broken tokenizer.json": (cut_short("tokenizer/tokenizer.json"), "tokenizer.json", "is no JSON", "expected an object", "copy it again"),
     "another library's tokenizer.json": (
-        replaced("tokenizer/tokenizer.json", '{"a": 1}'), "tokenizer.json", "is no tokenizer", "save it again"
+        replaced("tokenizer/tokenizer.json", '{"a": 1}'), "tokenizer.json", "is no tokenizer", "tokenizer of the tokenizers library", "save it again"
     ),
     "a vocabulary without specials": (
-        both(replaced("v.txt", "a\nb\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of"
+        both(replaced("v.txt", "a\nb\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of [PAD], [UNK], [CLS], [SEP], [MASK]", "has all of"
     ),
     "a vocabulary with a token twice": (
-        both(replaced("v.txt", "[PAD]\n[PAD]\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "more than once", "each once"
+        both(replaced("v.txt", "[PAD]\n[PAD]\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "more than once", "one token a line, each once", "each once"
     ),
     "a vocabulary that is no text": (
-        both(replaced("v.txt", b"\xff\xfe"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "no vocabulary in UTF-8", "one token a line"
+        both(replaced("v.txt", b"\xff\xfe"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "no vocabulary in UTF-8", "a vocab.txt with one token a line", "give a vocab.txt"
     ),
     "an empty vocabulary": (
-        both(replaced("v.txt", ""), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of"
+        both(replaced("v.txt", ""), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of [PAD], [UNK], [CLS], [SEP], [MASK]", "has all of"
     ),
     "a broken tokenizer_config.json": (
-        replaced("tokenizer/tokenizer_config.json", "{"), "tokenizer_config.json", "is no JSON", "copy it again"
+        replaced("tokenizer/tokenizer_config.json", "{"), "tokenizer_config.json", "is no JSON", "expected an object", "copy it again"
     ),
     "a tokenizer with fewer tokens than the data": (
         both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"), edited("model.json", "bert_token_file", "v.txt")),
-        "wiki_training_", "outside 0…5", "tokenizer",
+        "wiki_training_", "outside 0…5", "0…5 of the tokenizer", "tokenizer",
     ),
 }  # fmt: skip
 

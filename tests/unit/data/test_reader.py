@@ -338,5 +338,5 @@ def test_a_shard_that_vanishes_during_a_run_is_told(tmp_path: Path) -> None:
     (path,) = write_ours(tmp_path, [50])
     dataset = opened(tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match=r"training_000.hdf5: no such file; check the folder"):
+    with pytest.raises(UserError, match=r"training_000.hdf5: no such file; expected a shard; check the folder"):
         dataset.read(0, 0, 5)

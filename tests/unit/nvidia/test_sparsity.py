@@ -136,7 +136,7 @@ def test_a_block_may_name_the_keys_of_all_modes(mode: str) -> None:
     [
         ({"mode": "bigbrid"}, "did you mean 'bigbird'"),
         ({"mode": "fixed", "num_random_block": 1}, "unknown key .*which no mode has; did you mean 'num_random_blocks'"),
-        ({"mode": "fixed", "qqqq": 1}, "unknown key 'qqqq', which no mode has; remove it"),
+        ({"mode": "fixed", "qqqq": 1}, "unknown key 'qqqq', which no mode has; expected one of those in docs"),
         ({"mode": "fixed", "num_random_blocks": -1}, "num_random_blocks is -1"),  # of other modes, but no value for any
         ({"mode": "fixed", "num_local_blocks": 3, "num_global_blocks": 2}, "must divide"),
         ({"mode": "fixed", "num_different_global_patterns": 2}, "needs different_layout_per_head"),

@@ -42,7 +42,7 @@ def test_a_contradiction_is_explained(tmp_path: Path) -> None:
         )
     with pytest.raises(UserError, match="train_batch_size 3 "):
         load(tmp_path, 2, train_batch_size=3)
-    with pytest.raises(UserError, match="give train_batch_size"):
+    with pytest.raises(UserError, match="has neither train_batch_size nor"):
         load(tmp_path, gradient_accumulation_steps=3)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.guard import next_unskipped
+from training.skips import next_unskipped
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,18 @@
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from common.errors import UserError
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
-from training.checkpoint import TrainingState, find_damage, read_skips, read_state
+from training.checkpoint import TrainingState, find_damage, read_state
 from training.manifest import MANIFEST, STATE, write_manifest
 from training.retention import read_best
 from training.sinks import forget_later_lines, read_lines
+from training.skips import read_skips
 
 ROUNDS = 150
 GOOD = TrainingState(
@@ -31,6 +32,7 @@ GOOD = TrainingState(
     is_preln=True,
     seconds=3.5,
     skips=((8, 16), (24, 32)),
+    rollbacks=((24, 32),),
     recipe={"learning_rate": 0.1},
     data_summary="64 rows in 3 files",
     best_tag="step_00000008",
@@ -98,11 +100,11 @@ def test_ranges_that_are_none(text: str, tmp_path: Path) -> None:
 
 def test_damaged_metrics(tmp_path: Path) -> None:
     chance, path = random.Random(3), tmp_path / "metrics.jsonl"
-    rows = [json.dumps({"kind": "train", "step": step, "loss": 1.0}) for step in range(20)]
+    rows = [json.dumps({"kind": "train", "step": step, "samples": 8 * step, "loss": 1.0}) for step in range(20)]
     for _ in range(ROUNDS):
         lines = [damage_text(row.encode(), chance) if chance.random() < 0.2 else row.encode() for row in rows]
         path.write_bytes(b"\n".join([*lines, b"[1]", b"null", b'{"step": null}', b"\xff\xfe", b"[" * 100_000, b""]))
-        forget_later_lines(path, 10)
+        forget_later_lines(path, replace(GOOD, step=10, samples=80))
         kept = read_lines(path)
         assert all(row.get("step", 0) <= 10 for row in kept)
         assert len(kept) >= 3

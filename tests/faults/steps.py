@@ -1,0 +1,169 @@
+"""What goes wrong in a step or in a validation."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.faults.patching import Fault, before, die
+
+
+def _not_a_number(fault: Fault) -> None:
+    """Spoil one gradient of this rank, or its loss (`of`), in the steps of the given samples."""
+    from training import engine, loop
+
+    original = engine.take_step
+
+    def take_step(target: Any, step: Any, *rest: Any) -> bool:
+        handle = None
+        if step.next_sample in fault["next_samples"]:
+            value = float(fault.get("value", "nan"))
+            parameter = target.module.bert.embeddings.LayerNorm.weight
+            if fault.get("of") == "loss":
+                handle = target.module.register_forward_hook(partial(_add_to_loss, value))
+            else:
+                handle = parameter.register_hook(lambda gradient: gradient * value)
+        try:
+            return original(target, step, *rest)
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    loop.take_step = take_step  # type: ignore[assignment]
+
+
+def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor) -> torch.Tensor:
+    """Its gradient stays finite by itself, as that of an infinite cross entropy does."""
+    module.details = module.details._replace(masked_lm_loss_sum=module.details.masked_lm_loss_sum + value)
+    return loss + value
+
+
+def _draw(fault: Fault) -> None:
+    """Something in this rank draws at random before every step; what it drew is noted in `folder`."""
+    import json
+    import random
+
+    import numpy as np
+
+    from training import loop
+
+    path = Path(fault["folder"]) / f"drawn_by_rank_{os.environ['RANK']}.jsonl"
+
+    def draw(_engine: Any, step: Any, *_: Any) -> None:
+        drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
+        with path.open("a") as stream:
+            stream.write(json.dumps([step.next_sample, drawn]) + "\n")
+
+    before(loop, "take_step", draw)
+
+
+def _loss_is_not_a_number(fault: Fault) -> None:
+    """What a forward pass that overflows in fp16 leaves in the sums of the step of these samples."""
+    from training import loop
+
+    original = loop.take_step
+
+    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> bool:
+        is_taken = original(target, step, tally, *rest)
+        if step.next_sample in fault["next_samples"]:
+            tally.sums = tally.sums * float("nan")
+        return is_taken
+
+    loop.take_step = take_step
+
+
+def _spoil_weights(fault: Fault) -> None:
+    """Before the step of these samples make the model forget, so that the loss jumps; healed by going back.
+
+    With `always` it happens whenever that step number comes again, whatever samples it is of.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+
+    from training import loop
+
+    done: list[int] = []
+
+    def spoil(target: Any, step: Any, *_: Any) -> None:
+        is_due = step.next_sample == fault["next_sample"] and not done
+        if fault.get("always"):
+            is_due = target.global_steps - target.skipped_steps == fault["next_sample"] // 8 - 1
+        if is_due:
+            done.append(1)
+            weight = target.module.bert.embeddings.word_embeddings.weight
+            with torch.no_grad(), GatheredParameters([weight], modifier_rank=0, enabled=hasattr(weight, "ds_id")):
+                weight.mul_(-30.0)
+
+    before(loop, "take_step", spoil)
+
+
+def _die_in_rollback(fault: Fault) -> None:
+    """Killed right before going back for the `number`th time."""
+    from training import loop
+
+    calls: list[int] = []
+
+    def count(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == fault["number"]:
+            die()
+
+    before(loop, "go_back", count)
+
+
+def _hang(fault: Fault) -> None:
+    """Stop moving at the step of these samples: by sleeping, or with the whole process stopped."""
+    from training import loop
+
+    def hang(_engine: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"]:
+            if fault.get("how") == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(600)
+
+    before(loop, "take_step", hang)
+
+
+def _slow_steps(fault: Fault) -> None:
+    """Give signals time to arrive between two steps."""
+    from training import loop
+
+    before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
+
+
+def _slow_forward(fault: Fault) -> None:
+    """A rank whose device is slower than the others'."""
+    from nvidia.modelingpreln import BertForPreTrainingPreLN
+    from training import flops
+
+    before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
+    before(flops, "linear", lambda *_: time.sleep(fault["seconds"] / 20))
+
+
+def _worse_validation(_: Fault) -> None:
+    from training import loop
+
+    original = loop.validate
+
+    def validate(*args: Any) -> dict[str, float] | None:
+        figures = original(*args)
+        return None if figures is None else {**figures, "mlm_loss": figures["mlm_loss"] + 9.0}
+
+    loop.validate = validate
+
+
+KINDS: dict[str, Callable[[Fault], None]] = {
+    "draw": _draw,
+    "not_a_number": _not_a_number,
+    "loss_is_not_a_number": _loss_is_not_a_number,
+    "spoil_weights": _spoil_weights,
+    "die_in_rollback": _die_in_rollback,
+    "hang": _hang,
+    "slow_steps": _slow_steps,
+    "slow_forward": _slow_forward,
+    "worse_validation": _worse_validation,
+}

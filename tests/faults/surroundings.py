@@ -1,0 +1,66 @@
+"""Data, disks and terminals that a rank loses."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.patching import Fault, before
+
+
+def _reader_dies(fault: Fault) -> None:
+    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it.
+
+    Reads are counted from the first call of the loop's function `since` on, where that is given.
+    """
+    from data.reader import ShardFile
+    from training import loop
+
+    files: list[Path] = []
+
+    def lose(self: Any, *_: Any, **__: Any) -> None:
+        files.append(self.path)
+        if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
+            self._file.close()
+
+    if "since" in fault:
+        before(loop, fault["since"], lambda *_: None if files else before(ShardFile, "read", lose))
+    else:
+        before(ShardFile, "read", lose)
+
+
+def _slow_reader(fault: Fault) -> None:
+    """One that is never ahead of the training."""
+    from data.loader import TrainingStream
+
+    before(TrainingStream, "_make_step", lambda *_: time.sleep(fault["seconds"]))
+
+
+def _lose_output(fault: Fault) -> None:
+    """Standard output (and with `both` errors too) leads to a full disk, or to a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    target = os.open("/dev/full", os.O_WRONLY) if fault["how"] == "full" else writer
+    for descriptor in (1, 2) if fault.get("both") else (1,):
+        os.dup2(target, descriptor)
+
+
+def _fill_disk(fault: Fault) -> None:
+    """Another process takes the last byte of the disk of `folder` right before the step of these samples."""
+    from training import loop
+
+    def fill(_engine: Any, step: Any, *_: Any) -> None:
+        if step.next_sample == fault["next_sample"]:
+            free = os.statvfs(fault["folder"])
+            Path(fault["folder"], "filler").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
+
+    before(loop, "take_step", fill)
+
+
+KINDS: dict[str, Callable[[Fault], None]] = {
+    "reader_dies": _reader_dies,
+    "slow_reader": _slow_reader,
+    "lose_output": _lose_output,
+    "fill_disk": _fill_disk,
+}
