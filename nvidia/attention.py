@@ -23,7 +23,7 @@ from nvidia.attention_backends import (
 from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
 from nvidia.grouped_attention import attention_of_some, grouped_attention, some_are_cheaper
-from nvidia.joined_linear import joined_linear
+from nvidia.joined_linear import joined_linear, joined_linear_of_some
 from nvidia.layers import ResidualOutput
 from nvidia.sparsity import SparseAttention, make_layout, visible_keys
 from nvidia.unpadding import Packing, select_rows
@@ -106,8 +106,7 @@ class BertSelfAttention(nn.Module):
 
         def project(x: Tensor) -> tuple[Tensor, Tensor]:
             normed = x if norm is None else norm(x)
-            q = joined_linear(normed.index_select(0, ordered), self.query)
-            kv = joined_linear(normed, self.key, self.value)
+            q, kv = joined_linear_of_some(normed, ordered, self.query, self.key, self.value)
             shape = (self.num_heads, self.head_size)
             return q.unflatten(-1, shape), kv.unflatten(-1, (2, *shape))
 
@@ -134,7 +133,7 @@ class BertSelfAttention(nn.Module):
         if backend == "flex":
             return flex_attention(qkv, packing.mask("flex", self.pruned, lambda: self.flex_mask(packing))), None
         visible = packing.mask("plain", self.pruned, lambda: self.visible_keys(packing))
-        head_mask = None if options.head_mask is None else options.head_mask[:, None, None]
+        head_mask = None if options.head_mask is None else options.head_mask[self.kept_heads(), None, None]
         return plain_attention(qkv, packing, dropout_prob, self.relative_scores(qkv, packing), visible, head_mask)
 
     def choose_backend(self, x: Tensor, options: AttentionOptions) -> str:
@@ -173,8 +172,11 @@ class BertSelfAttention(nn.Module):
     def layout(self, sparse: SparseAttention, length: int) -> Tensor:
         """Which blocks see which, [A or 1, N, N], for the heads that are left."""
         layout = make_layout(sparse, self.num_heads + len(self.pruned), length)
-        kept = [head for head in range(len(layout)) if head not in self.pruned]
-        return layout[kept] if len(layout) > 1 else layout
+        return layout[self.kept_heads()] if len(layout) > 1 else layout
+
+    def kept_heads(self) -> list[int]:
+        """Numbers, as in the unpruned layer, of the heads that are left."""
+        return [head for head in range(self.num_heads + len(self.pruned)) if head not in self.pruned]
 
     def project(self, hidden: Tensor) -> Tensor:
         """[T, H] → [T, 3, A, D], from one matmul."""
@@ -218,7 +220,11 @@ class BertAttention(nn.Module):
 def _select(linear: nn.Linear, index: Tensor, dim: int) -> None:
     """Keep the given rows (dim 0, with their biases) or columns (dim 1) of a linear layer, in place."""
     index = index.to(linear.weight.device)
-    linear.weight = nn.Parameter(linear.weight.detach().index_select(dim, index))
+    linear.weight = _selected(linear.weight, dim, index)
     if dim == 0 and linear.bias is not None:
-        linear.bias = nn.Parameter(linear.bias.detach().index_select(0, index))
+        linear.bias = _selected(linear.bias, 0, index)
     linear.out_features, linear.in_features = linear.weight.shape
+
+
+def _selected(parameter: Tensor, dim: int, index: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().index_select(dim, index), requires_grad=parameter.requires_grad)

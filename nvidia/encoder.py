@@ -99,7 +99,7 @@ class PostLNLayer(BertLayer):
 class EncoderOutput(NamedTuple):
     last: Tensor  # [T, H] or [U, H]
     states: tuple[Tensor, ...]  # packed, the embeddings first; empty unless asked for
-    probabilities: tuple[Tensor, ...]  # one [B, A, S, S] a layer; empty unless asked for
+    probabilities: tuple[Tensor, ...]  # one [B, A, S, S] a layer that layer drop kept; empty unless asked for
 
 
 class BertEncoder(nn.Module):

@@ -24,7 +24,7 @@ class Packing:
     num_rows: int  # B
     row_length: int  # S
     indices: Tensor  # [T] where each real token lies in the flattened [B·S] batch
-    first: Tensor  # [B] packed position of each sequence's [CLS], in batch order
+    first: Tensor  # [B] packed position of each sequence's first real token, its [CLS], in batch order
     boundaries: Tensor  # [B + 1] int32, packed position where each sequence starts, in packed order
     sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
@@ -63,13 +63,14 @@ def select_rows(rows: Tensor | None, *packed: Tensor) -> tuple[Tensor, ...]:
 
 
 def real_tokens(input_mask: Tensor) -> Tensor:
-    """[B, S] bool. Position 0 counts as real always, so a fully masked row is a sequence of one token, not of none."""
+    """[B, S] bool. Of a fully masked row position 0 counts as real, so it is a sequence of one token, not of none."""
     mask = input_mask.bool()
-    return torch.cat([torch.ones_like(mask.narrow(1, 0, 1)), mask.narrow(1, 1, mask.shape[1] - 1)], dim=1)
+    is_empty = mask.sum(dim=1, keepdim=True) == 0
+    return torch.cat([mask.narrow(1, 0, 1) | is_empty, mask.narrow(1, 1, mask.shape[1] - 1)], dim=1)
 
 
 def plan_packing(mask: Tensor) -> Packing:
-    """Find the real tokens of a bool [B, S] mask whose first column is true; one wait for the device."""
+    """Find the real tokens of a bool [B, S] mask with one or more in each row; one wait for the device."""
     if mask.device.type == "cpu":
         return _plan_by_length(mask)
     return make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))

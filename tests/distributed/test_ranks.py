@@ -17,14 +17,11 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_metrics(folder, "train")]
 
 
-def without_dropout(folder: Path) -> None:
+def without_dropout(folder: Path, other_keys: str = "") -> None:
     """Dropout differs from rank to rank by design, so the comparison goes without."""
     path = folder / "model.json"
-    path.write_text(
-        path.read_text().replace(
-            '"hidden_size"', '"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_size"'
-        )
-    )
+    keys = f'"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, {other_keys}"hidden_size"'
+    path.write_text(path.read_text().replace('"hidden_size"', keys))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +42,19 @@ def test_two_ranks_train_as_one_does(stage: int, one_rank: Path, rank_server: Ra
     assert outcome.codes == [0, 0], outcome.text
     assert_trained_alike(tmp_path, one_rank)
     assert_only_the_first_rank_speaks(tmp_path)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_with_short_and_with_long_sequences(
+    stage: int, one_rank: Path, rank_server: RankServer, tmp_path: Path
+) -> None:
+    """They leave out different work, and must hand over their gradients in the same order all the same."""
+    words = write_project(tmp_path, zero_optimization={"stage": stage, "stage3_param_persistence_threshold": 0})
+    without_dropout(tmp_path, '"attention_backend": "grouped", ')
+    words += ["--max_steps", str(NUM_STEPS)]
+    outcome = rank_server.run(words, 2, tmp_path, faults=[{"kind": "long_sequences", "rank": 1}])
+    assert outcome.codes == [0, 0], outcome.text
+    assert_trained_alike(tmp_path, one_rank)
 
 
 def assert_only_the_first_rank_speaks(folder: Path) -> None:

@@ -98,10 +98,10 @@ def _allow_fp16(_: Fault) -> None:
 
 def _claim_fp16(_: Fault) -> None:
     """The launcher believes so too, where it would go back to fp32."""
-    from training import settings
+    from training import engine_checks
     from training.precision import Abilities
 
-    settings.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
+    engine_checks.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
 
 
 def _no_compiler(_: Fault) -> None:

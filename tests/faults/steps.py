@@ -144,6 +144,13 @@ def _slow_forward(fault: Fault) -> None:
     before(flops, "linear", lambda *_: time.sleep(fault["seconds"] / 20))
 
 
+def _long_sequences(_: Fault) -> None:
+    """A rank whose batch has no short sequence, so that it leaves out the last block's queries that are not read."""
+    from nvidia import grouped_attention
+
+    grouped_attention._SHORT = 0
+
+
 def _worse_validation(_: Fault) -> None:
     from training import loop
 
@@ -165,5 +172,6 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "hang": _hang,
     "slow_steps": _slow_steps,
     "slow_forward": _slow_forward,
+    "long_sequences": _long_sequences,
     "worse_validation": _worse_validation,
 }

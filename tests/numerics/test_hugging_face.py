@@ -79,6 +79,22 @@ def test_logits_losses_and_gradients(kind: type[PreTrainingModel], changes: dict
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_padding_may_be_anywhere(kind: type[PreTrainingModel]) -> None:
+    """In front, in between and at the end it hides keys and nothing else."""
+    model = make_model(kind, tiny_config().with_padded_vocab()).eval()
+    twin = stock_twin(model).eval()
+    _, ids, _, segments, *_ = make_batch()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = mask[1, 3:6] = mask[2, 8:] = mask[3, :10] = 0
+    first = 0 if kind is BertForPreTraining else model.config.pad_token_id + 1
+    places = (torch.arange(ids.shape[1]) + first).expand(ids.shape)
+    stock = twin(input_ids=ids, attention_mask=mask, token_type_ids=segments, position_ids=places)
+    logits = stock.prediction_logits if kind is BertForPreTraining else stock.logits
+    real = mask.bool()
+    assert largest_difference(model.masked_lm_logits(ids, mask, segments)[real], logits[real]) <= BOUND
+
+
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_there_and_back(kind: type[PreTrainingModel], tied: bool) -> None:
     model = make_model(kind, tiny_config(tie_word_embeddings=tied, pad_token_id=2).with_padded_vocab())

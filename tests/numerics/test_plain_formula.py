@@ -176,11 +176,19 @@ def test_pruned_heads_are_masked_heads(kind: type[BertModelBase]) -> None:
     model.prune_heads({2: [2]})
     model.prune_heads({2: [0]})
     assert largest_difference(model(**inputs()).last_hidden_state, expected) <= BOUND
+    # A head mask numbers heads as the unpruned model did.
+    assert largest_difference(model(**inputs(), head_mask=head_mask).last_hidden_state, expected) <= BOUND
     head = 8 * 24 * 4 + 8 * 3  # weights of Q, K, V and the output's columns; biases of Q, K, V
     assert sum(parameter.numel() for parameter in model.parameters()) == size - 3 * head
     fresh = kind(model.config)  # the config tells how to build what was pruned
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(fresh.eval()(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state)
+
+
+def test_what_is_frozen_stays_so_when_pruned() -> None:
+    model = make_encoder().requires_grad_(False)
+    model.prune_heads({0: [1]})
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_pruned_model_knows_its_config() -> None:
@@ -263,14 +271,3 @@ def test_encoders_without_biases() -> None:
     }
     biased.load_state_dict(state)
     assert largest_difference(biased(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state) <= BOUND
-
-
-def test_masks_need_not_be_at_the_end() -> None:
-    """Padding in front or in between hides keys and nothing else."""
-    model = make_encoder()
-    given = inputs()
-    given["attention_mask"] = given["attention_mask"].clone()
-    given["attention_mask"][0, 3:6] = 0
-    fast = model(**given).last_hidden_state
-    plain = model(**given, output_attentions=True).last_hidden_state
-    assert largest_difference(fast, plain) <= BOUND

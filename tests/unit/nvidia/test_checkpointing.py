@@ -45,7 +45,8 @@ def test_gradients_are_bit_equal_with_dropout(
     config = tiny_config(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, attention_backend=backend)
     model = kind(config)
     spread_weights(model)
-    model.set_layer_drop(theta=0.5, seed=3)
+    model.set_layer_drop(theta=0.5, seed=4)
+    assert [scale > 0 for scale in model.bert.encoder.branch_scales] == [True, False, True]
     loss, gradients, random_state = run(model)
     model.set_checkpointing(choice)
     again, recomputed, random_state_after = run(model)

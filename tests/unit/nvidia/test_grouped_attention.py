@@ -9,6 +9,7 @@ from torch import Tensor
 from nvidia import attention
 from nvidia import grouped_attention as grouped
 from nvidia.attention_backends import sdpa_attention
+from nvidia.checkpointing import Checkpointing
 from nvidia.dropout import MaskStream, draw_seed
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -48,13 +49,16 @@ def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: py
     assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
 
 
-def test_attention_with_dropout_is_the_formula_with_its_mask() -> None:
+@pytest.mark.parametrize("short", [TOGETHER, ALONE])
+def test_attention_with_dropout_is_the_formula_with_its_mask(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_SHORT", short)
     qkv = random_tensor(14, 3, 3, 8)
     torch.manual_seed(5)
     ours = value_and_gradients(lambda x: grouped.grouped_attention(x, ((2, 7),), 0.4), qkv)
     torch.manual_seed(5)
     masks = MaskStream(draw_seed(), 0.4)
-    mask = masks.draw((6, 7, 7), torch.float32).view(2, 3, 7, 7) * masks.scale
+    draws = [(6, 7, 7)] if short == TOGETHER else [(3, 7, 7)] * 2
+    mask = torch.cat([masks.draw(shape, torch.float32) for shape in draws]).view(2, 3, 7, 7) * masks.scale
     assert 0 < int((mask == 0).sum()) < mask.numel()
 
     def formula(x: Tensor) -> Tensor:
@@ -81,6 +85,71 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
     )
     assert_near((context, torch.zeros_like(q).index_copy(0, rows, q_gradient), kv_gradient), together)
     assert not kv_gradient[6:12].any()
+
+
+@pytest.mark.parametrize("piece", [1, 30, 1 << 19])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_of_some_queries_are_those_of_the_function(
+    piece: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped, "_PIECE", piece)
+
+    def compute(q: Tensor, kv: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return grouped.attention_of_some(q, kv, ((1, 4), (1, 3)), [3, 1], dropout)
+
+    q, kv = random_tensor(4, 2, 3).double().requires_grad_(), random_tensor(7, 2, 2, 3, seed=2).double()
+    assert torch.autograd.gradcheck(compute, (q, kv.requires_grad_()))
+
+
+def test_some_queries_get_the_scaled_dropout_of_the_formula() -> None:
+    q, kv = random_tensor(3, 2, 8), random_tensor(5, 2, 2, 8, seed=2)
+    torch.manual_seed(5)
+    context = grouped.attention_of_some(q, kv, ((1, 5),), [3], 0.4)
+    torch.manual_seed(5)
+    masks = MaskStream(draw_seed(), 0.4)
+    mask = masks.draw((2, 3, 5), torch.float32) / 0.6  # the rate is rounded to 1/65536
+    k, v = kv.permute(1, 2, 0, 3)
+    probabilities = (q.transpose(0, 1) @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+    assert largest_difference(context, ((probabilities * mask) @ v).transpose(0, 1)) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_the_last_block_drops_in_training_and_not_in_evaluation(
+    kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the formula's attention and of ours, with all dropout but the last block's left out."""
+    monkeypatch.setattr(grouped, "_SHORT", ALONE)
+    model = kind(tiny_config(attention_backend="grouped"))
+    spread_weights(model)
+    without = float(model(make_batch()))
+    model.bert.encoder.layer[-1].attention.self.dropout_prob = 0.5
+    losses = {float(model(make_batch())) for _ in range(5)}
+    assert len(losses) == 5
+    assert without not in losses
+    model.eval()
+    assert float(model(make_batch())) == without
+
+
+@pytest.mark.parametrize("choice", [Checkpointing(), Checkpointing(layers=2), Checkpointing(attention=True)], ids=str)
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_gradients_come_in_the_same_order_whatever_is_left_out(
+    kind: type[PreTrainingModel], choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks whose batches differ in length may differ in it, and DeepSpeed sums gradients up by their order."""
+    model = kind(tiny_config(attention_backend="grouped"))
+    model.set_checkpointing(choice)
+    came: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
+    orders = []
+    for short in (TOGETHER, ALONE):
+        monkeypatch.setattr(grouped, "_SHORT", short)
+        came.clear()
+        model(make_batch()).backward()
+        orders.append(list(came))
+    assert orders[0] == orders[1]
+    assert sorted(came) == sorted(name for name, _ in model.named_parameters())
 
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nvidia.joined_linear import joined_linear
+from nvidia.joined_linear import joined_linear, joined_linear_of_some
 from tests.unit.nvidia.helpers import largest_difference
 
 
@@ -21,6 +21,27 @@ def test_outputs_and_gradients(bias: bool, rows: int) -> None:
     for ours, plain in zip(
         torch.autograd.grad((joined * weights).sum(), wanted),
         torch.autograd.grad((apart * weights).sum(), wanted),
+        strict=True,
+    ):
+        assert ours.shape == plain.shape
+        assert largest_difference(ours, plain) <= 1e-5
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [[], [4, 0, 4, 12]])
+def test_the_first_layer_for_some_rows(bias: bool, rows: list[int]) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(7, size, bias=bias) for size in (3, 5, 4)]
+    x, chosen = torch.randn(13, 7, requires_grad=True), torch.tensor(rows, dtype=torch.long)
+    wanted = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+    first, others = joined_linear_of_some(x, chosen, *layers)
+    expected = layers[0](x[chosen]), torch.cat([layer(x) for layer in layers[1:]], dim=1)
+    weights = torch.randn(first.shape), torch.randn(others.shape)
+    assert largest_difference(first, expected[0]) <= 1e-6
+    assert largest_difference(others, expected[1]) <= 1e-6
+    for ours, plain in zip(
+        torch.autograd.grad((first * weights[0]).sum() + (others * weights[1]).sum(), wanted),
+        torch.autograd.grad((expected[0] * weights[0]).sum() + (expected[1] * weights[1]).sum(), wanted),
         strict=True,
     ):
         assert ours.shape == plain.shape
