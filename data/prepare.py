@@ -22,7 +22,7 @@ from data.prepare_arguments import parse_arguments, settings_from
 from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
 from data.settings import Settings
 from data.sources import Source, count_formats, describe_sources, find_sources, is_url
-from data.stages import Job
+from data.stages import Job, forget_words
 from data.storage import Storage
 from data.store import DONE, WORK_FORMAT
 from data.text import BROKEN
@@ -83,6 +83,7 @@ def prepare(
     counts = _counted(sources, read, dropped, list(encoded.values()))
     _check_splits(pipeline.job.settings, {key: sum(part[3] for part in parts) for key, parts in made.items()}, counts)
     shards = pipeline.write(made)
+    forget_words()
     broken = sorted({path for result in read for path in result["broken"]})
     return {"counts": counts, "shards": shards, "broken": broken}
 

@@ -388,3 +388,8 @@ def _encoder(tokenizer: str) -> Encoder:
     if _OF_THREAD.encoder is None or _OF_THREAD.origin != origin:
         _OF_THREAD.encoder, _OF_THREAD.origin = Encoder(load_tokenizer(Path(tokenizer))), origin
     return _OF_THREAD.encoder
+
+
+def forget_words() -> None:
+    """Give back what this thread's encoder remembers, tens of megabytes, when there is nothing more to encode."""
+    _OF_THREAD.encoder = None
