@@ -30,7 +30,7 @@ def test_train_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert result.keys() == {"seq128", "seq512"}
     for row in result.values():
         assert (row["ratio"], row["matmul_share"], row["linear_share"]) == (1.2, 0.5, 0.4)
-        assert {"engine", "transformers", "matmul_share", "peak_mb", "transformers_peak_mb"} <= row.keys()
+        assert {*train_step.CONTENDERS, "peak_mb", "transformers_peak_mb"} <= row.keys()
 
 
 def test_scaling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
