@@ -4,7 +4,8 @@ Instances a second and core are counted over the whole command, from raw sentenc
 the tokenizer given, five static copies and one worker, in processor time of the process tree. The peer is the usual way
 of doing it, one instance at a time in Python, with the same tokenizer on the same kind of text. Memory is measured with
 the tokenizer given and with one trained in the run; the largest corpus is prepared by several workers as well, whose
-instances a second by the clock show that all cores are used.
+instances a second by the clock show that all cores are used, where there is nothing else on the machine; on any machine
+the share of processor time spent outside of the workers does, as it is all that more of them do not divide.
 """
 
 import argparse
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "workers": arguments.workers,
                 "instances_per_s": round(best["instances"] / best["seconds"]),
                 "instances_per_s_all_workers": round(together["instances"] / together["seconds"]),
+                "cpu_share_outside_workers": round(together["own_share"], 3),
                 "rate_by_mb": {str(size): round(result["rate"]) for size, result in results.items()},
             }
         )
@@ -125,13 +127,17 @@ def _measure(folder: Path, tokenizer: Sequence[str], megabytes: float, workers: 
     child = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    rss = json.loads(child.stdout.splitlines()[-1])["rss_mb"]
+    told = json.loads(child.stdout.splitlines()[-1])
+    rss = told["rss_mb"]
     files = json.loads((output / "128" / "manifest.json").read_text())["files"]
     instances = sum(file["rows"] for file in files)
     shutil.rmtree(output)
     corpus.unlink()
     print(f"{megabytes:>7.0f} MB {instances:>10,} {seconds:>8.1f} {cpu:>8.1f} {instances / cpu:>12,.0f} {rss:>8.0f}")
-    return {"rate": instances / cpu, "rss_mb": rss, "seconds": seconds, "instances": instances}
+    own_share = told["own_cpu_s"] / cpu
+    return {
+        "rate": instances / cpu, "rss_mb": rss, "seconds": seconds, "instances": instances, "own_share": own_share
+    }  # fmt: skip
 
 
 def _peer_rate(folder: Path, tokenizer_folder: Path) -> float:
