@@ -55,13 +55,8 @@ def test_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 def test_prepare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def measure(_folder: Path, tokenizer: list[str], megabytes: float, workers: int) -> dict[str, float]:
-        is_trained = "--vocab_size" in tokenizer
-        return {
-            "rate": 1e4,
-            "rss_mb": 100.0 + megabytes + 50 * is_trained,
-            "seconds": 2.0,
-            "instances": 8e4 * workers,
-        }
+        rss = megabytes + (200 if "--vocab_size" in tokenizer else 100)
+        return {"rate": 1e4, "rss_mb": rss, "instances": 600 * workers, "seconds": 2, "own_share": 0.1 / workers}
 
     monkeypatch.setattr(prepare, "_tokenizer", lambda folder, _megabytes: folder)
     monkeypatch.setattr(prepare, "_measure", measure)
@@ -69,8 +64,9 @@ def test_prepare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert prepare.main(["--sizes_mb", "1", "--rss_mb", "2", "--workers", "3"]) == 0
     result = last_line(capsys)
     assert (result["rss_1x_mb"], result["rss_10x_mb"]) == (102, 120)
-    assert (result["rss_1x_mb_vocab_trained"], result["rss_10x_mb_vocab_trained"]) == (152, 170)
-    assert (result["instances_per_s"], result["instances_per_s_all_workers"]) == (40_000, 120_000)
+    assert (result["rss_1x_mb_vocab_trained"], result["rss_10x_mb_vocab_trained"]) == (202, 220)
+    assert (result["instances_per_s"], result["instances_per_s_all_workers"], result["workers"]) == (300, 900, 3)
+    assert result["cpu_share_outside_workers"] == 0.033
     assert {"instances_per_s_per_core", "peer_instances_per_s_per_core", "rate_by_mb"} <= result.keys()
 
 
