@@ -1,0 +1,19 @@
+"""What all tests of the prepare command begin with."""
+
+from pathlib import Path
+
+import pytest
+
+from data import sources
+from tests.integration.prepare.corpora import write_corpus
+
+
+@pytest.fixture(name="corpus", scope="module")
+def _corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "a.txt", 1500)
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many sources and pieces from a small corpus, in this process."""
+    monkeypatch.setattr(sources, "RANGE_BYTES", 200_000)
