@@ -66,6 +66,12 @@ class Problems:
             for part in error.parts:
                 self.add(part)
             return None
+        except OSError as error:
+            message = describe_system_error(error)
+            if message is None:
+                raise
+            self.add(message)
+            return None
 
     def raise_if_any(self) -> None:
         if len(self.messages) == 1:

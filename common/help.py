@@ -123,8 +123,10 @@ class Parser(argparse.ArgumentParser):
         """--help is shown while arguments are read: what is required must look like it."""
         lifted = self._lifted
         self._set_required(*lifted, True)
-        yield
-        self._set_required(*lifted, False)
+        try:
+            yield
+        finally:
+            self._set_required(*lifted, False)
 
     def _set_required(self, actions: list[argparse.Action], groups: list[Any], is_required: bool) -> None:
         for action in actions:

@@ -19,6 +19,8 @@ from common.files import write_atomically
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIALS = (PAD, UNK, CLS, SEP, MASK)
 SMALLEST_VOCABULARY = len(SPECIALS) + 2
+# What stock transformers looks for in a folder.
+TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # Names that other tokenizers give to the same five.
 _ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
 _CONTINUATION = "##"
@@ -117,10 +119,14 @@ class BertTokenizer:
             }
         else:
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        write_atomically(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in by_id))
-        write_atomically(folder / "tokenizer.json", self.backend.to_str(pretty=True))
-        write_atomically(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
-        write_atomically(folder / "special_tokens_map.json", json.dumps(names, indent=2) + "\n")
+        contents = (
+            "".join(f"{token}\n" for token, _ in by_id),
+            self.backend.to_str(pretty=True),
+            json.dumps(settings, indent=2) + "\n",
+            json.dumps(names, indent=2) + "\n",
+        )
+        for name, content in zip(TOKENIZER_FILES, contents, strict=True):
+            write_atomically(folder / name, content)
 
     def _id(self, name: str) -> int:
         return self.vocabulary[self.special_tokens[name]]

@@ -25,7 +25,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a checkpoint, or a run's saved_models/<job_name> folder for its newest one",
     )
-    group.add_argument("--output", type=Path, required=True, metavar="DIR", help="the Hugging Face folder to write")
+    group.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the Hugging Face folder to write: a new one, an empty one, or an earlier export",
+    )
     group = parser.add_argument_group("optional")
     group.add_argument(
         "--tokenizer",

@@ -83,7 +83,7 @@ def take_step(
 
 
 def spoil_unless_finite(loss: torch.Tensor) -> torch.Tensor:
-    """The same loss; where it is infinite or not a number its gradient is none either, so that no rank takes the step.
+    """The same loss; one that is infinite or not a number gives such gradients too, so that no rank takes the step.
 
     A gradient can be finite all the same: that of an infinite cross entropy is. Never waits for the device.
     """

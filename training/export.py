@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from common.console import console
 from common.errors import Problems, UserError, describe_system_error
 from common.files import check_folder_to_write, write_atomically
-from data.tokenizer import BertTokenizer
+from data.tokenizer import TOKENIZER_FILES, BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
 from nvidia.padded_layers import with_block_names
@@ -71,10 +71,12 @@ def export_checkpoint(
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, output / WEIGHTS)
+    # An earlier export may have left what belongs to other weights.
+    stale = ([] if extra else [EXTRA_WEIGHTS]) + ([] if tokenizer is not None else list(TOKENIZER_FILES))
+    for name in stale:
+        (output / name).unlink(missing_ok=True)
     if extra:
         save_tensors(extra, output / EXTRA_WEIGHTS)
-    else:  # an earlier export may have left one, which belongs to other weights
-        (output / EXTRA_WEIGHTS).unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save(output, config.max_position_embeddings)
         hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)

@@ -18,6 +18,7 @@ from training.step_plan import check_batches
 from training.token_schedule import TokenSchedule
 
 LONGEST_JOB_NAME = 200  # bytes; file systems take 255, and some tools add to it
+RUN_FOLDERS = ("saved_models", "runs")  # below --output_dir
 DEFAULT_MASKING = ("0.15", "token")
 
 # What cannot be, and the message, in which {f} is the flags.
@@ -77,7 +78,7 @@ def check_flags(flags: Namespace, micro_rows: int | None, problems: Problems) ->
     problems.attempt(lambda: _check_rates(flags.masking_rate))
     problems.attempt(lambda: _check_budget(flags.time_budget))
     problems.attempt(lambda: _check_batches(flags.batch_schedule, micro_rows))
-    problems.attempt(lambda: _check_export(flags.export_dir, problems))
+    problems.attempt(lambda: _check_export(flags, problems))
 
 
 def _refuse(flags: Namespace, is_wrong: Callable[[Namespace], bool], message: str) -> None:
@@ -104,9 +105,16 @@ def _check_batches(text: str | None, micro_rows: int | None) -> None:
         check_batches(schedule, micro_rows)
 
 
-def _check_export(folder: Path | None, problems: Problems) -> None:
-    if folder is not None:
-        check_export_folder(folder, "--export_dir", problems)
+def _check_export(flags: Namespace, problems: Problems) -> None:
+    if flags.export_dir is None:
+        return
+    folder, output = flags.export_dir.resolve(), flags.output_dir.resolve()
+    if output.is_relative_to(folder) or any(folder.is_relative_to(output / part) for part in RUN_FOLDERS):
+        raise UserError(
+            f"--export_dir {flags.export_dir}: the run itself writes there (--output_dir {flags.output_dir}); expected "
+            f"a folder of its own; give for example {flags.output_dir / 'export'}"
+        )
+    check_export_folder(flags.export_dir, "--export_dir", problems)
 
 
 def check_prefixes(flags: Namespace, problems: Problems) -> bool:
@@ -140,7 +148,7 @@ def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
         )
     else:
         before = len(problems.messages)
-        for part in ("saved_models", "runs"):
+        for part in RUN_FOLDERS:
             check_folder_to_write(output_dir / part / job_name, "--output_dir", problems)
             if len(problems.messages) > before:
                 break  # both lie below the same folder: one message is enough

@@ -91,6 +91,7 @@ class Loop:
         self.window = Window(run)
         self.saver = Saver(run)
         self.bad_steps = BadSteps(run)
+        self.states_before_bad: RandomStates | None = None  # of the first of the bad steps in a row
         self.spikes = Spikes()
         self.is_read_ahead = False  # whether every rank had its next step when the last one ended
         self.samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
@@ -152,6 +153,8 @@ class Loop:
             window.tally.sums = sums
             random_states.set()  # as the next start, which takes the whole step, must find them
             return False
+        if self.bad_steps.in_row == 0:
+            self.states_before_bad = random_states
         try:
             self.bad_steps.check(batches)
         except UserError:
@@ -168,6 +171,8 @@ class Loop:
     def save_before_bad_steps(self) -> None:
         """None of them was applied, so the weights are good; the cursor goes back to where they began."""
         self.run.state = replace(self.run.state, samples=self.bad_steps.first_sample)
+        if self.states_before_bad is not None:
+            self.states_before_bad.set()
         self.save_now()
 
     def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> bool:
@@ -270,7 +275,15 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     saved = read_state(origin.path)
     load_engine(run.engine, origin, saved, run.place)
     guard_engine(run.engine)
-    run.state = replace(saved, world_size=run.place.world_size, skips=skips.ranges, rollbacks=skips.rollbacks)
+    run.state = replace(
+        saved,
+        world_size=run.place.world_size,
+        seconds=run.state.seconds,  # time goes on
+        recipe=run.state.recipe,
+        data_summary=run.state.data_summary,
+        skips=skips.ranges,
+        rollbacks=skips.rollbacks,
+    )
     take_random_states(origin, run.state, run.place)
     if run.place.is_main:
         note_skips(run.checkpoints.folder, skips)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from common.errors import UserError
+from common.console import console
 from training.json_files import load_json
 
 RANDOM_STATES = "random_states.json"
@@ -80,7 +80,7 @@ def as_text(states: Sequence[RandomStates]) -> str:
 
 
 def restore(checkpoint: Path, rank: int, world_size: int) -> bool:
-    """Set what `rank` had; False where it was another number of ranks, or before there was such a file."""
+    """Set what `rank` had; False where it was another number of ranks, another torch, or before there was a file."""
     path = checkpoint / RANDOM_STATES
     if not path.exists():
         return False
@@ -90,10 +90,11 @@ def restore(checkpoint: Path, rank: int, world_size: int) -> bool:
     try:
         RandomStates.from_json(ranks[rank]).set()
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
-        raise UserError(
-            f"{path}: found random states of rank {rank} that cannot be set ({error}); expected those that a run "
-            f"saved; use another checkpoint"
-        ) from None
+        console.warn(
+            f"{path}: found random states of rank {rank} that cannot be set here ({error}); they begin anew, which "
+            f"changes nothing that trains"
+        )
+        return False
     return True
 
 

@@ -222,25 +222,40 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
 
 
 def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
-    """`state` with the time that a process of this run took after its last checkpoint, before it was killed."""
+    """`state` with the time that a process of this run took after its last checkpoint, before it was killed.
+
+    Where that would leave no time at all, it was killed at the very end: what it lost is trained again, so that the
+    schedule comes to its end.
+    """
     if settings.time_budget is None:
         return state
     spent = distributed.ask_main_rank(lambda: read_time_spent(settings.saved_models))
-    state = replace(state, seconds=max(state.seconds, spent))
-    if state.step == state.start_step and build_budget(settings, state, None).is_over(state.seconds, 0.0):
+    counted = replace(state, seconds=max(state.seconds, spent))
+    if not is_time_over(settings, counted) or is_time_over(settings, state):
+        return counted
+    if state.step == state.start_step:
         raise UserError(
             f"--time_budget {settings.flags.time_budget}: earlier starts of this run have used it up "
             f"({format_seconds(spent)}) without saving a checkpoint; raise it and save more often "
             f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to begin anew"
         )
+    console.say(
+        f"note: --time_budget {settings.flags.time_budget} was used up by a process that was killed before it saved "
+        f"its last steps; what came after step {state.step} ({format_seconds(spent - state.seconds)}) is trained again"
+    )
     return state
+
+
+def is_time_over(settings: Settings, state: TrainingState) -> bool:
+    return build_budget(settings, state, None).is_over(state.seconds, 0.0)
 
 
 def take_random_states(origin: Origin | None, state: TrainingState, place: Place) -> None:
     """Those that this rank saved. A new run, or another number of ranks, begins new ones from what it has seen."""
     if origin is not None and origin.is_own:
         folder = origin.path
-        if distributed.read_together(lambda: restore(folder, place.rank, place.world_size)):
+        is_set = distributed.read_together(lambda: restore(folder, place.rank, place.world_size))
+        if not distributed.any_rank(not is_set)[0]:
             return
     seed_all(seed_of("random states", state.seed, state.samples, place.rank))
 

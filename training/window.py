@@ -42,8 +42,11 @@ class Window:
         )
         self.num_watched = 0  # steps, since this process began
         self.paces: list[float] = []  # each rank's seconds for the same work, in the last report
-        self.probe = self._build_probe()
-        self.matmul_speed, self.slowest_speed = self._measure_machine()
+        probe = self._build_probe()
+        self.matmul_speed, self.slowest_speed = self._measure_machine(probe)
+        # Elsewhere the forward pass tells how fast a rank is, and the probe's tensors are not kept.
+        needs_probe = run.settings.deepspeed.zero_stage == 3 and run.place.world_size > 1
+        self.probe = probe if needs_probe else None
         self.pace, self.paced_at = 0.0, -math.inf
         self.figures: dict[str, float] = {}
         self.rate = 0.0  # the last step's
@@ -64,10 +67,10 @@ class Window:
         tokens = settings.deepspeed.batch.micro * settings.flags.max_seq_length
         return MatmulProbe(settings.model_config, tokens, DTYPES[settings.precision], self.run.device)
 
-    def _measure_machine(self) -> tuple[float, float]:
+    def _measure_machine(self, probe: MatmulProbe) -> tuple[float, float]:
         """FLOP/s of all ranks together and of the slowest, each measured while the others are."""
         distributed.barrier()
-        speeds = distributed.gather(self.probe.measure_speed())
+        speeds = distributed.gather(probe.measure_speed())
         return sum(speeds), min(speeds)
 
     def _own_pace(self, seconds: dict[str, float]) -> float:
@@ -80,7 +83,7 @@ class Window:
         if self.run.settings.deepspeed.zero_stage < 3:
             return seconds["forward"]
         now = time.monotonic()
-        if self.run.place.world_size > 1 and now - self.paced_at >= PACE_EVERY_SECONDS:
+        if self.probe is not None and now - self.paced_at >= PACE_EVERY_SECONDS:
             with self.phases.measure("logging"):
                 self.pace, self.paced_at = self.probe.measure_pace(self.slowest_speed), now
         return self.pace

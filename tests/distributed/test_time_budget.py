@@ -49,3 +49,14 @@ def test_a_budget_that_killed_processes_used_up_is_told(tmp_path: Path) -> None:
     (folder / TIME_SPENT).write_text('{"seconds": 59.5}')
     with pytest.raises(UserError, match=r"have used it up \(1:00\) without saving a checkpoint.*time_spent.json"):
         run_here(words)
+
+
+def test_what_was_lost_at_the_very_end_is_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or the run would end with weights whose rate never fell."""
+    words = [*write_project(tmp_path), "--time_budget", "1h"]
+    run_here([*words, "--max_steps", "2"])
+    folder = tmp_path / "out" / "saved_models" / "tiny"
+    (folder / TIME_SPENT).write_text('{"seconds": 3599.5}')
+    run_here([*words, "--max_steps", "4"])
+    assert "what came after step 2 (59:5" in capsys.readouterr().out
+    assert read_state(folder / "step_00000004").seconds < 600

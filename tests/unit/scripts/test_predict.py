@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from data.tokenizer import BertTokenizer, train_tokenizer
+from data.tokenizer import TOKENIZER_FILES, BertTokenizer, train_tokenizer
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -57,6 +57,15 @@ def export(model: PreTrainingModel, tokenizer: BertTokenizer, folder: Path) -> P
 @pytest.fixture(scope="module")
 def tokenizer() -> BertTokenizer:
     return train_tokenizer(TEXT, 90)
+
+
+def test_an_export_leaves_nothing_of_the_one_before_it(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
+    before = {path.name for path in folder.iterdir()}
+    export(make_model(BertForPreTraining, tokenizer), tokenizer, tmp_path)
+    assert before - {path.name for path in folder.iterdir()} == {EXTRA_WEIGHTS}
+    export_checkpoint(tmp_path / "checkpoint", folder, None, None)
+    assert not {path.name for path in folder.iterdir()} & set(TOKENIZER_FILES)
 
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
