@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import h5py
 import numpy as np
 
 from common.errors import UserError
-from data.chunks import ChunkedRows
+from data.chunks import ChunkedRows, ContiguousRows
 from data.hdf5_checks import heaps_are_sound, overlap, reason_to_refuse, stored_extents
 from data.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, LONGEST_ROW, WORD_STARTS, Rows
 
@@ -43,6 +42,11 @@ class ShardFile:
     def close(self) -> None:
         self._file.close()
 
+    def forget(self) -> None:
+        """Drop the rows that are kept decoded: at most 16 MB a dataset. They are decoded again when asked for."""
+        for rows in [*self._rows.values(), *([] if self._starts is None else [self._starts])]:
+            rows.forget()
+
     @property
     def block_rows(self) -> int:
         """The rows to fetch at once so that no chunk is decoded twice, within bounds that keep memory small."""
@@ -52,8 +56,8 @@ class ShardFile:
     def read(self, start: int, stop: int, *, vocab_size: int | None = None) -> Rows:
         """Rows [start, stop), their values checked; ids must lie below `vocab_size` where it is known."""
         try:
-            fields = [read(start, stop) for read in self._rows.values()]
-            starts = None if self._starts is None else self._starts(start, stop)
+            fields = [rows.read(start, stop) for rows in self._rows.values()]
+            starts = None if self._starts is None else self._starts.read(start, stop)
         except Exception as error:  # a damaged file makes the library raise whatever it likes
             raise _damaged(self.path, error) from error
         problem = find_bad_values(Rows.of(fields), vocab_size)  # as stored: a wider type could wrap around
@@ -80,9 +84,8 @@ class ShardFile:
         return dataset
 
 
-def _rows_of(dataset: h5py.Dataset) -> Callable[[int, int], np.ndarray]:
-    """What reads rows [start, stop) of a dataset."""
-    return ChunkedRows(dataset).read if dataset.chunks else lambda start, stop: dataset[start:stop]
+def _rows_of(dataset: h5py.Dataset) -> ChunkedRows | ContiguousRows:
+    return ChunkedRows(dataset) if dataset.chunks else ContiguousRows(dataset)
 
 
 def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:

@@ -126,7 +126,10 @@ class PretrainingDataset:
             self._open.popitem()[1].close()
 
     def _shard_file(self, shard: int) -> ShardFile:
-        """An open file, the least recently used closed first when there are many."""
+        """An open file, the least recently used closed first when there are many; only this one keeps decoded rows."""
+        last = next(reversed(self._open), shard)
+        if last != shard:
+            self._open[last].forget()
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
