@@ -113,8 +113,9 @@ def _reason_of_size(dataset: h5py.Dataset, file_size: int) -> str | None:
 def _reason_of_chunks(dataset: h5py.Dataset, declared: int, chunk_bytes: int, file_size: int) -> str | None:
     """Every chunk of the grid must be stored once, filtered and inside the file: a missing one would read as zeros.
 
-    About 1 µs a chunk.
+    About 2.5 µs a chunk, and 1 µs more in `stored_extents`.
     """
+    steps, sizes = dataset.chunks, dataset.shape  # asked once: each is a call of the library
     stored: set[tuple[int, ...]] = set()
     is_sound = True
     limit = largest_stored(chunk_bytes)
@@ -125,7 +126,7 @@ def _reason_of_chunks(dataset: h5py.Dataset, declared: int, chunk_bytes: int, fi
         is_sound &= chunk.filter_mask == 0 and chunk.size <= limit and chunk.byte_offset + chunk.size <= file_size
         is_sound &= all(
             offset % step == 0 and offset < size
-            for offset, step, size in zip(chunk.chunk_offset, dataset.chunks, dataset.shape, strict=True)
+            for offset, step, size in zip(chunk.chunk_offset, steps, sizes, strict=True)
         )
 
     dataset.id.chunk_iter(look)

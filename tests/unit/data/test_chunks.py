@@ -101,6 +101,23 @@ def test_rows_read_few_at_a_time_are_decoded_once(tmp_path: Path, monkeypatch: p
     assert len(decoded) == expected
 
 
+def test_the_chunks_of_a_file_do_not_make_its_checks_ask_the_library_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Dataset.chunks` takes longer than all else that is asked of a chunk."""
+    asked: list[int] = []
+    found = h5py.Dataset.chunks.fget
+    monkeypatch.setattr(h5py.Dataset, "chunks", property(lambda dataset: asked.append(1) or found(dataset)))
+    counts = []
+    for height in (50, 1):
+        change = replaced("input_ids", data=np.zeros((50, 24), np.int32), chunks=(height, 24), compression=1)
+        path = write_with(tmp_path / f"training_{height}.hdf5", change)
+        asked.clear()
+        ShardFile(path).close()
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
+
+
 def test_only_the_file_in_use_keeps_decoded_rows(tmp_path: Path) -> None:
     """Neither the other open files nor the few rows that were read hold on to whole chunks."""
     for number in range(6):
