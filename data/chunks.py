@@ -28,6 +28,13 @@ def filters_of(dataset: h5py.Dataset) -> tuple[int, ...]:
     return tuple(creation.get_filter(i)[0] for i in range(creation.get_nfilters()))
 
 
+def filter_names(dataset: h5py.Dataset) -> str:
+    """For messages: the names that the file gives, or the numbers where it gives none."""
+    creation = dataset.id.get_create_plist()
+    found = [creation.get_filter(i) for i in range(creation.get_nfilters())]
+    return ", ".join(ascii(name.decode(errors="replace"))[1:-1] or str(number) for number, *_, name in found)
+
+
 def can_decode(filters: tuple[int, ...]) -> bool:
     """Whether these are gzip, byte shuffling and checksums, in their usual order."""
     return filters == tuple(known for known in _ORDER if known in filters)
@@ -69,6 +76,8 @@ class ChunkedRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop), not to be written to."""
+        if start == stop:  # may be past the last chunk
+            return np.empty((0, *self._dataset.shape[1:]), self._dataset.dtype)
         parts = [self._part(number, start, stop) for number in range(start // self._height, -(-stop // self._height))]
         if len(parts) > 1:
             return np.concatenate(parts)

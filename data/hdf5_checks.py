@@ -15,7 +15,7 @@ from typing import Any
 
 import h5py
 
-from data.chunks import can_decode, filters_of, largest_stored
+from data.chunks import can_decode, filter_names, filters_of, largest_stored
 
 _HEAP = b"GCOL\x01\0\0\0"  # how a heap begins; its size follows, then its pieces
 _HEAP_HEADER, _PIECE_HEADER = 16, 16  # bytes
@@ -31,6 +31,8 @@ def reason_to_refuse(dataset: Any, file_size: int) -> str | None:
     if dataset.dtype.kind not in "iu" or dataset.dtype.itemsize > 8:
         return f"holds {dataset.dtype}, not integers"
     stored_type = dataset.id.get_type()
+    if not isinstance(stored_type, h5py.h5t.TypeIntegerID):
+        return "holds names of numbers, not plain integers"
     if stored_type.get_precision() != 8 * dataset.dtype.itemsize or stored_type.get_offset() != 0:
         return "holds integers that do not fill their bytes"
     if dataset.shape is None or dataset.ndim not in (1, 2):
@@ -40,7 +42,10 @@ def reason_to_refuse(dataset: Any, file_size: int) -> str | None:
     if dataset.external:
         return "keeps its values in other files"
     if not can_decode(filters_of(dataset)):  # another filter may be a plugin, which is code, or unpack without bounds
-        return f"is packed with the filters {list(filters_of(dataset))}, not with gzip as NVIDIA's and ours are"
+        return (
+            f"is packed with {filter_names(dataset)}, not once with gzip as NVIDIA's and ours are (pack it so with "
+            f"`h5repack -f GZIP=1 OLD NEW`)"
+        )
     return _reason_of_size(dataset, file_size)
 
 

@@ -143,6 +143,15 @@ def test_rows_of_chunks_too_large_to_keep(tmp_path: Path, monkeypatch: pytest.Mo
     assert equal(file.read(1490, 2990), make_rows(3000).take(slice(1490, 2990)))
 
 
+def test_no_rows_can_be_read_anywhere(tmp_path: Path) -> None:
+    write_tall(tmp_path / "training_0.hdf5")
+    file = ShardFile(tmp_path / "training_0.hdf5")
+    for place in (0, 100, 4096, 8192):
+        rows = file.read(place, place)
+        assert rows.input_ids.shape == (0, 24)
+        assert rows.input_ids.dtype == np.int32
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1000, 70_001, 2**18 + 6])
 def test_the_checksum_is_hdf5_s(size: int) -> None:
     values = {
