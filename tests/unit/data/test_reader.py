@@ -1,6 +1,7 @@
 """A shard is hostile until checked."""
 
 import json
+import os
 from pathlib import Path
 
 import h5py
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data import hdf5_checks, reader, shards
 from data.reader import ShardFile
 from data.schema import DATASETS, MANIFEST_NAME
 from data.shards import PretrainingDataset, check_apart, check_tokenizer, open_dataset, split_of
@@ -345,3 +347,27 @@ def test_a_shard_that_vanishes_during_a_run_is_told(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match=r"training_000.hdf5: no such file; expected a shard; check the folder"):
         dataset.read(0, 0, 5)
+
+
+def test_a_file_opened_again_is_checked_again_only_if_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write_nvidias(tmp_path / f"training_{number}.hdf5", make_rows(50, 50 * number)) for number in range(2)]
+    monkeypatch.setattr(shards, "_OPEN_FILES", 1)
+    dataset = opened(tmp_path)
+    checked: list[str] = []
+
+    def look(part: h5py.Dataset, size: int) -> str | None:
+        checked.append(part.file.filename)
+        return hdf5_checks.reason_to_refuse(part, size)
+
+    monkeypatch.setattr(reader, "reason_to_refuse", look)
+    for number in (0, 1, 0, 1):
+        assert equal(dataset.read(number, 0, 50), make_rows(50, 50 * number))
+    assert checked == []
+    os.utime(paths[0], (1, 1))  # as writing to it would, however coarse the clock of the file system
+    assert len(dataset.read(0, 0, 5)) == 5
+    assert checked == [str(paths[0])] * len(DATASETS)
+    write_with(tmp_path / "other", packed_twice).replace(paths[1])
+    with pytest.raises(UserError, match="packed with deflate, deflate"):
+        dataset.read(1, 0, 5)
