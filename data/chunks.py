@@ -28,6 +28,13 @@ def filters_of(dataset: h5py.Dataset) -> tuple[int, ...]:
     return tuple(creation.get_filter(i)[0] for i in range(creation.get_nfilters()))
 
 
+def filter_names(dataset: h5py.Dataset) -> str:
+    """For messages: the names that the file gives, or the numbers where it gives none."""
+    creation = dataset.id.get_create_plist()
+    found = [creation.get_filter(i) for i in range(creation.get_nfilters())]
+    return ", ".join(ascii(name.decode(errors="replace"))[1:-1] or str(number) for number, *_, name in found)
+
+
 def can_decode(filters: tuple[int, ...]) -> bool:
     """Whether these are gzip, byte shuffling and checksums, in their usual order."""
     return filters == tuple(known for known in _ORDER if known in filters)
@@ -38,10 +45,24 @@ def largest_stored(chunk_bytes: int) -> int:
     return chunk_bytes + chunk_bytes // 8 + 64
 
 
+class ContiguousRows:
+    """The rows of a dataset that lies in one piece, which the library reads as they are stored."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._dataset = dataset
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._dataset[start:stop]
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
 class ChunkedRows:
     """The rows of a chunked dataset. A chunk is looked up by its place: one that is not found is an error, not zeros.
 
-    The last row of chunks is kept decoded, so whoever reads a few rows at a time decodes nothing twice.
+    The last row of chunks is kept decoded, so whoever reads a few rows at a time decodes nothing twice; `forget` it
+    when turning elsewhere.
     """
 
     def __init__(self, dataset: h5py.Dataset) -> None:
@@ -55,8 +76,15 @@ class ChunkedRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop), not to be written to."""
+        if start == stop:  # may be past the last chunk
+            return np.empty((0, *self._dataset.shape[1:]), self._dataset.dtype)
         parts = [self._part(number, start, stop) for number in range(start // self._height, -(-stop // self._height))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) > 1:
+            return np.concatenate(parts)
+        return parts[0].copy() if stop - start < self._height else parts[0]  # a view would hold all of the chunk
+
+    def forget(self) -> None:
+        self._kept = None
 
     def _part(self, number: int, start: int, stop: int) -> np.ndarray:
         """Those of the rows that lie in a row of chunks."""
@@ -64,9 +92,10 @@ class ChunkedRows:
         low, high = max(start - first, 0), min(stop - first, self._height)
         if not self._is_kept:
             return self._decoded(number, low, high)
-        if self._kept is None or self._kept[0] != number:
-            self._kept = number, self._decoded(number, 0, min(self._height, self._dataset.shape[0] - first))
-        return self._kept[1][low:high]
+        kept = self._kept
+        if kept is None or kept[0] != number:
+            kept = self._kept = number, self._decoded(number, 0, min(self._height, self._dataset.shape[0] - first))
+        return kept[1][low:high]
 
     def _decoded(self, number: int, low: int, high: int) -> np.ndarray:
         dataset = self._dataset

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from common.errors import UserError
-from data.chunks import ChunkedRows
+from data.chunks import ChunkedRows, ContiguousRows
 from data.hdf5_checks import heaps_are_sound, overlap, reason_to_refuse, stored_extents
 from data.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, LONGEST_ROW, WORD_STARTS, Rows
 
@@ -22,18 +22,25 @@ _MIN_BLOCK_ROWS = 128
 _MAX_ATTRIBUTE_BYTES = 2**20
 
 
+Identity = tuple[int, ...]  # of a file: another where it was replaced or written to
+
+
 class ShardFile:
     """One open, structurally sound shard."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, checked: Identity | None = None) -> None:
+        """`checked`: which file was found sound here before; where it is still the one, what takes long is left out."""
         self.path = path
         self._file = _open(path)
         try:
-            self._datasets = {name: _checked_dataset(path, self._file, name) for name in DATASETS}
+            self.identity = _identity(self._file)
+            self._is_checked = self.identity == checked
+            self._datasets = {name: self._checked_dataset(name) for name in DATASETS}
             self.num_rows, self.max_seq_length, self.max_predictions_per_seq = _checked_shapes(path, self._datasets)
-            self.attributes = _checked_attributes(path, self._file)
+            self.attributes = _checked_attributes(path, self._file, self._is_checked)
             self._word_starts = self._checked_word_starts()
-            self._check_extents()
+            if not self._is_checked:
+                self._check_extents()
             self._rows = {name: _rows_of(dataset) for name, dataset in self._datasets.items()}
             self._starts = None if self._word_starts is None else _rows_of(self._word_starts)
         except Exception as error:  # a damaged file makes the library raise whatever it likes
@@ -42,6 +49,11 @@ class ShardFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def forget(self) -> None:
+        """Drop the rows that are kept decoded: at most 16 MB a dataset. They are decoded again when asked for."""
+        for rows in [*self._rows.values(), *([] if self._starts is None else [self._starts])]:
+            rows.forget()
 
     @property
     def block_rows(self) -> int:
@@ -52,8 +64,8 @@ class ShardFile:
     def read(self, start: int, stop: int, *, vocab_size: int | None = None) -> Rows:
         """Rows [start, stop), their values checked; ids must lie below `vocab_size` where it is known."""
         try:
-            fields = [read(start, stop) for read in self._rows.values()]
-            starts = None if self._starts is None else self._starts(start, stop)
+            fields = [rows.read(start, stop) for rows in self._rows.values()]
+            starts = None if self._starts is None else self._starts.read(start, stop)
         except Exception as error:  # a damaged file makes the library raise whatever it likes
             raise _damaged(self.path, error) from error
         problem = find_bad_values(Rows.of(fields), vocab_size)  # as stored: a wider type could wrap around
@@ -61,6 +73,9 @@ class ShardFile:
             raise UserError(f"{self.path}: rows {start}–{stop - 1} {problem}; {REMEDY}")
         kinds = [kind for _, kind in DATASETS.values()]
         return Rows.of([array.astype(kind, copy=False) for array, kind in zip(fields, kinds, strict=True)], starts)
+
+    def _checked_dataset(self, name: str) -> h5py.Dataset:
+        return self._file[name] if self._is_checked else _checked_dataset(self.path, self._file, name)
 
     def _check_extents(self) -> None:
         """No two datasets, and no two chunks, may lie on the same bytes."""
@@ -71,7 +86,7 @@ class ShardFile:
     def _checked_word_starts(self) -> h5py.Dataset | None:
         if WORD_STARTS not in self._file:
             return None
-        dataset = _checked_dataset(self.path, self._file, WORD_STARTS)
+        dataset = self._checked_dataset(WORD_STARTS)
         expected = (self.num_rows, math.ceil(self.max_seq_length / 8))
         if dataset.shape != expected or dataset.dtype != np.uint8:
             raise UserError(
@@ -80,9 +95,8 @@ class ShardFile:
         return dataset
 
 
-def _rows_of(dataset: h5py.Dataset) -> Callable[[int, int], np.ndarray]:
-    """What reads rows [start, stop) of a dataset."""
-    return ChunkedRows(dataset).read if dataset.chunks else lambda start, stop: dataset[start:stop]
+def _rows_of(dataset: h5py.Dataset) -> ChunkedRows | ContiguousRows:
+    return ChunkedRows(dataset) if dataset.chunks else ContiguousRows(dataset)
 
 
 def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:
@@ -129,6 +143,12 @@ def _open(path: Path) -> h5py.File:
         ) from error
 
 
+def _identity(file: h5py.File) -> Identity:
+    """Of the very file that is open, whatever its path has come to name meanwhile."""
+    found = os.fstat(file.id.get_vfd_handle())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def _checked_dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
     link = file.get(name, getlink=True)
     if link is None:
@@ -173,13 +193,14 @@ def _checked_shapes(path: Path, datasets: dict[str, h5py.Dataset]) -> tuple[int,
     return sizes["N"], sizes["S"], sizes["P"]
 
 
-def _checked_attributes(path: Path, file: h5py.File) -> dict[str, Any] | None:
+def _checked_attributes(path: Path, file: h5py.File, is_checked: bool) -> dict[str, Any] | None:
     """Our own attributes, or None for a shard made elsewhere, which is good data too."""
     if ATTRIBUTE not in file.attrs:
         return None
     if file.attrs.get_id(ATTRIBUTE).get_storage_size() > _MAX_ATTRIBUTE_BYTES:
         raise UserError(f"{path}: its attribute {ATTRIBUTE!r} is too large; {REMEDY}")
-    if file.attrs.get_id(ATTRIBUTE).dtype.kind == "O" and not heaps_are_sound(path):
+    is_in_heap = file.attrs.get_id(ATTRIBUTE).dtype.kind == "O"
+    if is_in_heap and not is_checked and not heaps_are_sound(path):
         raise UserError(f"{path}: is damaged: its attribute {ATTRIBUTE!r} cannot be found; {REMEDY}")
     value = file.attrs[ATTRIBUTE]
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from common.errors import Problems, UserError
 from common.files import file_digest
 from data.plan import Extent
-from data.reader import PREPARE_COMMAND, REMEDY, ShardFile
+from data.reader import PREPARE_COMMAND, REMEDY, Identity, ShardFile
 from data.schema import MANIFEST_NAME, SPLITS, SUFFIXES, Rows, Split, concatenate_rows
 
 _OPEN_FILES = 32
@@ -30,6 +30,7 @@ class ShardInfo:
     block_rows: int
     attributes: dict[str, Any] | None  # None: made elsewhere
     digest: str  # the manifest's sha256, or a digest of name, size and rows where there is no manifest
+    identity: Identity  # of the file that was checked
 
     @property
     def is_masked(self) -> bool:
@@ -126,11 +127,14 @@ class PretrainingDataset:
             self._open.popitem()[1].close()
 
     def _shard_file(self, shard: int) -> ShardFile:
-        """An open file, the least recently used closed first when there are many."""
+        """An open file, the least recently used closed first when there are many; only this one keeps decoded rows."""
+        last = next(reversed(self._open), shard)
+        if last != shard:
+            self._open[last].forget()
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
-        file = ShardFile(self.shards[shard].path)
+        file = ShardFile(self.shards[shard].path, checked=self.shards[shard].identity)
         if file.num_rows != self.shards[shard].num_rows:
             raise UserError(f"{file.path}: has changed since the run began; stop writing to it, or start the run again")
         self._open[shard] = file
@@ -264,7 +268,9 @@ def _check_shard(
         digest = (
             entry["sha256"] if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
         )
-        return ShardInfo(path, folder, file.num_rows, file.block_rows, file.attributes, str(digest))
+        return ShardInfo(
+            path, folder, file.num_rows, file.block_rows, file.attributes, str(digest), identity=file.identity
+        )
     finally:
         file.close()
 

@@ -1,6 +1,7 @@
 """Shards damaged at random are read as the rows that they held, or refused."""
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data import hdf5_checks
 from data.reader import ShardFile
 from data.schema import ATTRIBUTE, FORMAT_VERSION
 from data.writer import shard_bytes
@@ -95,3 +97,22 @@ def test_an_attribute_in_a_damaged_heap_is_refused_where_the_library_would_not_c
         path.write_bytes(content[: heap + begin] + bytes(end - begin) + content[heap + end :])
         with pytest.raises(UserError, match=r"a.hdf5: is damaged"):
             ShardFile(path)
+
+
+def test_heaps_within_heaps_are_refused_before_they_take_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is sound and ends where the first ends, so walking them all is quadratic."""
+    path, nested = write_nvidias(tmp_path / "a.hdf5", make_rows(50)), 2000
+    heaps = [
+        b"GCOL\x01\0\0\0" + struct.pack("<Q", (nested - number) * 32 + 16) + struct.pack("<H6xQ", 1, 16)
+        for number in range(nested)
+    ]
+    with h5py.File(path, "r+") as file:
+        file.attrs[ATTRIBUTE] = json.dumps({"format_version": FORMAT_VERSION})
+        file["others"] = np.frombuffer(b"".join(heaps) + bytes(16), np.uint8)
+    walks: list[int | None] = []
+    walk = hdf5_checks._steps_through
+    monkeypatch.setattr(hdf5_checks, "_steps_through", lambda *given: walks.append(walk(*given)) or walks[-1])
+    with pytest.raises(UserError, match=r"a.hdf5: is damaged: its attribute"):
+        ShardFile(path)
+    assert walks[-1] is None
+    assert sum(steps or 0 for steps in walks) <= path.stat().st_size // 16
