@@ -57,12 +57,17 @@ def parquet_values(stream: IO[bytes], name: str, start: int, stop: int | None, t
         high = len(batch) if stop is None else min(len(batch), stop - row)
         row += len(batch)
         if low < high:
-            column = batch.column(0)[low:high]
-            if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
-                column = column.cast(arrow.large_binary())
-            yield from column.to_pylist()
+            yield from _as_bytes(batch.column(0)[low:high], arrow).to_pylist()
         if stop is not None and row >= stop:
             return
+
+
+def _as_bytes(column: Any, arrow: Any) -> Any:
+    """Text of any of Arrow's types as bytes; what is no text as it is."""
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
+    return column.cast(arrow.large_binary()) if any(test(column.type) for test in is_text) else column
 
 
 def _groups_of(metadata: Any, start: int, stop: int | None) -> tuple[list[int], int]:

@@ -83,8 +83,10 @@ def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
     bad = b"One bad \xff byte is here."
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "A good one."}\n{"text": "' + bad + b'"}\n')
     texts = arrow.array([b"A good one.", bad, None], arrow.binary()).view(arrow.string())
-    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.parquet"):
+    columns = {"plain": texts, "view": texts.cast(arrow.string_view()), "dictionary": texts.dictionary_encode()}
+    for name, column in columns.items():
+        arrow.parquet.write_table(arrow.table({"text": column}), tmp_path / f"{name}.parquet")
+    for name in ("a.jsonl", *(f"{name}.parquet" for name in columns)):
         counts: Counter[str] = Counter()
         assert documents_of(tmp_path / name, counts) == [["A good one."], ["One bad byte is here."]]
         assert counts["records_with_bad_utf8"] == 1
@@ -99,7 +101,8 @@ def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
     whole = (tmp_path / "a.parquet").read_bytes()
     flipped = bytearray(whole)
     flipped[200:3000] = bytes(2800)
-    for content in (b"junk", b"", whole[:-100], flipped):
+    misnamed = whole.replace(b"text", b"te\xfft")  # a column's name that is no UTF-8
+    for content in (b"junk", b"", whole[:-100], flipped, misnamed):
         (tmp_path / "a.parquet").write_bytes(content)
         counts: Counter[str] = Counter()
         documents_of(tmp_path / "a.parquet", counts)
