@@ -1,11 +1,13 @@
 """Parquet files and Hugging Face datasets: where to cut them for many workers, and the records of a part."""
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from common.errors import UserError
-from data.compression import optional_import
+from data.compression import is_damage, optional_import
 
 HF_PREFIX = "hf:"
 _ROWS_AT_ONCE = 256  # of a Parquet file
@@ -106,8 +108,25 @@ def saved_records(path: str, start: int, stop: int | None, text_field: str) -> I
 
 
 def _saved_parts(path: str) -> list[Any]:
-    saved = optional_import("datasets", f"reading {path}").load_from_disk(path)
-    return list(saved.values()) if isinstance(saved, dict) else [saved]
+    """Its splits that have rows: `datasets` saves one that has none without a file, and then cannot load it."""
+    datasets = optional_import("datasets", f"reading {path}")
+    try:
+        folders = [Path(path)]
+        if not (folders[0] / "state.json").is_file():
+            splits = json.loads((folders[0] / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+            folders = [Path(path) / split for split in splits]
+        return [datasets.load_from_disk(str(folder)) for folder in folders if _has_files(folder)]
+    except Exception as error:  # `datasets` and what it is made of each raise their own
+        if isinstance(error, OSError) or is_damage(error):
+            raise
+        raise UserError(
+            f"{path}: cannot be loaded ({_reason(error)}); expected a dataset that save_to_disk() wrote; save it anew, "
+            f"or leave it out of --input"
+        ) from error
+
+
+def _has_files(folder: Path) -> bool:
+    return bool(json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"])
 
 
 def count_shards(given: str) -> int:
@@ -136,11 +155,14 @@ def _load_by_name(given: str) -> Any:
     try:
         return datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
     except Exception as error:  # the hub, the network and the dataset's own files each raise their own
-        reason = (str(error) or type(error).__name__).split("\n")[0]
         raise UserError(
-            f"{given}: cannot be loaded ({reason}); expected a dataset of the Hugging Face hub; check the name and the "
-            f"connection, or save it with save_to_disk() where there is one, and give that folder"
+            f"{given}: cannot be loaded ({_reason(error)}); expected a dataset of the Hugging Face hub; check the "
+            f"name and the connection, or save it with save_to_disk() where there is one, and give that folder"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0]
 
 
 def _check_column(name: str, text_field: str, found: Sequence[str] | None) -> None:

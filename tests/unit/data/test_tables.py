@@ -52,6 +52,25 @@ def test_json_lines_and_tables_are_cut_for_many_workers(tmp_path: Path, monkeypa
                 assert all(0 < source.stop - source.start < 32 for source in found)  # type: ignore[operator]
 
 
+def test_a_saved_dataset_with_an_empty_split(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    parts = [[" ".join(DOCUMENTS[0])], [], [" ".join(DOCUMENTS[1])]]
+    splits = {f"split{number}": datasets.Dataset.from_dict({"text": texts}) for number, texts in enumerate(parts)}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    splits["split1"].save_to_disk(str(tmp_path / "empty"))
+    assert documents_of(tmp_path / "saved") == DOCUMENTS
+    assert documents_of(tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize("state", ["no JSON", "{}", "[]", '{"_data_files": [{}]}'])
+def test_a_saved_dataset_that_cannot_be_loaded(state: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["A text."]}).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "state.json").write_text(state)
+    with pytest.raises(UserError, match=r"saved: cannot be loaded \(.+\); expected .*save_to_disk.*; save it anew"):
+        documents_of(tmp_path / "saved")
+
+
 def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
