@@ -16,22 +16,24 @@ _MOST_PARTS_OF_GROUP = 16
 _BUFFER_BYTES = 2**20  # read at once of a row group's column, which may be gigabytes
 
 
-class RowRange(NamedTuple):
+class TablePart(NamedTuple):
+    """Rows [start, stop) of a table."""
+
     start: int
     stop: int
     size: int  # about how many bytes
 
 
-def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[RowRange]:
+def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[TablePart]:
     """Rows in runs of about `range_bytes`: small row groups together, large ones in parts."""
     metadata = optional_import("pyarrow.parquet", "reading Parquet").ParquetFile(stream).metadata
-    ranges: list[RowRange] = []
+    ranges: list[TablePart] = []
     first = row = size = 0  # of the run at hand: its first row, the row after it, its bytes
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     for number, group in enumerate(groups, start=1):
         is_large = group.total_byte_size > range_bytes
         if size and is_large:
-            ranges.append(RowRange(first, row, size))
+            ranges.append(TablePart(first, row, size))
             first, size = row, 0
         row, size = row + group.num_rows, size + group.total_byte_size
         if size >= range_bytes or number == len(groups):
@@ -41,11 +43,11 @@ def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[RowRange]:
     return ranges
 
 
-def cut_evenly(start: int, stop: int, size: int, parts: int) -> list[RowRange]:
+def cut_evenly(start: int, stop: int, size: int, parts: int) -> list[TablePart]:
     """As many ranges as there are parts, or rows; none of no rows."""
     parts = max(1, min(parts, stop - start))
     bounds = [start + (stop - start) * number // parts for number in range(parts + 1)]
-    return [RowRange(low, high, size // parts) for low, high in pairwise(bounds) if low < high]
+    return [TablePart(low, high, size // parts) for low, high in pairwise(bounds) if low < high]
 
 
 def parquet_values(stream: IO[bytes], name: str, start: int, stop: int | None, text_field: str) -> Iterator[Any]:
@@ -85,9 +87,9 @@ def _groups_of(metadata: Any, start: int, stop: int | None) -> tuple[list[int], 
     return groups, first
 
 
-def cut_saved(path: str, range_bytes: int) -> list[RowRange]:
+def cut_saved(path: str, range_bytes: int) -> list[TablePart]:
     """The rows of a dataset that was saved to disk, all its splits one after the other."""
-    ranges: list[RowRange] = []
+    ranges: list[TablePart] = []
     first = 0
     for part in _saved_parts(path):
         size = int(part.data.nbytes)
