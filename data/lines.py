@@ -89,7 +89,8 @@ def lines_of_extent(stream: IO[bytes], extent: Extent, counts: Counter[str]) -> 
         return
     line_start: int | None = None
     for piece in pieces(stream, extent.begin):
-        counts["long_lines_cut"] += piece.line_start == line_start
+        if piece.line_start == line_start:
+            counts["long_lines_cut"] += 1
         line_start = piece.line_start
         yield piece.content
         if piece.end == extent.end:
