@@ -32,9 +32,10 @@ def is_damage(error: BaseException) -> bool:
     """Whether an error means a file that ends too early or holds other bytes than its format, not one of the system.
 
     bz2 and pyarrow raise a plain OSError without a number; what the system or a network refuses has a number or a
-    class of its own. zstandard and pyarrow are optional, so their own errors are known by name only.
+    class of its own. zstandard and pyarrow are optional, so their own errors are known by name only. The names
+    of a damaged table's columns may be no text.
     """
-    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | UnicodeDecodeError):
         return True
     if type(error).__name__ in ("ZstdError", "ArrowInvalid"):
         return True

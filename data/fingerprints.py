@@ -1,11 +1,11 @@
 """A text's fingerprint, which can also be put together from those of its parts, wherever it was cut."""
 
+from hashlib import blake2b
 from typing import NamedTuple
 
 # A prime p for which (p - 1) / 2 is one too, so that powers of 2 take (p - 1) / 2 steps at least to come around. Below
 # 2**90, up to where Python divides in three steps.
 _MODULUS = 0x1890C7607D32136E201CB4F
-_LARGEST_BELOW_64_BITS = 2**64 - 59  # the largest prime
 _WHITE_SPACE = b" \n"  # all that cleaned text has
 
 
@@ -30,5 +30,6 @@ class Fingerprint(NamedTuple):
 
     @property
     def hash(self) -> int:
-        """In 64 bits, never 0."""
-        return ((self.value << 40) + self.length) % _LARGEST_BELOW_64_BITS or 1
+        """In 64 bits, never 0. A remainder of the value would be the same for texts that differ in a few letters."""
+        digest = blake2b(b"%d %d" % (self.value, self.length), digest_size=8).digest()
+        return int.from_bytes(digest, "little") or 1

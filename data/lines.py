@@ -20,18 +20,37 @@ class Piece(NamedTuple):
 
 
 def pieces(stream: IO[bytes], position: int) -> Iterator[Piece]:
-    """The stream from `position`, where a line begins, piece by piece."""
+    """The stream from `position`, where a line begins, piece by piece. A long line is cut between characters."""
     start, is_blank = position, True
-    while content := stream.readline(LONGEST_LINE):
+    held = b""  # the beginning of a character, for the next piece
+    while (read := stream.readline(LONGEST_LINE)) or held:
+        content = held + read
+        ends_line = content.endswith(b"\n")
+        is_cut = len(read) == LONGEST_LINE and not ends_line
+        held = _begun_character(content) if is_cut else b""
+        content = content.removesuffix(held)
+        if not content:
+            continue
         end = position + len(content)
         if position == 0:
             content = content.removeprefix(_BYTE_ORDER_MARK)
         is_blank = is_blank and not content.strip()
-        ends_line = content.endswith(b"\n")
         yield Piece(content, start, end, ends_line, is_blank)
         position = end
         if ends_line:
             start, is_blank = position, True
+
+
+def _begun_character(content: bytes) -> bytes:
+    """The bytes at the end, three at most, that are the beginning of a character in UTF-8."""
+    for size in range(1, min(3, len(content)) + 1):
+        first = content[-size]
+        if first < 0x80:
+            break
+        if first >= 0xC0:  # all further bytes of a character are less
+            length = 2 + (first >= 0xE0) + (first >= 0xF0)
+            return content[-size:] if size < length else b""
+    return b""
 
 
 class Extent(NamedTuple):
@@ -68,9 +87,11 @@ def lines_of_extent(stream: IO[bytes], extent: Extent, counts: Counter[str]) -> 
     """The lines of a stream that stands at their begin, very long ones in pieces."""
     if extent.begin == extent.end:
         return
+    line_start: int | None = None
     for piece in pieces(stream, extent.begin):
-        if not piece.ends_line and len(piece.content) == LONGEST_LINE:
+        if piece.line_start == line_start:
             counts["long_lines_cut"] += 1
+        line_start = piece.line_start
         yield piece.content
         if piece.end == extent.end:
             return

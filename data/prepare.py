@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.say(f"{output.root}: already prepared from this input with these settings; nothing to do")
             _close_work(work, fingerprint, arguments.keep_work)
             return 0
-        if not _is_continued(work, fingerprint):
+        if not _is_begun(work, fingerprint):
             _refuse_to_replace(output, settings)
     job = Job(settings, str(work), output.root, str(work / "tokenizer"))
     started = time.perf_counter()
@@ -240,6 +240,12 @@ def _is_continued(work: Path, fingerprint: str) -> bool:
     return marker.is_file() and marker.read_text() == _marker_text(fingerprint)
 
 
+def _is_begun(work: Path, fingerprint: str) -> bool:
+    """Whether the work folder is of this very preparation, be it of another version of this program."""
+    marker = work / MARKER
+    return marker.is_file() and marker.read_text().partition(" ")[0] == fingerprint
+
+
 def _marker_text(fingerprint: str) -> str:
     return f"{fingerprint} {WORK_FORMAT}"
 
@@ -250,6 +256,8 @@ def _open_work(work: Path, output: Storage, fingerprint: str, settings: Settings
     if is_continued:
         console.say(f"{work}: going on where an earlier run stopped")
     else:
+        if _is_begun(work, fingerprint) and not overwrite:
+            console.say(f"{work}: was begun by another version of this program; beginning anew")
         if work.exists():
             _remove_work(work)
         work.mkdir(parents=True)

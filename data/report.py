@@ -103,7 +103,7 @@ def _sample(dataset: PretrainingDataset) -> Rows:
     parts: list[Rows] = []
     for start in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
         parts.append(dataset.read_range(start, start + _ROWS_AT_ONCE))
-        dataset.close()  # an open file takes a megabyte, and none is asked for twice
+        dataset.close()  # an open file takes a megabyte; few are asked for again, and then reopened
     return concatenate_rows(parts)
 
 

@@ -14,7 +14,7 @@ import fsspec
 from common.errors import Problems, UserError
 from data.compression import COMPRESSIONS, is_damage, open_binary
 from data.layout import layout_of
-from data.tables import HF_PREFIX, RowRange, cut_parquet, cut_saved
+from data.tables import HF_PREFIX, TablePart, cut_parquet, cut_saved
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; the cut depends on the file alone, never on the number of workers
 LAYOUTS = ("auto", "sentences", "paragraphs", "running")
@@ -245,7 +245,7 @@ def _cut_table(path: str, found: str) -> list[Source]:
     return [Source(path, found, *rows) for rows in ranges] or [Source(path, found)]
 
 
-def _ranges_of(path: str, found: str) -> list[RowRange]:
+def _ranges_of(path: str, found: str) -> list[TablePart]:
     if found == "hf":
         return cut_saved(path, RANGE_BYTES)
     with open_source(path) as stream:

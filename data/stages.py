@@ -114,8 +114,8 @@ def ingest(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
         folder.text_path(name).write_text("\n".join(text.text for text in texts), encoding="utf-8")
         folder.save_array("keys", name, np.array(keys, dtype=np.uint64))
         pieces.append([name, len(texts)])
-    for name, _ in pieces:  # a document may have begun in an earlier piece than it ends in
-        folder.save_array("hashes", name, np.array(met.hashes[name], dtype=np.uint64))
+        _save_hashes(folder, met.take_settled())
+    _save_hashes(folder, met.hashes)
     return {
         "pieces": pieces,
         "counts": counts,
@@ -127,11 +127,17 @@ def ingest(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
     }
 
 
+def _save_hashes(folder: WorkFolder, hashes: dict[str, list[int]]) -> None:
+    for piece, found in hashes.items():
+        folder.save_array("hashes", piece, np.array(found, dtype=np.uint64))
+
+
 class _Met:
     """What a task knows of the documents that it has met so far."""
 
     def __init__(self) -> None:
-        self.hashes: dict[str, list[int]] = {}  # by piece; GOES_ON for all parts of a document but the first
+        # By piece, those that were taken left out; GOES_ON for all parts of a document but the first.
+        self.hashes: dict[str, list[int]] = {}
         self.going_on = 0  # texts of a document that a task before has begun
         self.head = Fingerprint()  # of these
         self.key: int | None = None  # of the document at hand; None where it has ended
@@ -155,6 +161,15 @@ class _Met:
         key = self.key if text.goes_on and self.key is not None else own.hash
         self.key = None if text.ends else key
         return key
+
+    def take_settled(self) -> dict[str, list[int]]:
+        """Hashes that no longer change: of the pieces before the one in which the document at hand has begun."""
+        settled: dict[str, list[int]] = {}
+        for piece in list(self.hashes):
+            if self.begin is not None and piece == self.begin[0]:
+                break
+            settled[piece] = self.hashes.pop(piece)
+        return settled
 
 
 class CleanText(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from data.instances import Documents, Instances
 
-WORK_FORMAT = 4  # of what tasks leave for each other: changes with how sources are cut and what their results hold
+WORK_FORMAT = 5  # of what tasks leave for each other: changes with how sources are cut and what their results hold
 DONE = "done"  # the folder of the tasks' results
 
 

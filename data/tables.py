@@ -1,11 +1,13 @@
 """Parquet files and Hugging Face datasets: where to cut them for many workers, and the records of a part."""
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from common.errors import UserError
-from data.compression import optional_import
+from data.compression import is_damage, optional_import
 
 HF_PREFIX = "hf:"
 _ROWS_AT_ONCE = 256  # of a Parquet file
@@ -14,22 +16,24 @@ _MOST_PARTS_OF_GROUP = 16
 _BUFFER_BYTES = 2**20  # read at once of a row group's column, which may be gigabytes
 
 
-class RowRange(NamedTuple):
+class TablePart(NamedTuple):
+    """Rows [start, stop) of a table."""
+
     start: int
     stop: int
     size: int  # about how many bytes
 
 
-def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[RowRange]:
+def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[TablePart]:
     """Rows in runs of about `range_bytes`: small row groups together, large ones in parts."""
     metadata = optional_import("pyarrow.parquet", "reading Parquet").ParquetFile(stream).metadata
-    ranges: list[RowRange] = []
+    ranges: list[TablePart] = []
     first = row = size = 0  # of the run at hand: its first row, the row after it, its bytes
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     for number, group in enumerate(groups, start=1):
         is_large = group.total_byte_size > range_bytes
         if size and is_large:
-            ranges.append(RowRange(first, row, size))
+            ranges.append(TablePart(first, row, size))
             first, size = row, 0
         row, size = row + group.num_rows, size + group.total_byte_size
         if size >= range_bytes or number == len(groups):
@@ -39,11 +43,11 @@ def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[RowRange]:
     return ranges
 
 
-def cut_evenly(start: int, stop: int, size: int, parts: int) -> list[RowRange]:
+def cut_evenly(start: int, stop: int, size: int, parts: int) -> list[TablePart]:
     """As many ranges as there are parts, or rows; none of no rows."""
     parts = max(1, min(parts, stop - start))
     bounds = [start + (stop - start) * number // parts for number in range(parts + 1)]
-    return [RowRange(low, high, size // parts) for low, high in pairwise(bounds) if low < high]
+    return [TablePart(low, high, size // parts) for low, high in pairwise(bounds) if low < high]
 
 
 def parquet_values(stream: IO[bytes], name: str, start: int, stop: int | None, text_field: str) -> Iterator[Any]:
@@ -57,12 +61,17 @@ def parquet_values(stream: IO[bytes], name: str, start: int, stop: int | None, t
         high = len(batch) if stop is None else min(len(batch), stop - row)
         row += len(batch)
         if low < high:
-            column = batch.column(0)[low:high]
-            if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
-                column = column.cast(arrow.large_binary())
-            yield from column.to_pylist()
+            yield from _as_bytes(batch.column(0)[low:high], arrow).to_pylist()
         if stop is not None and row >= stop:
             return
+
+
+def _as_bytes(column: Any, arrow: Any) -> Any:
+    """Text of any of Arrow's types as bytes; what is no text as it is."""
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
+    return column.cast(arrow.large_binary()) if any(test(column.type) for test in is_text) else column
 
 
 def _groups_of(metadata: Any, start: int, stop: int | None) -> tuple[list[int], int]:
@@ -78,9 +87,9 @@ def _groups_of(metadata: Any, start: int, stop: int | None) -> tuple[list[int], 
     return groups, first
 
 
-def cut_saved(path: str, range_bytes: int) -> list[RowRange]:
+def cut_saved(path: str, range_bytes: int) -> list[TablePart]:
     """The rows of a dataset that was saved to disk, all its splits one after the other."""
-    ranges: list[RowRange] = []
+    ranges: list[TablePart] = []
     first = 0
     for part in _saved_parts(path):
         size = int(part.data.nbytes)
@@ -101,8 +110,25 @@ def saved_records(path: str, start: int, stop: int | None, text_field: str) -> I
 
 
 def _saved_parts(path: str) -> list[Any]:
-    saved = optional_import("datasets", f"reading {path}").load_from_disk(path)
-    return list(saved.values()) if isinstance(saved, dict) else [saved]
+    """Its splits that have rows: `datasets` saves one that has none without a file, and then cannot load it."""
+    datasets = optional_import("datasets", f"reading {path}")
+    try:
+        folders = [Path(path)]
+        if not (folders[0] / "state.json").is_file():
+            splits = json.loads((folders[0] / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+            folders = [Path(path) / split for split in splits]
+        return [datasets.load_from_disk(str(folder)) for folder in folders if _has_files(folder)]
+    except Exception as error:  # `datasets` and what it is made of each raise their own
+        if isinstance(error, OSError) or is_damage(error):
+            raise
+        raise UserError(
+            f"{path}: cannot be loaded ({_reason(error)}); expected a dataset that save_to_disk() wrote; save it anew, "
+            f"or leave it out of --input"
+        ) from error
+
+
+def _has_files(folder: Path) -> bool:
+    return bool(json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"])
 
 
 def count_shards(given: str) -> int:
@@ -131,11 +157,14 @@ def _load_by_name(given: str) -> Any:
     try:
         return datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
     except Exception as error:  # the hub, the network and the dataset's own files each raise their own
-        reason = (str(error) or type(error).__name__).split("\n")[0]
         raise UserError(
-            f"{given}: cannot be loaded ({reason}); expected a dataset of the Hugging Face hub; check the name and the "
-            f"connection, or save it with save_to_disk() where there is one, and give that folder"
+            f"{given}: cannot be loaded ({_reason(error)}); expected a dataset of the Hugging Face hub; check the "
+            f"name and the connection, or save it with save_to_disk() where there is one, and give that folder"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0]
 
 
 def _check_column(name: str, text_field: str, found: Sequence[str] | None) -> None:

@@ -62,7 +62,7 @@ def test_the_last_range_is_small_and_cuts_no_document_in_two() -> None:
 
 
 @settings(max_examples=300)
-@given(st.text(alphabet="ab \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
+@given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
 def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longest: int) -> None:
     """Whatever is cut into pieces: white space alone, in one line, is no end of a document unless it is the line."""
     before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
@@ -78,7 +78,7 @@ def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longe
 
 
 @settings(max_examples=300)
-@given(st.text(alphabet="ab \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
+@given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
 def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: str, size: int, longest: int) -> None:
     before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
     try:
@@ -118,6 +118,20 @@ def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[by
         assert total <= 5 * len(content) + 3 * 100 * len(parts)
     finally:
         lines.LONGEST_LINE = before
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 4, 5, 7, 100])
+def test_a_long_line_is_cut_between_characters(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE", longest)
+    text = "aé漢𝄞 漢字漢字\n\nаб𝄞𝄞b\n漢"
+    found = list(lines.pieces(io.BytesIO(b"\xef\xbb\xbf" + text.encode()), 0))
+    assert "".join(piece.content.decode() for piece in found) == text
+    assert [piece.end for piece in found if piece.ends_line] == [27, 28, 42]
+    counts: Counter[str] = Counter()
+    cut = lines_of_range(io.BytesIO(text.encode()), 0, None, counts)
+    assert counts["long_lines_cut"] == len(cut) - 4
+    junk = b"\x80\x80\x80\x80\xf0\xff\xe6\xbc\n\xf0\x9d"  # is handed on as it is, whatever is cut where
+    assert b"".join(lines_of_range(io.BytesIO(junk), 0, None, Counter())) == junk
 
 
 def test_a_byte_order_mark_is_no_text() -> None:

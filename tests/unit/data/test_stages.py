@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.console import console
+from data.duplicates import GOES_ON
 from data.fingerprints import Fingerprint
 from data.pipeline import Pipeline, choose_donors, join_documents, plan_shards
 from data.settings import Settings
 from data.sources import Source, find_sources
 from data.stages import Job, _encoder, encode, ingest, piece_documents
+from data.store import WorkFolder
 from data.tokenizer import train_tokenizer
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnrst"]
@@ -143,6 +145,31 @@ def test_the_parts_of_a_document_are_in_one_split(tmp_path: Path, monkeypatch: p
     assert set.union(*splits.values()) == {"training", "validation"}
 
 
+def test_hashes_are_saved_on_the_way_once_no_further_text_can_change_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset's task may be of any size. One document is of many pieces here, and the others of one each."""
+    monkeypatch.setattr("data.text.LARGEST_DOCUMENT", 10)
+    monkeypatch.setattr("data.stages.PIECE_BYTES", 20)
+    documents = ["One is here.", "\n".join(f"This is part {number} of it." for number in range(4)), "Three.", "Four."]
+    (tmp_path / "a.txt").write_text("\n\n".join(documents * 2))
+    saved: list[str] = []
+    save = WorkFolder.save_array
+
+    def noted(folder: WorkFolder, kind: str, name: str, array: np.ndarray) -> None:
+        saved.append(f"{kind} {int(name[-6:])}")
+        save(folder, kind, name, array)
+
+    monkeypatch.setattr(WorkFolder, "save_array", noted)
+    job = Job(Settings((32,), (5,), min_document_words=1), str(tmp_path / "work"), "", "")
+    result = ingest(job, 0, [Source(str(tmp_path / "a.txt"), "sentences")])
+    assert saved.index("hashes 0") < saved.index("keys 6"), "not held until all is read"
+    hashes = np.concatenate([job.folder.load_array("hashes", piece) for piece, _ in result["pieces"]])
+    expected = [Fingerprint.of(text).hash for text in documents * 2]
+    assert [int(found) for found in hashes if found != GOES_ON] == expected
+    assert len(saved) == len(set(saved)) == 2 * len(result["pieces"])
+
+
 @given(st.text(alphabet="ab é漢\n", max_size=40), st.lists(st.integers(0, 40), max_size=4))
 def test_a_fingerprint_is_the_same_however_a_text_is_cut(text: str, cuts: list[int]) -> None:
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -155,6 +182,7 @@ def test_a_fingerprint_is_the_same_however_a_text_is_cut(text: str, cuts: list[i
 
 def test_fingerprints_of_other_texts_are_others() -> None:
     texts = {f"{a}{b}" for a in range(300) for b in range(300)} | {"ab" * n for n in range(1, 500)}
+    texts |= {"The lot is called a1234567i", "The lot is called b1234567."}  # once the same, modulo 2**64 - 59
     assert len({Fingerprint.of(text).hash for text in texts}) == len(texts)
 
 

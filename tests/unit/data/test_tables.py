@@ -52,6 +52,25 @@ def test_json_lines_and_tables_are_cut_for_many_workers(tmp_path: Path, monkeypa
                 assert all(0 < source.stop - source.start < 32 for source in found)  # type: ignore[operator]
 
 
+def test_a_saved_dataset_with_an_empty_split(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    parts = [[" ".join(DOCUMENTS[0])], [], [" ".join(DOCUMENTS[1])]]
+    splits = {f"split{number}": datasets.Dataset.from_dict({"text": texts}) for number, texts in enumerate(parts)}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    splits["split1"].save_to_disk(str(tmp_path / "empty"))
+    assert documents_of(tmp_path / "saved") == DOCUMENTS
+    assert documents_of(tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize("state", ["no JSON", "{}", "[]", '{"_data_files": [{}]}'])
+def test_a_saved_dataset_that_cannot_be_loaded(state: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["A text."]}).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "state.json").write_text(state)
+    with pytest.raises(UserError, match=r"saved: cannot be loaded \(.+\); expected .*save_to_disk.*; save it anew"):
+        documents_of(tmp_path / "saved")
+
+
 def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
@@ -83,8 +102,10 @@ def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
     bad = b"One bad \xff byte is here."
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "A good one."}\n{"text": "' + bad + b'"}\n')
     texts = arrow.array([b"A good one.", bad, None], arrow.binary()).view(arrow.string())
-    arrow.parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.parquet"):
+    columns = {"plain": texts, "view": texts.cast(arrow.string_view()), "dictionary": texts.dictionary_encode()}
+    for name, column in columns.items():
+        arrow.parquet.write_table(arrow.table({"text": column}), tmp_path / f"{name}.parquet")
+    for name in ("a.jsonl", *(f"{name}.parquet" for name in columns)):
         counts: Counter[str] = Counter()
         assert documents_of(tmp_path / name, counts) == [["A good one."], ["One bad byte is here."]]
         assert counts["records_with_bad_utf8"] == 1
@@ -99,7 +120,8 @@ def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
     whole = (tmp_path / "a.parquet").read_bytes()
     flipped = bytearray(whole)
     flipped[200:3000] = bytes(2800)
-    for content in (b"junk", b"", whole[:-100], flipped):
+    misnamed = whole.replace(b"text", b"te\xfft")  # a column's name that is no UTF-8
+    for content in (b"junk", b"", whole[:-100], flipped, misnamed):
         (tmp_path / "a.parquet").write_bytes(content)
         counts: Counter[str] = Counter()
         documents_of(tmp_path / "a.parquet", counts)
