@@ -136,13 +136,10 @@ def count_shards(given: str) -> int:
     return int(_load_by_name(given).num_shards)
 
 
-def named_records(given: str, start: int, stop: int | None, text_field: str) -> Iterator[Any]:
-    """What some shards of a dataset by name hold, streamed; without `stop` all of it."""
+def named_records(given: str, start: int, stop: int, text_field: str) -> Iterator[Any]:
+    """What some of the files of a dataset by name hold, streamed."""
     dataset = _load_by_name(given)
     _check_column(given, text_field, dataset.column_names)
-    if stop is None:
-        yield from dataset
-        return
     for index in range(start, stop):
         yield from dataset.shard(num_shards=dataset.num_shards, index=index)
 

@@ -84,6 +84,7 @@ def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> It
     """
     try:
         if source.is_named:
+            assert source.stop is not None, "a dataset by name is cut into its files first"
             for record in named_records(source.path, source.start, source.stop, text_field):
                 text = record.get(text_field)
                 content = json.dumps({text_field: text if isinstance(text, str) else None})
@@ -278,9 +279,8 @@ def _parquet(source: Source, counts: Counter[str], text_field: str) -> Iterator[
 
 
 def _hugging_face(source: Source, counts: Counter[str], text_field: str) -> Iterator[str]:
-    """A dataset that was saved to disk, or one by name."""
-    records = named_records if source.is_named else saved_records
-    for record in records(source.path, source.start, source.stop, text_field):
+    """A dataset that was saved to disk; one by name has been unpacked to JSON lines."""
+    for record in saved_records(source.path, source.start, source.stop, text_field):
         yield from _text_of(record, text_field, counts)
 
 

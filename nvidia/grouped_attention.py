@@ -6,6 +6,7 @@ with T, not with T·L. Short sequences of one length are taken together. In a bl
 U queries take part.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -73,7 +74,9 @@ class _GroupedAttention(torch.autograd.Function):
             for pairs, queries in _pieces(len(q), run.queries_each, run.length):
                 probabilities = _probabilities(q[pairs, queries], k[pairs], room)
                 if masks.drops:
-                    probabilities *= masks.draw(probabilities.shape, packed.dtype, out=room.like(probabilities, 1))
+                    probabilities *= masks.draw(
+                        probabilities.shape, packed.dtype, out=room.take(probabilities.shape, 1)
+                    )
                 _product(out[pairs, queries], probabilities, v[pairs], masks.scale)
             _put_back(context[run.queries].unsqueeze(1), (out,), run)
         return context
@@ -108,13 +111,8 @@ class _Room:
         sizes = (min(max(_PIECE, run.length), run.sequences * heads * run.queries_each * run.length) for run in runs)
         self.scores = like.new_empty(times, max(sizes, default=0))
 
-    def take(self, shape: tuple[int, int, int], which: int) -> Tensor:
-        pairs, queries, keys = shape
-        return self.scores[which, : pairs * queries * keys].view(shape)
-
-    def like(self, scores: Tensor, which: int) -> Tensor:
-        pairs, queries, keys = scores.shape
-        return self.take((pairs, queries, keys), which)
+    def take(self, shape: Sequence[int], which: int) -> Tensor:
+        return self.scores[which, : math.prod(shape)].view(*shape)
 
 
 def _add_piece(
@@ -131,10 +129,10 @@ def _add_piece(
     probabilities = _probabilities(q, k, room)  # [P, R, L]
     used, scale, is_added = probabilities, q.shape[-1] ** -0.5, queries.start > 0
     if masks.drops:
-        mask = masks.draw(probabilities.shape, probabilities.dtype, out=room.like(probabilities, 1))
-        used = torch.mul(probabilities, mask, out=room.like(probabilities, 2))
+        mask = masks.draw(probabilities.shape, probabilities.dtype, out=room.take(probabilities.shape, 1))
+        used = torch.mul(probabilities, mask, out=room.take(probabilities.shape, 2))
     _product(gradients[2][pairs], used.transpose(1, 2), out_gradient, masks.scale, is_added)
-    gradient = _product(room.like(probabilities, 3), out_gradient, v.transpose(1, 2), masks.scale)
+    gradient = _product(room.take(probabilities.shape, 3), out_gradient, v.transpose(1, 2), masks.scale)
     if masks.drops:
         gradient *= mask
     torch.ops.aten._softmax_backward_data.out(gradient, probabilities, -1, gradient.dtype, grad_input=gradient)

@@ -10,6 +10,8 @@ import pytest
 from common.errors import UserError
 from data import sources as sources_module
 from data.sources import find_sources
+from data.tables import count_shards
+from data.text import unpack
 from tests.unit.data.reading import DOCUMENTS, documents_of
 
 
@@ -71,7 +73,18 @@ def test_a_saved_dataset_that_cannot_be_loaded(state: str, tmp_path: Path) -> No
         documents_of(tmp_path / "saved")
 
 
-def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def documents_by_name(name: str, folder: Path) -> list[list[str]]:
+    """As a preparation reads a dataset by name: each of its files is unpacked to JSON lines."""
+    (source,) = find_sources([name])
+    unpacked = folder / "unpacked.jsonl"
+    with unpacked.open("wb") as stream:
+        for number in range(count_shards(name)):
+            shard = source._replace(start=number, stop=number + 1)
+            stream.writelines(part.content for part in unpack(shard, Counter()))
+    return documents_of(unpacked)
+
+
+def test_a_dataset_by_name_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refuse(*_: object, **__: object) -> object:
@@ -79,7 +92,7 @@ def test_a_dataset_by_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(UserError, match=r"hf:owner/name: cannot be loaded \(Couldn't reach .* Hub\); .*save_to_disk"):
-        documents_of("hf:owner/name")
+        documents_by_name("hf:owner/name", tmp_path)
 
 
 def test_a_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +103,10 @@ def test_a_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "".join(json.dumps({"text": " ".join(document)}) + "\n" for document in DOCUMENTS)
     )
     monkeypatch.chdir(tmp_path)
-    assert documents_of("hf:mine") == DOCUMENTS
-    assert documents_of("hf:mine:train") == DOCUMENTS
+    assert documents_by_name("hf:mine", tmp_path) == DOCUMENTS
+    assert documents_by_name("hf:mine:train", tmp_path) == DOCUMENTS
     with pytest.raises(UserError, match="hf:mine:test: cannot be loaded"):
-        documents_of("hf:mine:test")
+        documents_by_name("hf:mine:test", tmp_path)
 
 
 def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
