@@ -1,9 +1,11 @@
 """How fast a training step could be if it were its matrix products alone, measured on the model's own shapes."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from benchmarks.batches import Batch
 from benchmarks.timing import clock
@@ -57,22 +59,28 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
     return +products  # without those that occur never
 
 
-def seconds(products: Iterable[tuple[Shape, int]], repeats: int = 3, as_linear: bool = False) -> float:
-    """Time of all products, each the best of a few repeats: torch's matmul, or (`as_linear`) the model's own choice."""
+def seconds(products: Iterable[tuple[Shape, int]], as_linear: bool = False) -> float:
+    """Time of all products, each as often as it occurs: by torch's matmul, or (`as_linear`) the model's own choice.
+
+    Every repeat counts, as every part of a contender's step does: the best of a few would be a moment of the machine
+    that no whole step ever has.
+    """
     total = 0.0
-    for (count, rows, inner, columns), times in products:
-        left, right = torch.randn(count, rows, inner), torch.randn(count, inner, columns)
-        weight = right[0].t().contiguous()
-        out = torch.empty(count, rows, columns)
-        best = float("inf")
-        for _ in range(repeats):
-            start = clock()
-            if count > 1:
-                torch.bmm(left, right, out=out)
-            elif as_linear:
-                linear(left[0], weight)
-            else:
-                torch.mm(left[0], right[0], out=out[0])
-            best = min(best, clock() - start)
-        total += best * times
+    for shape, times in products:
+        multiply = _product(shape, as_linear)
+        multiply()  # the first call builds things
+        start = clock()
+        for _ in range(times):
+            multiply()
+        total += clock() - start
     return total
+
+
+def _product(shape: Shape, as_linear: bool) -> Callable[[], Tensor]:
+    count, rows, inner, columns = shape
+    left, right = torch.randn(count, rows, inner), torch.randn(count, inner, columns)
+    if count > 1:
+        return partial(torch.bmm, left, right, out=torch.empty(count, rows, columns))
+    if as_linear:
+        return partial(linear, left[0], right[0].t().contiguous())
+    return partial(torch.mm, left[0], right[0], out=torch.empty(rows, columns))

@@ -1,9 +1,9 @@
 """x·Wᵀ + b, by the library whose product is fastest on this processor.
 
 torch computes fp32 products on CPUs with MKL. oneDNN, which comes with torch too, is faster where there is AVX-512 and
-slower where there is only AVX2 (docs/performance.md has figures). It takes the large products of the first kind of
-processor, forward and for the gradient of x; all else is torch's own. `torch.backends.mkldnn.enabled = False` turns
-it off.
+slower where there is only AVX2 (docs/performance.md has figures). On the first kind of processor it takes the large
+products: forward, for the gradient of x, and for that of W where W is wide. All else is torch's own.
+`torch.backends.mkldnn.enabled = False` turns it off.
 """
 
 import os
@@ -33,6 +33,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:
     """[T, O] · [O, I]: the gradient of a linear layer's input."""
     return _onednn(gradient, weight.t()) if is_for_onednn(gradient, weight) else gradient @ weight
+
+
+def transposed_times(gradient: Tensor, x: Tensor) -> Tensor:
+    """[T, O]ᵀ · [T, I]: the gradient of a linear layer's weight.
+
+    oneDNN wants the first matrix in order; putting it there pays where that is the much smaller of the two.
+    """
+    columns = gradient.t()
+    if 2 * len(columns) <= x.shape[1] and is_for_onednn(columns, x):
+        return _onednn(columns.contiguous(), x.t())
+    return columns @ x
 
 
 class Linear(nn.Linear):
@@ -80,6 +91,6 @@ class _OneDnnLinear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             times_weight(gradient, weight) if needs_x else None,
-            gradient.t() @ x if needs_weight else None,
+            transposed_times(gradient, x) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )

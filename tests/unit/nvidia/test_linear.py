@@ -20,9 +20,9 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take oneDNN for every size on any processor."""
+    """Take oneDNN for every product on any processor."""
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_LEAST_WORK", 0)
+    monkeypatch.setattr(module, "_LEAST_WORK", 1)
 
 
 def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) -> list[Tensor]:
@@ -35,15 +35,27 @@ def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) ->
 
 @needs_onednn
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
+@pytest.mark.parametrize("out_size", [40, 12])  # with 12 oneDNN has the weight's gradient too
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_results_and_gradients_are_those_of_torch(rows: int, has_bias: bool, onednn: None) -> None:
+def test_results_and_gradients_are_those_of_torch(rows: int, out_size: int, has_bias: bool, onednn: None) -> None:
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(rows, 24), torch.randn(40, 24), torch.randn(40) if has_bias else None
-    assert is_for_onednn(x, weight)
+    x, weight, bias = torch.randn(rows, 24), torch.randn(out_size, 24), torch.randn(out_size) if has_bias else None
+    assert is_for_onednn(x, weight) == (rows > 0)
     found, expected = results(x, weight, bias, linear), results(x, weight, bias, functional.linear)
     assert len(found) == (4 if has_bias else 3)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize(("out_size", "expected"), [(12, 3), (13, 2)])
+def test_the_gradient_of_a_wide_weight_is_onednns(
+    out_size: int, expected: int, onednn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, calls = module._onednn, []
+    monkeypatch.setattr(module, "_onednn", lambda *tensors: calls.append(1) or product(*tensors))
+    results(torch.randn(7, 24), torch.randn(out_size, 24), None, linear)
+    assert len(calls) == expected
 
 
 @needs_onednn
