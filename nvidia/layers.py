@@ -11,7 +11,7 @@ from nvidia.activations import activation, is_gated
 from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
 from nvidia.dropout import dropout, dropout_add
-from nvidia.linear import Linear, linear
+from nvidia.linear import Linear, linear, linear_activation
 from nvidia.unpadding import Packing
 
 
@@ -40,12 +40,13 @@ class LinearActivation(nn.Module):
         rows = 2 * out_size if is_gated(act) else out_size
         self.weight = nn.Parameter(torch.empty(rows, in_size))
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
-        self.act = activation(act)
+        self.act_name, self.act = act, activation(act)
 
     def forward(self, x: Tensor, activate: bool = True) -> Tensor:
         """`activate=False` leaves the activation to the caller."""
-        wide = linear(x, self.weight, self.bias)
-        return self.act(wide) if activate else wide
+        if not activate:
+            return linear(x, self.weight, self.bias)
+        return linear_activation(x, self.weight, self.bias, self.act_name)
 
 
 class BertEmbeddings(nn.Module):

@@ -15,11 +15,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from nvidia.activations import activation
+
 # oneDNN keeps what it built for each shape, about 0.7 MB, and packed batches have ever new numbers of tokens: without
 # these limits that is a gigabyte. A pass has about ten shapes. oneDNN and torch's layer above it read them at the first
 # product.
 for _cache_size in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache_size, "64")
+# Activations that oneDNN computes with the product: its names for them and for the formula.
+_FUSED = {
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "tanh": ("tanh", ""),
+    "silu": ("swish", ""),
+    "swish": ("swish", ""),
+}
 _LEAST_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
 
 
@@ -28,6 +39,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if is_for_onednn(x, weight):
         return _OneDnnLinear.apply(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
+    """act(x·Wᵀ + b): one kernel where oneDNN has it and nobody needs gradients, which take what came before `act`."""
+    if act in _FUSED and not torch.is_grad_enabled() and is_for_onednn(x, weight):
+        name, algorithm = _FUSED[act]
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], algorithm)
+    return activation(act)(linear(x, weight, bias))
 
 
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:

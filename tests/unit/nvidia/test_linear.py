@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nvidia import linear as module
-from nvidia.linear import Linear, is_for_onednn, linear, times_weight
+from nvidia.activations import activation
+from nvidia.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import PROJECT
 from tests.unit.nvidia.helpers import make_batch, tiny_config
@@ -56,6 +57,22 @@ def test_the_gradient_of_a_wide_weight_is_onednns(
     monkeypatch.setattr(module, "_onednn", lambda *tensors: calls.append(1) or product(*tensors))
     results(torch.randn(7, 24), torch.randn(out_size, 24), None, linear)
     assert len(calls) == expected
+
+
+@needs_onednn
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "tanh", "silu", "swish", "geglu"])
+def test_without_gradients_the_activation_is_part_of_the_product(
+    act: str, onednn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(9, 24), torch.randn(40, 24), torch.randn(40)
+    plain = activation(act)(functional.linear(x, weight, bias))
+    torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+        # Now the product alone would be seen: only a gated activation, which oneDNN does not have, still takes it.
+        monkeypatch.setattr(module, "linear", lambda *_: torch.zeros(9, 40))
+        assert bool(linear_activation(x, weight, bias, act).any()) == (act != "geglu")
 
 
 @needs_onednn
