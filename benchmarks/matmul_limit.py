@@ -60,7 +60,7 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
 
 
 def seconds(products: Iterable[tuple[Shape, int]], as_linear: bool = False) -> float:
-    """Time of all products, each as often as it occurs: by torch's matmul, or (`as_linear`) the model's own choice.
+    """Time of all products, each as often as it occurs: by torch's matmul or, `as_linear`, the model's forward product.
 
     Every repeat counts, as every part of a contender's step does: the best of a few would be a moment of the machine
     that no whole step ever has.

@@ -31,7 +31,8 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 CONTENDERS = ("ours", "engine", "transformers", "reference")
 # length → rows of a micro-batch, share of real tokens, predictions a row
 WORKLOADS = {128: (16, 0.90, 20), 512: (4, 0.75, 80)}
-# By torch's matmul; and by the product that nvidia/linear.py takes on this processor, which may be faster.
+# By torch's matmul; and by the product of nvidia/linear.py's forward pass, which may be faster on this processor (the
+# model does not take it for all gradients of weights).
 LIMITS = ("limit", "linear_limit")
 CLIP = 1.0
 OPTIMIZER = {"lr": 1e-4, "weight_decay": 0.01, "fused": True}
@@ -137,7 +138,8 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
     steps = {name: BUILDERS[name](config, accumulation) for name in names}
     best = dict.fromkeys((*names, *LIMITS), float("inf"))
     for round_number in range(rounds):
-        for name, step in steps.items():
+        for name in rotated(names, round_number):
+            step = steps[name]
             if round_number == 0:
                 warm_up(step, name, batches)
             start = clock()
@@ -151,6 +153,12 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
             limit = scale * seconds(step_products(config, batches[0]).items(), as_linear=name == "linear_limit")
             best[name] = min(best[name], limit)
     return {name: num_tokens(batches) / spent for name, spent in best.items()}
+
+
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """Another one begins each round, so that none always follows the same other."""
+    start = by % len(names)
+    return [*names[start:], *names[:start]]
 
 
 def warm_up(step: Step, name: str, batches: list[Batch]) -> None:
@@ -212,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(length: int, row: dict[str, float], limit: float, linear_limit: float) -> None:
     console.say(
         f"\nsequence length {length}; matmul limit {limit:.1f} real tokens/s, "
-        f"by the model's own choice of product {linear_limit:.1f}"
+        f"by the model's own forward product {linear_limit:.1f}"
     )
     base = row.get("transformers")
     for name in CONTENDERS:

@@ -26,11 +26,12 @@ class MaskStream:
 
     8 bits an element alone would round probabilities to 1/256. So each row (along the last dimension) has one of the
     two thresholds beside the wanted one, at random: every element is dropped with the wanted probability, and what two
-    elements of a row have in common by that is a correlation below 1/16,000 (at a probability of 0.1).
+    elements of a row have in common by that is a correlation below 1/16,000 at a probability of 0.1, and of at most
+    1/256 at probabilities below that.
     """
 
     def __init__(self, seed: int, probability: float) -> None:
-        num_dropped = round(probability * _LEVELS)
+        num_dropped = min(round(probability * _LEVELS), _LEVELS - 1)
         self.threshold, self.higher_share = divmod(num_dropped, 256)  # of 256 rows so many have the next threshold
         self.scale = _LEVELS / (_LEVELS - num_dropped)  # what kept elements are multiplied by
         self.drops = num_dropped > 0
@@ -61,13 +62,13 @@ def draw_seed() -> int:
 
 
 class _DropoutAdd(torch.autograd.Function):
-    """residual + scale · dropout(x)"""
+    """residual + scale · dropout(x), both of one shape"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor, probability: float, scale: float) -> Tensor:
         ctx.seed, ctx.probability, ctx.scale = draw_seed(), probability, scale
         stream = MaskStream(ctx.seed, probability)
-        summed = torch.empty_like(residual)
+        summed = torch.empty(x.shape, dtype=torch.result_type(x, residual))
         for rows, mask in stream.draw_blocks(x):
             torch.addcmul(residual[rows], x[rows], mask, value=scale * stream.scale, out=summed[rows])
         return summed

@@ -15,21 +15,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from nvidia.activations import activation
+from nvidia.activations import activation, canonical
 
 # oneDNN keeps what it built for each shape, about 0.7 MB, and packed batches have ever new numbers of tokens: without
 # these limits that is a gigabyte. A pass has about ten shapes. oneDNN and torch's layer above it read them at the first
 # product.
 for _cache_size in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache_size, "64")
-# Activations that oneDNN computes with the product: its names for them and for the formula.
+# Activations that oneDNN computes with the product: its names for them and for the formula. Not relu: its relu makes 0
+# of NaN, and a validation of a broken model would look sound.
 _FUSED = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
-    "relu": ("relu", ""),
     "tanh": ("tanh", ""),
     "silu": ("swish", ""),
-    "swish": ("swish", ""),
 }
 _LEAST_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
 
@@ -43,9 +42,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
     """act(x·Wᵀ + b): one kernel where oneDNN has it and nobody needs gradients, which take what came before `act`."""
-    if act in _FUSED and not torch.is_grad_enabled() and is_for_onednn(x, weight):
-        name, algorithm = _FUSED[act]
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], algorithm)
+    fused = _FUSED.get(canonical(act))
+    if fused is not None and not torch.is_grad_enabled() and is_for_onednn(x, weight):
+        return _onednn(x, weight, bias, fused)
     return activation(act)(linear(x, weight, bias))
 
 
@@ -93,8 +92,9 @@ def onednn_is_faster() -> bool:
     return may_use and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: tuple[str, str] = ("none", "")) -> Tensor:
+    in_order = None if bias is None else bias.contiguous()  # its strides are not looked at
+    return torch.ops.mkldnn._linear_pointwise(x, weight, in_order, act[0], [], act[1])
 
 
 class _OneDnnLinear(torch.autograd.Function):

@@ -25,7 +25,7 @@ def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: Ber
     _check_shapes(model, state, config)
     state, notes = _fit_vocabulary(model, dict(state), config)
     expected = model.state_dict()
-    notes += _keep_fresh_heads(expected, state)
+    notes += _keep_fresh_heads(expected, state, model.config.tie_word_embeddings)
     left_out = sorted(name for name in state if _is_of_absent_head(name, expected))
     if left_out:
         notes.append(f"the checkpoint has a head that this model has not; left out: {', '.join(left_out)}")
@@ -64,16 +64,16 @@ def _fit_vocabulary(model: PreTrainingModel, state: Tensors, config: BertConfig)
     return state, [kept + f"tokens {ours} … {theirs - 1} are dropped"]
 
 
-def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors) -> list[str]:
+def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors, is_tied: bool) -> list[str]:
     """Fill in heads that `state` lacks as a whole with the model's own fresh weights."""
     notes = []
+    if is_tied and WORDS in state:
+        state.setdefault(DECODER, state[WORDS])
     for head, prefixes in HEADS.items():
-        own = {name: tensor for name, tensor in expected.items() if name.startswith(prefixes) and name != DECODER}
-        if own and not own.keys() & state.keys():
+        own = {name: tensor for name, tensor in expected.items() if name.startswith(prefixes) and name not in state}
+        if own and not any(name.startswith(prefixes) and name != DECODER for name in state):
             state.update(own)
             notes.append(f"the checkpoint has no {head}; it starts fresh")
-    if DECODER in expected and DECODER not in state:
-        state[DECODER] = state.get(WORDS, expected[DECODER])
     return notes
 
 

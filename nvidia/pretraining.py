@@ -134,6 +134,12 @@ class PreTrainingModel(nn.Module):
                 "recomputing layer norms (--normalize_invertible) saves nothing in a post-LN model, where their "
                 "outputs are the residual stream; leave it out or train with --preln"
             )
+        if self.config.attention_backend == "jagged" and (choice.layers or choice.attention):
+            raise UserError(
+                'the attention backend "jagged" cannot be recomputed in the backward pass: torch does not compare its '
+                'nested tensors; take another "attention_backend", or leave out --gradient_checkpointing and '
+                "--attention_dropout_checkpoint"
+            )
         self.bert.encoder.checkpoint_chunk = choice.layers
         for layer in self.bert.encoder.layer:
             assert isinstance(layer, BertLayer)

@@ -65,6 +65,14 @@ def test_heads_that_are_missing_start_fresh(name: str, missing: list[str]) -> No
     assert torch.equal(model.state_dict()[head], fresh[head])
 
 
+def test_a_decoder_of_its_own_starts_fresh_with_its_head() -> None:
+    model = BertForPreTraining(tiny_config(vocab_size=77, tie_word_embeddings=False).with_padded_vocab())
+    fresh = model.cls.predictions.decoder.weight.detach().clone()
+    loaded(stock("BertModel", tie_word_embeddings=False), model)
+    assert torch.equal(model.cls.predictions.decoder.weight, fresh)
+    assert not torch.equal(model.bert.embeddings.word_embeddings.weight, fresh)
+
+
 @pytest.mark.parametrize(("tokens", "note"), [(90, r"77 … 89 start fresh"), (50, r"50 … 76 are dropped")])
 def test_other_vocabulary_sizes(tokens: int, note: str) -> None:
     twin = stock("BertForPreTraining")

@@ -1,9 +1,12 @@
 """The matmul limit counts what a training step must compute, and nothing else."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import matmul_limit
 from benchmarks.batches import Batch, make_batch
 from benchmarks.matmul_limit import step_products
 from nvidia.config import BertConfig
@@ -40,6 +43,28 @@ def test_products_are_those_of_a_step_but_for_what_nobody_reads(fullness: float)
             unread += 3 * 2 * unused * hidden * hidden + 6 * 2 * unused * length * hidden
             pairs += 3 * 2 * hidden * 2  # the sentence head's product is too small to be in the limit
     assert counter.get_total_flops() == counted + unread + pairs
+
+
+@pytest.mark.parametrize("as_linear", [False, True])
+def test_every_product_is_timed_as_often_as_it_occurs(as_linear: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def noted(shape: tuple[int, ...], is_linear: bool) -> Callable[[], None]:
+        assert is_linear is as_linear
+        return lambda: asked.append(shape)
+
+    monkeypatch.setattr(matmul_limit, "_product", noted)
+    monkeypatch.setattr(matmul_limit, "clock", lambda: float(len(asked)))
+    products = {(1, 2, 3, 4): 5, (6, 7, 8, 9): 2}
+    assert matmul_limit.seconds(products.items(), as_linear) == 7  # the first call of each is not counted
+    assert len(asked) == 9
+
+
+@pytest.mark.parametrize("as_linear", [False, True])
+@pytest.mark.parametrize("shape", [(1, 5, 7, 3), (4, 5, 7, 3)])
+def test_a_product_has_its_shape(shape: matmul_limit.Shape, as_linear: bool) -> None:
+    result = matmul_limit._product(shape, as_linear)()
+    assert result.shape == ((5, 3) if shape[0] == 1 else (4, 5, 3))
 
 
 def test_no_product_is_listed_that_does_not_occur() -> None:

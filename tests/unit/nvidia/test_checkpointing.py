@@ -101,3 +101,11 @@ def test_post_ln_has_no_norms_to_recompute() -> None:
 def test_a_negative_chunk_is_refused() -> None:
     with pytest.raises(UserError, match="-1 layers"):
         Checkpointing(layers=-1)
+
+
+@pytest.mark.parametrize("choice", [Checkpointing(layers=1), Checkpointing(attention=True)])
+def test_nested_tensors_are_not_recomputed(choice: Checkpointing) -> None:
+    model = BertForPreTrainingPreLN(tiny_config(attention_backend="jagged"))
+    with pytest.raises(UserError, match=r"jagged.* cannot be recomputed"):
+        model.set_checkpointing(choice)
+    model.set_checkpointing(Checkpointing(activation=True))

@@ -37,20 +37,33 @@ def test_both_passes_use_one_mask(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(y, x * gradient)
 
 
-def test_dropout_add_is_dropout_and_a_sum() -> None:
-    x, residual = torch.randn(11, 7, requires_grad=True), torch.randn(11, 7, requires_grad=True)
+@pytest.mark.parametrize("shape", [(11, 7), (3, 5, 7), (700, 1000), (0, 4)])  # the third in several blocks
+def test_dropout_add_is_dropout_and_a_sum(shape: tuple[int, ...]) -> None:
+    x, residual = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
     torch.manual_seed(2)
     fused = dropout_add(x, residual, 0.4, training=True, scale=1.5)
     torch.manual_seed(2)
     apart = residual + 1.5 * dropout(x, 0.4, training=True)
     torch.testing.assert_close(fused, apart)
-    weights = torch.randn(11, 7)
+    assert type(fused.grad_fn).__name__ == "_DropoutAddBackward"  # one pass, not two
+    weights = torch.randn(shape)
     for ours, plain in zip(
         torch.autograd.grad((fused * weights).sum(), (x, residual)),
         torch.autograd.grad((apart * weights).sum(), (x, residual)),
         strict=True,
     ):
         torch.testing.assert_close(ours, plain)
+
+
+def test_a_sum_of_two_types_has_the_wider_in_training_too() -> None:
+    x, residual = torch.ones(4, 4), torch.ones(4, 4, dtype=torch.bfloat16)
+    for training in (True, False):
+        assert dropout_add(x, residual, 0.5, training).dtype == torch.float32
+
+
+def test_a_probability_of_almost_one_leaves_something() -> None:
+    y = dropout(torch.ones(1000, 1000), 0.999999, training=True)
+    assert 0 < int((y != 0).sum()) < 100
 
 
 def test_torch_seed_governs_the_masks() -> None:

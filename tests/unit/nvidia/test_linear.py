@@ -70,9 +70,19 @@ def test_without_gradients_the_activation_is_part_of_the_product(
     torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
-        # Now the product alone would be seen: only a gated activation, which oneDNN does not have, still takes it.
+        x[2, 3] = weight[1, 1] = float("nan")
+        broken = activation(act)(functional.linear(x, weight, bias))
+        assert torch.equal(linear_activation(x, weight, bias, act).isnan(), broken.isnan())
+        # Now the product alone would be seen: what oneDNN does not have (or has without NaN) still takes it.
         monkeypatch.setattr(module, "linear", lambda *_: torch.zeros(9, 40))
-        assert bool(linear_activation(x, weight, bias, act).any()) == (act != "geglu")
+        assert bool(linear_activation(x, weight, bias, act).any()) == (act not in ("relu", "geglu"))
+
+
+@needs_onednn
+def test_a_bias_of_any_strides_is_added(onednn: None) -> None:
+    x, weight = torch.randn(9, 24), torch.randn(40, 24)
+    for bias in (torch.randn(80)[::2], torch.randn(1).expand(40)):
+        torch.testing.assert_close(linear(x, weight, bias), functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn

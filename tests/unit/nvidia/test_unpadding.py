@@ -62,3 +62,15 @@ def test_a_fully_masked_row_is_one_token() -> None:
 def test_masks_of_any_type_are_taken(dtype: torch.dtype) -> None:
     mask = torch.tensor([[1, 1, 0]]).to(dtype)
     assert real_tokens(mask).tolist() == [[True, True, False]]
+
+
+def test_counts_of_several_masks_are_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = [torch.tensor([True, False, True]), torch.tensor([[False, True]])]
+    waits: list[str] = []
+    for name in ("tolist", "item", "__int__", "__bool__"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda tensor, name=name, plain=plain: waits.append(name) or plain(tensor)
+        )
+    assert read_counts(*masks) == [2, 1]
+    assert waits == ["tolist"]
