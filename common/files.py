@@ -100,3 +100,10 @@ def file_digest(path: Path) -> str:
     """sha256 of a file's content, as hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def give_usual_mode(path: Path) -> None:
+    """The permissions of any new file here: what the umask leaves. Some libraries keep theirs to the owner."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)

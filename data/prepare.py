@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _left_as_found(work), _told_when_interrupted():
         _open_work(work, output, fingerprint, settings, arguments.overwrite)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
-            console.say(f"{len({source.path for source in sources}):,} files: {_described(count_formats(sources))}")
+            found = counted(len({source.path for source in sources}), "file")
+            console.say(f"{found}, read as {_described(count_formats(sources))}")
             summary = prepare(Pipeline(job, executor, workers), sources, tokenizer, arguments.input)
     _save_tokenizer(Path(job.tokenizer), Storage(arguments.tokenizer_dir or f"{output.root}/tokenizer"))
     _report(summary, output, load_tokenizer(Path(job.tokenizer)), work, time.perf_counter() - started)
@@ -106,7 +107,7 @@ def _check_splits(settings: Settings, rows: dict[tuple[str, int], int], counts: 
 
 
 def _described(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
+    return ", ".join(f"{kind} ({count:,})" for kind, count in counts.items())
 
 
 def _counted(

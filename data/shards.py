@@ -213,9 +213,9 @@ def find_shards(folder: Path, split: Split) -> list[Path]:
     if not found and split == "validation":
         found = [path for path in files if split_of(path) == "test"]
     if not found:
-        held = f"{len(files)} other HDF5 files" if files else "no HDF5 file"
+        held = f"{len(files)} HDF5 files, but none" if files else "no HDF5 file"
         raise UserError(
-            f"{folder}: has {held}, but none with {split!r} in its name; "
+            f"{folder}: has {held} with {split!r} in its name; "
             f"prepare data with `{PREPARE_COMMAND} --output_dir …`"
             + (" and a larger --validation_share" if split == "validation" and files else "")
             + ", or point the model JSON at another folder"

@@ -14,6 +14,7 @@ import fsspec
 from common.errors import Problems, UserError
 from data.compression import COMPRESSIONS, is_damage, open_binary
 from data.layout import layout_of
+from data.schema import SUFFIXES
 from data.tables import HF_PREFIX, TablePart, cut_parquet, cut_saved
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; the cut depends on the file alone, never on the number of workers
@@ -187,6 +188,11 @@ def _cut(path: str, layout: str) -> list[Source]:
     suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
     is_compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
     inner = suffixes[:-1] if is_compressed else suffixes
+    if inner and inner[-1] in SUFFIXES:
+        raise UserError(
+            f"--input {path}: is named as an HDF5 shard, which is what data.prepare writes; expected text; give the "
+            f"text that it was made of, or a pattern that leaves it out"
+        )
     found = _FORMATS.get(inner[-1]) if inner else None
     if found is None:
         found = layout if layout != "auto" else detect_layout(path)

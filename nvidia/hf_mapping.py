@@ -63,7 +63,7 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BertConfig) -> tup
     the same. Extra tensors keep our names.
     """
     pre_ln = is_pre_ln(state_dict)
-    _refuse_inexpressible(config, pre_ln)
+    refuse_inexpressible(config, pre_ln)
     names = hugging_face_names(config, pre_ln)
     ours = {name: tensor.detach() for name, tensor in state_dict.items()}
     if config.tie_word_embeddings:
@@ -221,25 +221,30 @@ def read_hugging_face_config(config_dict: Mapping[str, Any]) -> BertConfig:
     )
 
 
-def _refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
-    """Models that no stock class computes."""
-    problems = Problems()
+def refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
+    obstacles = export_obstacles(config, pre_ln)
+    if obstacles:
+        listed = "\n".join(f"  - {obstacle}" for obstacle in obstacles)
+        raise UserError(f"this model cannot be exported to transformers:\n{listed}")
+
+
+def export_obstacles(config: BertConfig, pre_ln: bool) -> list[str]:
+    """What of the model no stock class computes."""
+    found = []
     if config.hidden_act not in _ACTIVATIONS or (pre_ln and config.hidden_act != "gelu"):
         known = "gelu" if pre_ln else ", ".join(_ACTIVATIONS)
-        problems.add(f"hidden_act {config.hidden_act!r} has no equal in the stock class, which knows {known}")
+        found.append(f"hidden_act {config.hidden_act!r} has no equal in the stock class, which knows {known}")
     if config.position_embedding_type != "absolute":
-        problems.add(f"position_embedding_type {config.position_embedding_type!r} has no equal in the stock class")
+        found.append(f"position_embedding_type {config.position_embedding_type!r} has no equal in the stock class")
     if not config.use_bias:
-        problems.add("use_bias false has no equal in the stock class")
+        found.append("use_bias false has no equal in the stock class")
     if config.pruned_heads:
-        problems.add("pruned heads have no place in the stock class")
+        found.append("pruned heads have no place in the stock class")
     if config.is_sparse:
-        problems.add("the stock class attends densely and would compute something else than sparse attention")
+        found.append("the stock class attends densely and would compute something else than sparse attention")
     if not pre_ln and not config.has_sentence_head:
-        problems.add("BertForPreTraining needs a pooler and a sentence head, which sentence_head 'none' leaves out")
-    if problems.messages:
-        listed = "\n".join(f"  - {message}" for message in problems.messages)
-        raise UserError(f"this model cannot be exported to transformers:\n{listed}")
+        found.append("BertForPreTraining needs a pooler and a sentence head, which sentence_head 'none' leaves out")
+    return found
 
 
 def _is_extra(name: str) -> bool:

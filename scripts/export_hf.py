@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint = locate_checkpoint(flags.checkpoint)
     tokenizer = None if flags.tokenizer is None else load_tokenizer(flags.tokenizer)
     if tokenizer is not None:
-        check_tokenizer(tokenizer, read_state(checkpoint).model_config, f"--tokenizer {flags.tokenizer}")
+        check_tokenizer(tokenizer, read_state(checkpoint), f"--tokenizer {flags.tokenizer}")
     state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics or find_metrics(checkpoint))
     console.say(f"{checkpoint} (step {state.step}) was exported to {flags.output}")
     if tokenizer is None:

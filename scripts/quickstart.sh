@@ -46,7 +46,7 @@ python scripts/compare_unigram.py --metrics "$output/runs/quickstart/metrics.jso
 
 cat <<END
 
-Everything was written below $output (in $((SECONDS - started)) s without the installation):
+Done in $((SECONDS - started)) s without the installation. What was written:
   $output/huggingface            the model, for stock transformers
   $output/loss.png               the loss, drawn
   $output/runs/quickstart        TensorBoard: tensorboard --logdir $output/runs

@@ -254,13 +254,21 @@ class CheckpointFolder:
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: there is no such folder; {A_RUNS_FOLDER}")
 
+    def _remedy(self) -> str:
+        """What to give instead, where the folder is something else of ours."""
+        if (self.folder / MANIFEST).is_file():
+            return f"it is one itself; give {self.folder.parent} and --load_checkpoint_id {self.folder.name}"
+        if (self.folder / "model.safetensors").is_file():
+            return "it is a Hugging Face folder; give it with --use_pretrain"
+        return A_RUNS_FOLDER
+
     def choose(self, tag: str | None) -> str:
         """The checkpoint a user asked for (None: the newest); anything but a sound one is an error."""
         self.check_is_there()
         if tag is None:
             newest = self.newest_valid()
             if newest is None:
-                raise UserError(f"{self.folder}: holds no complete checkpoint named step_N; {A_RUNS_FOLDER}")
+                raise UserError(f"{self.folder}: holds no complete checkpoint named step_N; {self._remedy()}")
             return newest
         if not TAG.fullmatch(tag) or tag not in self.tags():
             known = ", ".join(self.tags()) or "none"

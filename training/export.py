@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from common.console import console
 from common.errors import Problems, UserError, describe_system_error
-from common.files import check_folder_to_write, write_atomically
-from data.tokenizer import TOKENIZER_FILES, BertTokenizer
+from common.files import check_folder_to_write, give_usual_mode, write_atomically
+from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.hf_mapping import from_hugging_face, to_hugging_face
 from nvidia.padded_layers import with_block_names
@@ -64,7 +64,7 @@ def export_checkpoint(
     check_export_folder(output, flag, problems)
     problems.raise_if_any()
     if tokenizer is not None:
-        check_tokenizer(tokenizer, state.model_config, "bert_token_file")
+        check_tokenizer(tokenizer, state, "bert_token_file")
         # What the folder pads with: a pre-LN model's positions are numbered from there on.
         config = replace(config, pad_token_id=tokenizer.pad_id)
     validation = last_validation(metrics)
@@ -111,13 +111,19 @@ def is_export(folder: Path) -> bool:
     return False
 
 
-def check_tokenizer(tokenizer: BertTokenizer, model_config: dict[str, Any], where: str) -> None:
+def check_tokenizer(tokenizer: BertTokenizer, state: TrainingState, where: str) -> None:
     """`where`: how the user named the tokenizer."""
-    num_tokens = BertConfig.from_dict(model_config).num_tokens
+    num_tokens = BertConfig.from_dict(state.model_config).num_tokens
     if tokenizer.vocab_size != num_tokens:
         raise UserError(
             f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, but the checkpoint's model has {num_tokens}; "
             f"pass the tokenizer that the data was prepared with"
+        )
+    if state.tokenizer_digest not in (None, tokenizer.digest):
+        raise UserError(
+            f"{where}: is another tokenizer (digest {tokenizer.digest[:12]}) than the checkpoint was trained with "
+            f"({state.tokenizer_digest[:12]}), so its ids would mean other tokens; pass the tokenizer that the data "
+            f"was prepared with"
         )
 
 
@@ -126,11 +132,12 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt", **MARK}
     )
+    give_usual_mode(temporary)
     temporary.replace(path)
 
 
-def load_hugging_face_weights(model: PreTrainingModel, folder: Path) -> None:
-    """Give `model` the weights of a Hugging Face folder of the same shape."""
+def load_hugging_face_weights(model: PreTrainingModel, folder: Path, tokenizer: BertTokenizer | None) -> None:
+    """Give `model`, whose tokens are `tokenizer`'s, the weights of a Hugging Face folder of the same shape."""
     tensors = read_tensors(folder / WEIGHTS)
     extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
     try:
@@ -150,8 +157,31 @@ def load_hugging_face_weights(model: PreTrainingModel, folder: Path) -> None:
         raise UserError(
             f"--use_pretrain {folder}: weights and config.json do not fit ({reason}); {WRITE_AGAIN}"
         ) from None
-    for note in notes:
+    for note in [*notes, *compare_tokens(folder, tokenizer)]:
         console.say(f"{folder}: {note}")
+
+
+def compare_tokens(folder: Path, tokenizer: BertTokenizer | None) -> list[str]:
+    """Refuse a folder whose tokenizer has other tokens at the ids that both have; a note where that cannot be told."""
+    unknown = "so nothing tells whether its ids mean the same tokens as here"
+    if tokenizer is None:
+        return [f"the model JSON names no tokenizer (bert_token_file), {unknown}"]
+    try:
+        theirs = {number: token for token, number in load_tokenizer(folder).vocabulary.items()}
+    except UserError:
+        return [f"holds no tokenizer that can be read, {unknown}"]
+    ours = {number: token for token, number in tokenizer.vocabulary.items()}
+    shared = sorted(number for number in ours.keys() & theirs.keys() if not theirs[number].startswith("[unused"))
+    differing = [number for number in shared if ours[number] != theirs[number]]
+    if differing:
+        first = differing[0]
+        raise UserError(
+            f"--use_pretrain {folder}: its tokenizer has other tokens than the model JSON's bert_token_file at "
+            f"{len(differing)} of {len(shared)} ids that both have (id {first}: {theirs[first]!r} there, "
+            f"{ours[first]!r} here); expected the same, for token i keeps row i of the embeddings; prepare the data "
+            f"with the folder's own tokenizer, or begin without --use_pretrain"
+        )
+    return []
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -89,7 +89,10 @@ def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, wh
         for key in sorted({*saved.model_config, *config})
         if saved.model_config.get(key) != config.get(key)
     ] or [f"preln: {saved.is_preln} there, {is_preln} now"]
-    raise UserError(f"{where}: holds another model ({'; '.join(differing)}); use its settings or another --job_name")
+    raise UserError(
+        f"{where}: holds another model ({'; '.join(differing)}); use its settings, or begin from new weights under "
+        f"another --job_name"
+    )
 
 
 def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:

@@ -78,7 +78,10 @@ def find_notes(
     if schedule.warmup_steps > last - schedule.origin and not is_timed:
         notes.append(f"the run ends before its warm-up of {schedule.warmup_steps:,.0f} steps does")
     if not has_validation:
-        notes.append("there is no validation data; name its folder in the model JSON as validation.path")
+        notes.append(
+            "there is no validation data, so the run tells nothing of unseen text and has no best checkpoint; prepare "
+            "some (data.prepare --validation_share) and name its folder in the model JSON as validation.path"
+        )
     folder = next(parent for parent in (output_dir, *output_dir.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, num_parameters * CHECKPOINT_BYTES
     if free < 2 * needed:

@@ -14,6 +14,7 @@ from data.shards import PretrainingDataset
 from nvidia.attention_backends import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
+from nvidia.hf_mapping import export_obstacles
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -142,7 +143,7 @@ def build_model(settings: Settings) -> PreTrainingModel:
 def load_first_weights(model: PreTrainingModel, settings: Settings, origin: Origin | None) -> None:
     """--use_pretrain: begin from a Hugging Face folder's weights; --finetune: from those of another run."""
     if origin is None and settings.first_weights is not None:
-        load_hugging_face_weights(model, settings.first_weights)
+        load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
     if origin is not None and origin.is_only_weights:
         model.load_state_dict(read_weights(origin.path))
 
@@ -357,7 +358,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         + (f", over {settings.flags.time_budget}" if settings.flags.time_budget else ""),
         "checkpoints": str(settings.saved_models),
         "logs": str(settings.runs),
-        "start": f"from {origin.path}" if origin else "from new weights",
+        "start": describe_start(settings, origin),
     }
     console.say(describe(settings.job_name, facts))
     for note in find_notes(
@@ -368,12 +369,20 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         has_validation=run.validation is not None,
     ):
         console.say(f"note: {note}")
+    for obstacle in export_obstacles(config, settings.flags.preln):
+        console.say(f"note: the model cannot be exported to transformers: {obstacle}")
     if not settings.flags.deepspeed_transformer_kernel:  # which has kernels and dropout of its own
         for note in find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device)):
             console.say(f"note: {note}")
     for name, text in settings.sources.items():
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         run.sinks.text(name, f"```json\n{shown}\n```")
+
+
+def describe_start(settings: Settings, origin: Origin | None) -> str:
+    if origin is not None:
+        return f"from {'the weights of ' if origin.is_only_weights else ''}{origin.path}"
+    return "from new weights" if settings.first_weights is None else f"from the weights of {settings.first_weights}"
 
 
 def describe_length(run: Run, outlook: Outlook) -> str:

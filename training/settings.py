@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import Problems
+from common.errors import Problems, UserError
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
+from nvidia.hf_mapping import export_obstacles
 from training.budget import parse_duration
 from training.checkpoint import CheckpointFolder
 from training.config import ModelFile, TrainingSection, load_model_file
@@ -108,6 +109,8 @@ def resolve_settings(flags: Namespace, place: Place, problems: Problems | None =
     parts = None if model_file is None else find_parts(model_file, flags, deepspeed, has_prefixes, problems)
     config = None if parts is None else parts.model_config
     problems.attempt(lambda: check_kernel(flags, config, precision, problems))
+    if config is not None:
+        problems.attempt(lambda: _check_exportable(flags, config))
     job_name = problems.attempt(lambda: flags.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.output_dir, job_name, problems))
@@ -140,6 +143,16 @@ def resolve_settings(flags: Namespace, place: Place, problems: Problems | None =
             ),
         },
     )
+
+
+def _check_exportable(flags: Namespace, config: BertConfig) -> None:
+    """Now, not when the run has ended."""
+    obstacles = [] if flags.export_dir is None else export_obstacles(config, flags.preln)
+    if obstacles:
+        raise UserError(
+            f"--export_dir {flags.export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
+            f"change the model JSON, or leave --export_dir out"
+        )
 
 
 def _load_files(flags: Namespace, place: Place, problems: Problems) -> tuple[ModelFile | None, DeepSpeedFile | None]:

@@ -197,6 +197,8 @@ SHARDS = {
 CHECKPOINTS = {
     "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
     "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
+    "a checkpoint itself": (words("--load_cp", "{root}/out/saved_models/tiny/step_00000001"), "step_00000001", "no complete checkpoint", "it is one itself", "and --load_checkpoint_id step_00000001"),
+    "an export": (words("--load_cp", "{root}/hf"), "hf", "no complete checkpoint", "it is a Hugging Face folder", "--use_pretrain"),
     "no such id": (words(*FROM_RUN, "--load_cp_id", "step_9"), "'step_9'", "found: step_", "step_00000001, step_00000002", "--load_checkpoint_id"),
     "an id that leaves the folder": (words(*FROM_RUN, "--load_cp_id", "../tiny"), "'../tiny'", "found: step_", "step_00000001, step_00000002", "--load_check"),
     "the named one damaged": (
@@ -250,6 +252,10 @@ CHECKPOINTS = {
 
 FIRST_WEIGHTS = {
     "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "expected a Hugging Face folder with model.safetensors", "download one first"),
+    "other tokens at its ids": (
+        both(removed("hf/tokenizer.json"), replaced("hf/vocab.txt", _other_words()), words("--use_pretrain", "{root}/hf")),
+        "--use_pretrain {root}/hf", "ids that both have (id ", "expected the same", "begin without --use_pretrain",
+    ),
     "none named": (words("--use_pretrain"), "--use_pretrain", "names no folder", "expected one with a model in Hugging Face's layout", "as bert_model_file"),
     "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (

@@ -36,6 +36,7 @@ PREPARE = {
     "no workers": (words("--workers", "0"), "--workers", "found '0'", "expected a whole number of at least 1", "see --help"),
     "two tokenizers": (words("--vocab_size", "100"), "--vocab_size", "not allowed with", "not allowed with argument --vocab_file", "see --help"),
     "no such input": (words("--input", "{root}/lost"), "--input {root}/lost", "no file found", "files, folders, globs or URLs of text", "give files"),
+    "shards for text": (words("--input", "{root}/data"), "hdf5", "named as an HDF5 shard", "expected text", "give the text that it was made of"),
     "an empty input folder": (removed("text/*"), "--input {root}/text", "no file found", "files, folders, globs or URLs of text", "give files"),
     "an input without text": (
         both(replaced("empty.txt", "\n\n"), words("--input", "{root}/empty.txt")), "empty.txt", "no document", "files with text in UTF-8", "give files"

@@ -20,6 +20,10 @@ FLAGS = {
     "an export above the run's own folders": (words("--output_dir", "{root}/new", "--export_dir", "{root}/new"), "--export_dir", "the run itself writes there", "expected a folder of its own", "give for example"),
     "an export among the run's checkpoints": (words("--output_dir", "{root}/new", "--export_dir", "{root}/new/saved_models/tiny"), "--export_dir", "the run itself writes there", "expected a folder of its own", "give for example"),
     "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "expected", "a new folder"),
+    "an export of a model that no stock class has": (
+        both(edited("model.json", "bert_model_config.hidden_act", "geglu"), words("--export_dir", "{root}/hf")),
+        "--export_dir", "cannot be exported", "the stock class, which knows gelu", "leave --export_dir out",
+    ),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
     "an unknown flag like no other": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "expected one that --help lists", "remove it"),
     "a loose word": (words("faster"), "'faster'", "unexpected word", "expected flags and their values", "remove it"),

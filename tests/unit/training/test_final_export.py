@@ -1,5 +1,6 @@
 """--export_dir: the end of a run, and a finished run started again, leave a Hugging Face folder."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,22 @@ def test_a_file_that_came_into_its_place_since_is_told_by_the_same_flag(
     monkeypatch.setattr("training.flag_checks.check_export_folder", lambda *_: None)  # the start saw nothing of it
     with pytest.raises(UserError, match=r"--export_dir .* is a file.* another --export_dir"):
         run_here([*words, "--max_steps", "1", "--export_dir", str(tmp_path / "hf")])
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    words = write_project(tmp_path)
+    for name, tokens in (("right.txt", vocabulary), ("wrong.txt", [*vocabulary[:5], *reversed(vocabulary[5:])])):
+        (tmp_path / name).write_text("".join(f"{word}\n" for word in tokens))
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bert_token_file": str(tmp_path / "right.txt")}))
+    run_here([*words, "--max_steps", "1"])
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    checkpoint = checkpoints.folder / checkpoints.choose(None)
+    with pytest.raises(UserError, match="another tokenizer"):
+        export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "wrong.txt"), None)
+    assert not (tmp_path / "hf").exists()
+    export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "right.txt"), None)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "hf").iterdir()}
+    assert len(modes) > 5
+    assert len(set(modes.values())) == 1, "weights are for whom the other files are"

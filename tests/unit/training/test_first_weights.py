@@ -1,6 +1,7 @@
 """--use_pretrain through the launcher: a stock checkpoint's weights arrive, or the run says which do not fit."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
+from data.tokenizer import load_tokenizer
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoint import CheckpointFolder
-from training.export import export_checkpoint, read_weights
+from training.export import compare_tokens, export_checkpoint, read_weights
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
          "max_position_embeddings": 32}  # fmt: skip
@@ -39,6 +41,8 @@ def test_a_stock_checkpoint_arrives(
     stock = write_stock(tmp_path / "stock", tokens).state_dict()
     run_here([*write_project(tmp_path), *STEPS, "--no-preln", "--use_pretrain", str(tmp_path / "stock")])
     said = capsys.readouterr().out
+    assert re.search(rf"^  start +from the weights of {tmp_path}/stock$", said, re.MULTILINE)
+    assert "so nothing tells whether its ids mean the same tokens" in said
     assert ("keep their weights" in said) == (words is not None)
     assert words is None or words in said
     ours, shared = read_weights(newest(tmp_path)), min(tokens, 61)
@@ -90,3 +94,19 @@ def test_every_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     write_stock(tmp_path / "stock", num_hidden_layers=3, layer_norm_eps=1e-5)
     with pytest.raises(UserError, match=r"(?s)num_hidden_layers is 3, but.*layer_norm_eps is 1e-05, but"):
         run_here(words)
+
+
+@pytest.mark.parametrize("changed", [None, "[unused1]", "word1"])
+def test_tokens_at_the_same_ids_are_compared(changed: str | None, tmp_path: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]", "word1", "word2"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    ours = [token if token != changed else "other" for token in tokens] + ["more"]
+    (tmp_path / "ours.txt").write_text("".join(f"{token}\n" for token in ours))
+    tokenizer = load_tokenizer(tmp_path / "ours.txt")
+    if changed == "word1":
+        with pytest.raises(UserError, match=r"at 1 of 7 ids .*id 6: 'word1' there, 'other' here"):
+            compare_tokens(tmp_path, tokenizer)
+    else:
+        assert compare_tokens(tmp_path, tokenizer) == []
+    (note,) = compare_tokens(tmp_path / "none", tokenizer)
+    assert "holds no tokenizer" in note
