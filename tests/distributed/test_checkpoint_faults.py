@@ -13,7 +13,7 @@ from common.processes import STOPPED_EXIT_CODE
 from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
-from tests.support import read_metrics, tiny_words, write_project
+from tests.support import make_rows, read_metrics, tiny_words, write_nvidia_shard, write_project
 from training.arguments import read_arguments
 from training.checkpoint import CheckpointFolder, find_damage, read_state, write_manifest
 from training.retention import Best, Retention
@@ -156,6 +156,8 @@ def test_a_run_goes_on_past_a_damaged_checkpoint(
 
 def test_a_kill_before_the_pointers_is_mended_by_the_next_start(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "16", "--validate_every_steps", "8", "--keep_best"]
+    # Rows that are trained on: their loss falls from one validation to the next, which that of unseen noise need not.
+    write_nvidia_shard(tmp_path / "data" / "wiki_test_0.hdf5", make_rows(37, 24, 4, seed=0))
     kill = {"kind": "kill", "stage": "pointer", "step": 16, "rank": 0}
     assert rank_server.run(words, 1, tmp_path, faults=[kill]).codes == [-9]
     folder = checkpoints(tmp_path).folder
