@@ -63,7 +63,7 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BertConfig) -> tup
     the same. Extra tensors keep our names.
     """
     pre_ln = is_pre_ln(state_dict)
-    refuse_inexpressible(config, pre_ln)
+    _refuse_inexpressible(config, pre_ln)
     names = hugging_face_names(config, pre_ln)
     ours = {name: tensor.detach() for name, tensor in state_dict.items()}
     if config.tie_word_embeddings:
@@ -221,7 +221,7 @@ def read_hugging_face_config(config_dict: Mapping[str, Any]) -> BertConfig:
     )
 
 
-def refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
+def _refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
     obstacles = export_obstacles(config, pre_ln)
     if obstacles:
         listed = "\n".join(f"  - {obstacle}" for obstacle in obstacles)
