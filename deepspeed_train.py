@@ -14,22 +14,22 @@ from common.console import console
 from common.errors import run_command
 from common.outcome import leave_outcome, sign_of_life
 from common.processes import STOPPED_EXIT_CODE
-from training import distributed
-from training.arguments import read_arguments
-from training.budget import process_start
-from training.compile_locks import guard_compiles
-from training.datasets import open_data
+from training.build import build_run, keep_time
 from training.dry_run import dry_run
-from training.environment import find_place, pick_device, share_cores
-from training.lock import lock_folder
-from training.logs import begin_logs, send_logs
+from training.engine.compile_locks import guard_compiles
+from training.inputs.datasets import open_data
 from training.loop import train
-from training.precision import avoid_broken_amx
-from training.restarting import restart_alone
-from training.run import build_run, keep_time
-from training.settings import resolve_settings
-from training.stopping import StopRequests
-from training.watchdog import Watchdog
+from training.plan.time_budget import process_start
+from training.runtime import collectives
+from training.runtime.lock import lock_folder
+from training.runtime.logs import begin_logs, send_logs
+from training.runtime.ranks import find_place, pick_device, share_cores
+from training.runtime.restarting import restart_alone
+from training.runtime.stopping import StopRequests
+from training.runtime.watchdog import Watchdog
+from training.settings.arguments import read_arguments
+from training.settings.precision import avoid_broken_amx
+from training.settings.resolve import resolve_settings
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if place.is_main and not flags.dry_run:
             stack.enter_context(lock_folder(settings.saved_models))
         send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
-        stack.enter_context(distributed.told_of_lost_ranks())
+        stack.enter_context(collectives.told_of_lost_ranks())
         stuck_seconds = 60 * flags.stuck_after_minutes
-        distributed.start(device, place, stuck_seconds)
+        collectives.start(device, place, stuck_seconds)
         stop = StopRequests()
         beats = None if flags.dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, place, stop, stuck_seconds, start.launcher))
@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         watchdog.on_write = partial(keep_time, run)
         if flags.dry_run:
             dry_run(run)
-        distributed.barrier()  # until here a request to stop ends the process; from here on all ranks save first
+        collectives.barrier()  # until here a request to stop ends the process; from here on all ranks save first
         stack.enter_context(stop)
         is_finished = flags.dry_run or train(run, watchdog)
-        distributed.leave()
+        collectives.leave()
     code = 0 if is_finished else STOPPED_EXIT_CODE
     leave_outcome(code, place.is_main)
     return code

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.batches import Batch
 from benchmarks.timing import clock
 from nvidia.config import BertConfig
-from nvidia.linear import linear
+from nvidia.cpu.linear import linear
 from nvidia.unpadding import plan_packing, real_tokens
 
 Shape = tuple[int, int, int, int]  # how many in one batched product, rows, inner size, columns

@@ -68,8 +68,8 @@ def _write(folder: Path, files: int, rows_a_file: int) -> None:
     """The same rows as our shards, compressed and not, and as NVIDIA's tool writes them."""
     import h5py
 
-    from data.schema import DATASETS
-    from data.writer import write_shard
+    from data.shards.schema import DATASETS
+    from data.shards.writer import write_shard
 
     for number in range(files):
         rows = _rows(rows_a_file, number)
@@ -84,7 +84,7 @@ def _write(folder: Path, files: int, rows_a_file: int) -> None:
 
 def _rows(count: int, seed: int):
     from data.masking import mask_rows
-    from data.schema import Rows
+    from data.shards.schema import Rows
 
     rng = np.random.default_rng(seed)
     ranks = np.exp(rng.random((count, WIDTH)) * np.log(VOCAB_SIZE - 1000)).astype(np.int32)  # common words are common
@@ -118,8 +118,8 @@ def _run(folder: Path, masking: str, rows: int) -> dict[str, float]:
 
 
 def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
-    from data.loader import TrainingStream
-    from data.shards import open_dataset
+    from data.shards.dataset import open_dataset
+    from data.stream.loader import TrainingStream
 
     base = peak_resident_mib()
     dataset = open_dataset(

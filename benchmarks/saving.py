@@ -20,7 +20,8 @@ from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
 from tests.support import make_rows, write_json, write_nvidia_shard
-from training import checkpoint, run
+from training import build as run
+from training.checkpoints import folder as checkpoint
 
 WIDTH, PREDICTIONS, VOCAB = 32, 5, 30522
 SECONDS_BETWEEN_SAVES = 600.0

@@ -31,7 +31,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 CONTENDERS = ("ours", "engine", "transformers", "reference")
 # length → rows of a micro-batch, share of real tokens, predictions a row
 WORKLOADS = {128: (16, 0.90, 20), 512: (4, 0.75, 80)}
-# By torch's matmul; and by the product of nvidia/linear.py's forward pass, which may be faster on this processor (the
+# By torch's matmul; and by that of nvidia/cpu/linear.py, which may be faster on this processor (the
 # model does not take it for all gradients of weights).
 LIMITS = ("limit", "linear_limit")
 CLIP = 1.0

@@ -7,10 +7,10 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import HelpFormatter, Parser
-from data.reader import ShardFile
-from data.report import Description, Whole, describe, render, report_files
-from data.schema import SPLITS, Split
-from data.shards import list_shards, open_dataset, split_of
+from data.shards.dataset import list_shards, open_dataset, split_of
+from data.shards.reader import ShardFile
+from data.shards.report import Description, Whole, describe, render, report_files
+from data.shards.schema import SPLITS, Split
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 

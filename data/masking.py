@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import UserError
 from data.randomness import derive_key, row_bits
-from data.schema import Rows
+from data.shards.schema import Rows
 
 Unit = Literal["token", "word", "span"]
 UNITS: tuple[Unit, ...] = ("token", "word", "span")

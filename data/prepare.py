@@ -15,17 +15,17 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.words import counted
-from data.compression import optional_import
-from data.executors import open_executor
-from data.pipeline import Pipeline, describe_broken, require_documents
-from data.prepare_arguments import parse_arguments, settings_from
-from data.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
-from data.settings import Settings
-from data.sources import Source, count_formats, describe_sources, find_sources, is_url
-from data.stages import Job, forget_words
-from data.storage import Storage
-from data.store import DONE, WORK_FORMAT
-from data.text import BROKEN
+from data.preparation.arguments import parse_arguments, settings_from
+from data.preparation.executors import open_executor
+from data.preparation.output import Storage
+from data.preparation.pipeline import Pipeline, describe_broken, require_documents
+from data.preparation.settings import Settings
+from data.preparation.tasks import Job, forget_words
+from data.preparation.work_folder import DONE, WORK_FORMAT
+from data.shards.schema import FORMAT_VERSION, MANIFEST_NAME, SPLITS, SUFFIXES
+from data.text.compression import optional_import
+from data.text.documents import BROKEN
+from data.text.sources import Source, count_formats, describe_sources, find_sources, is_url
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 WORK_NAME = ".work"
@@ -334,7 +334,7 @@ def _write_report(
 ) -> None:
     # Imported here: torch and matplotlib are slow to load and no worker needs them.
     from data.inspect import inspect_folder
-    from data.report import Whole, report_files
+    from data.shards.report import Whole, report_files
 
     folder = f"{output.root}/{length}"
     if output.is_local:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from nvidia.attention import AttentionOptions, BertAttention
+from nvidia.attention.layer import AttentionOptions, BertAttention
 from nvidia.config import BertConfig
 from nvidia.encoder import BertEncoder
 from nvidia.heads import BertPooler

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from common.errors import Problems, UserError, nearest, shortened
-from nvidia.sparsity import SparseAttention
+from nvidia.attention.sparsity import SparseAttention
 
 VOCAB_MULTIPLE = 8  # tensor cores want matrix sizes in multiples of 8
 OLD_VOCAB_KEY = "vocab_size_or_config_json_file"

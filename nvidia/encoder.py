@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nvidia.attention import PLAIN_REQUEST, AttentionOptions, BertAttention
+from nvidia.attention.layer import PLAIN_REQUEST, AttentionOptions, BertAttention
 from nvidia.checkpointing import Checkpointing, recomputed
 from nvidia.config import BertConfig
 from nvidia.layers import BertIntermediate, LayerNorm, NormedResidualOutput, ResidualOutput

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from nvidia.activations import ungated
 from nvidia.config import BertConfig
+from nvidia.cpu.linear import linear
 from nvidia.layers import LayerNorm, LinearActivation
-from nvidia.linear import linear
 
 
 class BertPooler(nn.Module):

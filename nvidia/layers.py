@@ -10,8 +10,8 @@ from torch.nn import functional
 from nvidia.activations import activation, is_gated
 from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
-from nvidia.dropout import dropout, dropout_add
-from nvidia.linear import Linear, linear, linear_activation
+from nvidia.cpu.dropout import dropout, dropout_add
+from nvidia.cpu.linear import Linear, linear, linear_activation
 from nvidia.unpadding import Packing
 
 

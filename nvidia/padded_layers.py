@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import Problems, UserError
-from nvidia.attention import AttentionOptions
+from nvidia.attention.layer import AttentionOptions
 from nvidia.config import BertConfig
 from nvidia.encoder import LayerOutput, PreLNLayer
-from nvidia.hf_mapping import is_pre_ln
+from nvidia.interop.hugging_face import is_pre_ln
 from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import Packing, select_rows
 

@@ -10,9 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser, positive_int
-from data.shards import open_dataset
-from data.statistics import unigram_cross_entropy
-from training.figures import A_RUNS_METRICS, last_validation
+from data.shards.dataset import open_dataset
+from data.shards.statistics import unigram_cross_entropy
+from training.metrics.reader import A_RUNS_METRICS, last_validation
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,8 +22,8 @@ try:
     import torch
 
     from nvidia.config import BertConfig
-    from training.flops import MatmulProbe
-    from training.precision import (
+    from training.metrics.flops import MatmulProbe
+    from training.settings.precision import (
         HALF_MATMUL,
         ISA_LIMIT,
         ISA_WITHOUT_AMX,

@@ -11,8 +11,8 @@ from common.console import console
 from common.errors import run_command
 from common.help import Parser
 from data.tokenizer import load_tokenizer
-from training.checkpoint import read_state
-from training.export import check_tokenizer, export_checkpoint, locate_checkpoint
+from training.checkpoints.folder import read_state
+from training.export.hugging_face import check_tokenizer, export_checkpoint, locate_checkpoint
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import Parser
-from training.figures import read_metrics
+from training.metrics.reader import read_metrics
 
 Rows = list[dict[str, Any]]
 # key in metrics.jsonl → the axis; the first is the one that a PNG shows

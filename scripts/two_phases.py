@@ -21,13 +21,13 @@ from common.help import Parser, positive_int
 from common.launchers import find_deepspeed
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from common.supervision import DIED_UNSEEN, Supervisor
-from training.arguments import read_arguments
-from training.checkpoint import CheckpointFolder, read_state
-from training.datasets import Datasets, open_data
-from training.environment import Place, free_port
-from training.match import EngineKind, find_mismatches
-from training.run import is_run_finished
-from training.settings import Settings, resolve_settings
+from training.build import is_run_finished
+from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.match import EngineKind, find_mismatches
+from training.inputs.datasets import Datasets, open_data
+from training.runtime.ranks import Place, free_port
+from training.settings.arguments import read_arguments
+from training.settings.resolve import Settings, resolve_settings
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -27,9 +27,9 @@ from common.errors import run_command
 from tests.faults.saving import REPLACE_STAGES, SAVE_STAGES
 from tests.rank_server import Outcome, RankServer
 from tests.support import read_metrics, write_project
-from training.checkpoint import CheckpointFolder
-from training.export import read_weights
-from training.random_states import RANDOM_STATES
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.random_states import RANDOM_STATES
+from training.export.hugging_face import read_weights
 
 NUM_STEPS = 8
 SAVE_EVERY = 2

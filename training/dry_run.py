@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from common.console import console
-from training import distributed
-from training.display import format_hours
-from training.engine import set_batch, take_step
-from training.outlook import count_people, find_early_end, look_ahead
-from training.run import Run
-from training.window import Window, peak_memory_gib, seconds_to_last_step
+from training.build import Run
+from training.engine.build import set_batch, take_step
+from training.metrics.formatting import format_hours
+from training.metrics.window import Window, peak_memory_gib, seconds_to_last_step
+from training.plan.outlook import count_people, find_early_end, look_ahead
+from training.runtime import collectives
 
 TIMED_STEPS = 2
 
@@ -24,7 +24,7 @@ def dry_run(run: Run) -> None:
         group["lr"] = 0.0
     set_batch(run.engine, run.plan.at(run.state.samples))
     with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
-        batches = distributed.read_together(lambda: next(steps))
+        batches = collectives.read_together(lambda: next(steps))
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         began = time.perf_counter()

@@ -12,27 +12,27 @@ from tqdm import tqdm
 
 from common.console import console
 from common.errors import UserError
-from data.loader import StepBatches
+from data.stream.loader import StepBatches
 from nvidia.layer_drop import keep_theta
-from training import distributed
-from training.checkpoint import SaveFailed, read_state, tag_of
-from training.display import first_live_text, live_text, say_validation
-from training.engine import seed_of, set_batch, take_step
-from training.final_export import export_last_checkpoint
-from training.guard import BadSteps, Spikes, describe_spike, guard_engine
-from training.match import Origin
-from training.optimizer import set_learning_rate
-from training.random_states import RandomStates
-from training.retention import Best
-from training.run import Run, load_engine, take_random_states
-from training.samples import Samples
-from training.saving import Saver
-from training.skips import SKIPS, Skips, count_rollbacks, next_unskipped, note_skips
-from training.streams import build_stream
-from training.timing import Phases
+from training.build import Run, load_engine, take_random_states
+from training.checkpoints.folder import SaveFailed, read_state, tag_of
+from training.checkpoints.match import Origin
+from training.checkpoints.random_states import RandomStates
+from training.checkpoints.retention import Best
+from training.checkpoints.saving import Saver
+from training.engine.build import seed_of, set_batch, take_step
+from training.export.final_export import export_last_checkpoint
+from training.faults.guard import BadSteps, Spikes, describe_spike, guard_engine
+from training.faults.skips import SKIPS, Skips, count_rollbacks, next_unskipped, note_skips
+from training.guesses import Samples
+from training.inputs.streams import build_stream
+from training.metrics.formatting import first_live_text, live_text, say_validation
+from training.metrics.timing import Phases
+from training.metrics.window import Window, seconds_left
+from training.optimizers.build import set_learning_rate
+from training.runtime import collectives
+from training.runtime.watchdog import Watchdog
 from training.validation import validate, validation_rows
-from training.watchdog import Watchdog
-from training.window import Window, seconds_left
 
 MOST_ROLLBACKS = 3  # to one checkpoint: then it is not the batches that make the loss jump
 
@@ -66,7 +66,7 @@ def make_up_for_the_end(run: Run, note: Callable[[str], None]) -> bool:
     False: stopped on request again.
     """
     step = run.state.step
-    has_ended, has_validation = distributed.ask_main_rank(
+    has_ended, has_validation = collectives.ask_main_rank(
         lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
     )
     if run.validation is not None and not has_validation:
@@ -109,7 +109,7 @@ class Loop:
                 is_taken = pass_skips(run) or self.take(self.read(steps))
                 is_finished = is_taken and should_stop(run, self.window)
                 wants_stop = run.stop.reason is not None or not is_taken
-                is_stopped, is_overdue, is_unread, is_behind = distributed.any_rank(
+                is_stopped, is_overdue, is_unread, is_behind = collectives.any_rank(
                     wants_stop, self.saver.is_overdue(), run.stream.failure is not None, not run.stream.has_next
                 )
                 self.is_read_ahead = not is_behind
@@ -133,7 +133,7 @@ class Loop:
             failure = error
         # A stream that has begun just now has read nothing ahead. It begins on all ranks at the same step.
         is_certain = self.is_read_ahead and self.run.stream is stream
-        if not is_certain and distributed.any_rank(failure is not None)[0]:
+        if not is_certain and collectives.any_rank(failure is not None)[0]:
             self.leave_unread(failure)
         assert batches is not None, failure
         return batches
@@ -206,7 +206,7 @@ class Loop:
     def validate(self, is_save: bool) -> Best | None:
         try:
             return report_validation(self.run, is_save, self.window.phases)
-        except distributed.Unreadable as unread:
+        except collectives.Unreadable as unread:
             self.leave_unread(unread.failure)
 
     def answer_spikes(self) -> bool:
@@ -238,7 +238,7 @@ class Loop:
     def leave_unread(self, failure: BaseException | None) -> NoReturn:
         """A rank cannot read on: save what there is, then end with its reader's own message, told by one rank."""
         self.save_now()
-        raise distributed.Unreadable(failure)
+        raise collectives.Unreadable(failure)
 
     def save_now(self) -> None:
         """What there is since the last checkpoint, without waiting for space."""
@@ -268,7 +268,7 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     with suppress(SaveFailed):
         run.checkpoints.finish()
     skips = Skips(run.state.skips, run.state.rollbacks).merged(Skips((samples,), (samples,)))
-    tag = distributed.ask_main_rank(lambda: run.checkpoints.newest_valid(before_step=step))
+    tag = collectives.ask_main_rank(lambda: run.checkpoints.newest_valid(before_step=step))
     if tag is None:
         return False
     origin = Origin(run.checkpoints.folder, tag, is_own=True)
@@ -346,7 +346,7 @@ def is_time_over(run: Run, window: Window) -> bool:
     used = run.budget.used()
     is_over = run.budget.is_over(used, window.seconds_per_step())
     told = torch.tensor([used, float(is_over)], dtype=torch.float64, device=run.device)
-    seconds, verdict = distributed.sum_over_ranks(told if run.place.is_main else torch.zeros_like(told)).tolist()
+    seconds, verdict = collectives.sum_over_ranks(told if run.place.is_main else torch.zeros_like(told)).tolist()
     run.state = replace(run.state, seconds=seconds)
     run.budget.is_ended = bool(verdict)
     return run.budget.is_ended

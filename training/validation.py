@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from data.batches import Batch
-from data.loader import evaluation_batches
-from data.shards import PretrainingDataset
-from training.distributed import Unreadable
-from training.engine import to_device
-from training.environment import Place
-from training.metrics import Tally, summarize
-from training.stopping import StopRequests
-from training.timing import Phases
+from data.shards.dataset import PretrainingDataset
+from data.stream.batches import Batch
+from data.stream.loader import evaluation_batches
+from training.engine.build import to_device
+from training.metrics.tally import Tally, summarize
+from training.metrics.timing import Phases
+from training.runtime.collectives import Unreadable
+from training.runtime.ranks import Place
+from training.runtime.stopping import StopRequests
 
 
 def _next_batch(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from training.checkpoint import CheckpointFolder
-from training.export import read_weights
+from training.checkpoints.folder import CheckpointFolder
+from training.export.hugging_face import read_weights
 
 BATCH = 8  # rows a step in tests.support's project
 

@@ -14,10 +14,10 @@ from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
 from tests.support import make_rows, read_metrics, tiny_words, write_nvidia_shard, write_project
-from training.arguments import read_arguments
-from training.checkpoint import CheckpointFolder, find_damage, read_state, write_manifest
-from training.retention import Best, Retention
-from training.skips import Skips, note_skips
+from training.checkpoints.folder import CheckpointFolder, find_damage, read_state, write_manifest
+from training.checkpoints.retention import Best, Retention
+from training.faults.skips import Skips, note_skips
+from training.settings.arguments import read_arguments
 
 EVERY_TWO = ["--save_every_steps", "2"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rank_server import RankServer
 from tests.support import write_project
-from tests.unit.training.test_final_export import check_export
+from tests.unit.training.export.test_final_export import check_export
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

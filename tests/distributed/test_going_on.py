@@ -75,7 +75,7 @@ def test_a_start_from_an_older_checkpoint(rank_server: RankServer, tmp_path: Pat
 
 
 def test_two_runs_in_one_folder(rank_server: RankServer, tmp_path: Path) -> None:
-    from training.lock import lock_folder
+    from training.runtime.lock import lock_folder
 
     words = [*write_project(tmp_path), "--max_steps", "2"]
     with lock_folder(tmp_path / "out" / "saved_models" / "tiny"):

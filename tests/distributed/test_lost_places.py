@@ -9,7 +9,7 @@ from tests.distributed.runs import checkpoints
 from tests.distributed.test_ranks import losses
 from tests.rank_server import RankServer
 from tests.support import write_project
-from training.checkpoint import CheckpointFolder
+from training.checkpoints.folder import CheckpointFolder
 
 
 def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server: RankServer, tmp_path: Path) -> None:

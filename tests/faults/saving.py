@@ -18,7 +18,9 @@ REPLACE_STAGES = ("replace", "replaced", "set_aside")
 
 def _kill(fault: Fault) -> None:
     """kill -9 at a stage of the save of `step`: of this rank, or by it of `all` or of the `launcher` (`who`)."""
-    from training import checkpoint, checkpoint_files, publishing
+    from training.checkpoints import folder as checkpoint
+    from training.checkpoints import publish as publishing
+    from training.engine import checkpoint_files
 
     stage, tag = fault["stage"], f"step_{fault['step']:08d}"
     files: list[str] = []
@@ -71,20 +73,20 @@ def _kill(fault: Fault) -> None:
 
 def _believe_in_space(_: Fault) -> None:
     """A disk that another process fills after we have looked."""
-    from training import checkpoint
+    from training.checkpoints import folder as checkpoint
 
     checkpoint.CheckpointFolder.size_of_next = lambda *_: 0  # type: ignore[method-assign]
 
 
 def _slow_commit(fault: Fault) -> None:
-    from training import checkpoint
+    from training.checkpoints import folder as checkpoint
 
     before(checkpoint, "write_manifest", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _no_commit(fault: Fault) -> None:
     """The disk is full when the manifest of `step` or of a later one is written."""
-    from training import checkpoint
+    from training.checkpoints import folder as checkpoint
 
     def refuse(staged: Path, *_: Any) -> None:
         if int(staged.name.removeprefix("step_")) >= fault["step"]:
@@ -95,7 +97,7 @@ def _no_commit(fault: Fault) -> None:
 
 def _patience(fault: Fault) -> None:
     """Wait less for space than people would want to."""
-    from training import saving
+    from training.checkpoints import saving
 
     saving.RETRY_SECONDS = 0.1
     saving.Saver.save_last.__defaults__ = (None, float(fault["seconds"]))
@@ -103,7 +105,8 @@ def _patience(fault: Fault) -> None:
 
 def _file_elsewhere(_: Fault) -> None:
     """What this rank writes lands on a disk that rank 0 does not see."""
-    from training import checkpoint_files, manifest
+    from training.checkpoints import manifest
+    from training.engine import checkpoint_files
 
     manifest.APPEARING_SECONDS = 0.3
     original = checkpoint_files.CheckedFiles.save
@@ -118,7 +121,7 @@ def _file_elsewhere(_: Fault) -> None:
 
 def _origin_vanishes(fault: Fault) -> None:
     """The run that owns the checkpoint `tag` removes it right after it was chosen."""
-    from training import origin as choice
+    from training.checkpoints import resume as choice
 
     original = choice.find_origin
 
@@ -133,7 +136,7 @@ def _origin_vanishes(fault: Fault) -> None:
 
 def _forget_optimizer_state(_: Fault) -> None:
     """Resharding that loses what the optimizer knew."""
-    from training import zero_files
+    from training.checkpoints import reshard as zero_files
 
     whole = zero_files.ZeroCheckpoint.read
 

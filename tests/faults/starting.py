@@ -18,9 +18,9 @@ def _short_join(fault: Fault) -> None:
     """Wait less for the other ranks than ten minutes."""
     import datetime
 
-    from training import distributed
+    from training.runtime import collectives
 
-    distributed.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
+    collectives.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
 
 
 def _short_collectives(fault: Fault) -> None:
@@ -29,21 +29,21 @@ def _short_collectives(fault: Fault) -> None:
 
     from torch.distributed import distributed_c10d
 
-    from training import distributed
+    from training.runtime import collectives
 
-    meet = distributed._meet
+    meet = collectives._meet
 
     def meet_and_shorten(*args: Any) -> Any:
         store = meet(*args)
         seconds = datetime.timedelta(seconds=fault["seconds"])
-        distributed.JOIN_TIMEOUT = distributed_c10d.default_pg_timeout = seconds
+        collectives.JOIN_TIMEOUT = distributed_c10d.default_pg_timeout = seconds
         return store
 
-    distributed._meet = meet_and_shorten
+    collectives._meet = meet_and_shorten
 
 
 def _hang_in_build(_: Fault) -> None:
-    from training import run
+    from training import build as run
 
     before(run, "replace_blocks", lambda *_: time.sleep(600))
 
@@ -60,7 +60,7 @@ def _compile(fault: Fault) -> None:
     import sys
     import threading
 
-    from training import run
+    from training import build as run
 
     folder = Path(fault["folder"])
 
@@ -84,7 +84,7 @@ def _compile(fault: Fault) -> None:
 
 def _slow_to_tell(fault: Fault) -> None:
     """The rank whose it is to name the stuck one needs some time for it."""
-    from training import watchdog
+    from training.runtime import watchdog
 
     before(watchdog.Watchdog, "_tell", lambda *_: time.sleep(fault["seconds"]))
 
@@ -98,8 +98,8 @@ def _allow_fp16(_: Fault) -> None:
 
 def _claim_fp16(_: Fault) -> None:
     """The launcher believes so too, where it would go back to fp32."""
-    from training import engine_checks
-    from training.precision import Abilities
+    from training.settings import engine_checks
+    from training.settings.precision import Abilities
 
     engine_checks.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
 

@@ -15,7 +15,8 @@ from tests.faults.patching import Fault, before, die
 
 def _not_a_number(fault: Fault) -> None:
     """Spoil one gradient of this rank, or its loss (`of`), in the steps of the given samples."""
-    from training import engine, loop
+    from training import loop
+    from training.engine import build as engine
 
     original = engine.take_step
 
@@ -138,7 +139,7 @@ def _slow_steps(fault: Fault) -> None:
 def _slow_forward(fault: Fault) -> None:
     """A rank whose device is slower than the others'."""
     from nvidia.modelingpreln import BertForPreTrainingPreLN
-    from training import flops
+    from training.metrics import flops
 
     before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
     before(flops, "linear", lambda *_: time.sleep(fault["seconds"] / 20))
@@ -146,7 +147,7 @@ def _slow_forward(fault: Fault) -> None:
 
 def _long_sequences(_: Fault) -> None:
     """A rank whose batch has no short sequence, so that it leaves out the last block's queries that are not read."""
-    from nvidia import grouped_attention
+    from nvidia.attention import grouped as grouped_attention
 
     grouped_attention._SHORT = 0
 

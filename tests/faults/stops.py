@@ -21,7 +21,7 @@ def _stop_at(fault: Fault) -> None:
 
 def _stop_in_accumulation(fault: Fault) -> None:
     """Asked to stop between the second and the third micro-step of the step of these samples."""
-    from training import engine
+    from training.engine import build as engine
 
     original = engine.seed_of
 
@@ -35,7 +35,7 @@ def _stop_in_accumulation(fault: Fault) -> None:
 
 def _stop_in_commit(fault: Fault) -> None:
     """Asked to stop while the checkpoint of `step` is being committed, in the middle of the next step."""
-    from training import checkpoint
+    from training.checkpoints import folder as checkpoint
 
     before(checkpoint, "write_manifest", lambda *_: ask_to_stop())
 

@@ -14,7 +14,7 @@ def _reader_dies(fault: Fault) -> None:
 
     Reads are counted from the first call of the loop's function `since` on, where that is given.
     """
-    from data.reader import ShardFile
+    from data.shards.reader import ShardFile
     from training import loop
 
     files: list[Path] = []
@@ -33,7 +33,7 @@ def _reader_dies(fault: Fault) -> None:
 
 def _slow_reader(fault: Fault) -> None:
     """One that is never ahead of the training."""
-    from data.loader import TrainingStream
+    from data.stream.loader import TrainingStream
 
     before(TrainingStream, "_make_step", lambda *_: time.sleep(fault["seconds"]))
 

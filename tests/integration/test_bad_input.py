@@ -25,7 +25,7 @@ from tests.integration.bad_input.case import Case, Setup, names
 from tests.support import free_port, write_project, write_two_lengths
 from tests.support import run_command as run_process
 from tests.unit.training.in_process import own_environment
-from training.precision import avoid_broken_amx
+from training.settings.precision import avoid_broken_amx
 
 Main = Callable[[Sequence[str] | None], int]
 COMMANDS: dict[str, tuple[Main, Callable[[Path], list[str]]]] = {
@@ -300,7 +300,7 @@ def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(
     with own_environment():
         assert deepspeed_train.main(words) == 0
     write_project(tmp_path, zero_optimization={"stage": 1})
-    monkeypatch.setattr("training.run.build_model", None)
+    monkeypatch.setattr("training.build.build_model", None)
     message = told([*words, "--seed", "7", "--no-preln"])
     assert message.startswith("3 problems were found")
     assert "stage 1" in message
@@ -314,7 +314,7 @@ def test_missing_masks_are_told_together_before_anything_is_built(
     words = write_project(tmp_path)
     for split in ("training", "validation"):
         place_cases.shard_without_masks(split)(Setup(tmp_path, []))
-    monkeypatch.setattr("training.run.build_model", None)
+    monkeypatch.setattr("training.build.build_model", None)
     message = told(words)
     assert message.startswith("2 problems were found")
     assert "wiki_training_8.hdf5: was prepared without masks" in message

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from data.loader import evaluation_batches
-from data.shards import open_dataset
+from data.shards.dataset import open_dataset
+from data.stream.loader import evaluation_batches
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import run_command, run_plain, write_project
-from training.checkpoint import CheckpointFolder, read_state
-from training.export import read_weights
+from training.checkpoints.folder import CheckpointFolder, read_state
+from training.export.hugging_face import read_weights
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from tests.support import PROJECT, read_metrics, run_plain, write_project
-from training.checkpoint import CheckpointFolder
-from training.export import read_weights
+from training.checkpoints.folder import CheckpointFolder
+from training.export.hugging_face import read_weights
 
 COMMON = ["--max_steps", "40", "--save_every_steps", "7", "--validate_every_steps", "10"]
 

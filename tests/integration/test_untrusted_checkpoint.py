@@ -13,9 +13,9 @@ import torch
 from common.errors import UserError
 from tests.rank_server import RankServer
 from tests.support import write_project
-from training.checkpoint import CheckpointFolder, write_manifest
-from training.checkpoint_files import read_file
-from training.export import read_weights
+from training.checkpoints.folder import CheckpointFolder, write_manifest
+from training.engine.checkpoint_files import read_file
+from training.export.hugging_face import read_weights
 
 
 class Attack:

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.batches import Batch
-from data.loader import TrainingStream
-from data.shards import open_dataset
+from data.shards.dataset import open_dataset
+from data.stream.batches import Batch
+from data.stream.loader import TrainingStream
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoint import CheckpointFolder, read_state
-from training.export import read_weights
+from training.checkpoints.folder import CheckpointFolder, read_state
+from training.export.hugging_face import read_weights
 
 STEPS, MICRO, ACCUMULATION = 6, 2, 4
 WARMUP, TOTAL = 3, 60

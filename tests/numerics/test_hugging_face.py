@@ -8,10 +8,10 @@ import transformers
 
 from common.errors import UserError
 from nvidia.config import BertConfig
-from nvidia.hf_mapping import from_hugging_face, hugging_face_names, read_hugging_face_config, to_hugging_face
+from nvidia.interop.hugging_face import from_hugging_face, hugging_face_names, read_hugging_face_config, to_hugging_face
+from nvidia.interop.pretrained import start_from
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from nvidia.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 

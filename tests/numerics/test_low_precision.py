@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nvidia import grouped_attention
-from nvidia.attention_backends import plain_attention, sdpa_attention
+from nvidia.attention import grouped as grouped_attention
+from nvidia.attention.backends import plain_attention, sdpa_attention
 from nvidia.layers import LayerNorm
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN, BertModel

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.plain_preln import PlainPreLN
 from nvidia.activations import activation, is_gated
-from nvidia.attention import AttentionOptions, BertSelfAttention
+from nvidia.attention.layer import AttentionOptions, BertSelfAttention
 from nvidia.bert import BertModelBase
 from nvidia.modeling import BertModel as PostLNModel
 from nvidia.modelingpreln import BertForPreTrainingPreLN

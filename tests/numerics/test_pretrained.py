@@ -7,10 +7,10 @@ import torch
 import transformers
 
 from common.errors import UserError
-from nvidia.hf_mapping import from_hugging_face, to_hugging_face
+from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
+from nvidia.interop.pretrained import start_from
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from nvidia.pretrained import start_from
 from tests.unit.nvidia.helpers import largest_difference, spread_weights, tiny_config
 
 STOCK = {"vocab_size": 77, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 41,

@@ -7,12 +7,12 @@ import deepspeed
 import torch
 
 from common.console import console
-from nvidia import grouped_attention
+from nvidia.attention import grouped as grouped_attention
 from nvidia.checkpointing import Checkpointing
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.unit.nvidia.helpers import make_batch, spread_weights, tiny_config
-from training import distributed
-from training.environment import find_place
+from training.runtime import collectives
+from training.runtime.ranks import find_place
 
 CHOICES = [
     Checkpointing(),
@@ -59,7 +59,7 @@ def losses(choice: Checkpointing, in_engine: bool) -> list[float]:
 
 if __name__ == "__main__":
     grouped_attention._SHORT = 0  # so that the last block leaves out queries that are not read
-    distributed.start(torch.device("cpu"), find_place(), stuck_seconds=600.0)
+    collectives.start(torch.device("cpu"), find_place(), stuck_seconds=600.0)
     results = [[losses(choice, in_engine=False), losses(choice, in_engine=True)] for choice in CHOICES]
     console.say(json.dumps(results))
     sys.stdout.flush()

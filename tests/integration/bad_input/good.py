@@ -9,7 +9,7 @@ from data.tokenizer import load_tokenizer
 from scripts.export_hf import main as export
 from tests.support import VOCAB, write_project
 from tests.unit.training.in_process import run_here
-from training.lock import LOCK
+from training.runtime.lock import LOCK
 
 WORDS = [f"word{number}" for number in range(VOCAB - 5)]
 

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 from safetensors.torch import load_file, save_file
 
-from data.schema import Rows
-from data.writer import write_shard
+from data.shards.schema import Rows
+from data.shards.writer import write_shard
 from tests.integration.bad_input.case import (
     Setup,
     Spoil,
@@ -31,8 +31,8 @@ from tests.integration.bad_input.case import (
 from tests.integration.bad_input.good import WORDS
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
-from training.lock import lock_folder
-from training.manifest import write_manifest
+from training.checkpoints.manifest import write_manifest
+from training.runtime.lock import lock_folder
 
 SHARD = "wiki_training_0.hdf5"
 ROWS = 37  # of that shard

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data import sources
+from data.text import sources
 from tests.integration.prepare.corpora import write_corpus
 
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from data import prepare
-from data.shards import PretrainingDataset, open_dataset
+from data.shards.dataset import PretrainingDataset, open_dataset
 
 ROOT = Path(__file__).parents[3]
 WORDS = [

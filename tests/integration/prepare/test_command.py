@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from data import prepare
-from data.shards import open_dataset
+from data.shards.dataset import open_dataset
 from data.tokenizer import load_tokenizer
 from tests.integration.prepare.corpora import ROOT, opened, run, write_corpus
 

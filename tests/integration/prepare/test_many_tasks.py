@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from common.errors import UserError
-from data import sources
+from data.text import sources
 from tests.integration.prepare.corpora import WORDS, digests, run, write_one_document
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from common.errors import UserError
 from data import prepare
-from data.pipeline import run_task
-from data.stages import PIECE_BYTES
+from data.preparation.pipeline import run_task
+from data.preparation.tasks import PIECE_BYTES
 from tests.integration.prepare.corpora import ROOT, digests, run, write_corpus, write_one_document
 
 
@@ -39,7 +39,7 @@ def test_killed_amid_one_document_it_goes_on_to_the_same_bytes(tmp_path: Path, m
             return run_task(function, job, at, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr("data.pipeline.run_task", until)
+            patch.setattr("data.preparation.pipeline.run_task", until)
             with pytest.raises(Killed):
                 run(path, tmp_path / "killed", "--validation_share", "0")
     run(path, tmp_path / "killed", "--validation_share", "0")
@@ -63,7 +63,7 @@ def test_what_another_version_left_unfinished_is_begun_anew(
             return run_task(function, job, stage, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr("data.pipeline.run_task", kill)
+            patch.setattr("data.preparation.pipeline.run_task", kill)
             patch.setattr(prepare, "WORK_FORMAT", version)
             with pytest.raises(Killed):
                 run(corpus, output)

@@ -3,8 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
-from data.sources import Source, find_sources
-from data.text import read_documents
+from data.text.documents import read_documents
+from data.text.sources import Source, find_sources
 
 DOCUMENTS = [
     ["The first sentence stands here.", "Here is the second one."],

@@ -6,9 +6,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from data.reader import ShardFile
-from data.schema import DATASETS, Rows
-from data.writer import write_shard
+from data.shards.reader import ShardFile
+from data.shards.schema import DATASETS, Rows
+from data.shards.writer import write_shard
 
 VOCAB_SIZE = 5000
 SPECIAL_IDS = (0, 1, 2, 3, 4)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data import hdf5_checks
-from data.reader import ShardFile
-from data.schema import ATTRIBUTE, FORMAT_VERSION
-from data.writer import shard_bytes
+from data.shards import hdf5_checks
+from data.shards.reader import ShardFile
+from data.shards.schema import ATTRIBUTE, FORMAT_VERSION
+from data.shards.writer import shard_bytes
 from tests.unit.data.shards_on_disk import make_rows, read_all, write_nvidias
 
 FUZZ = """

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import UserError
 from data.masking import MaskingPolicy, Unit, mask_rows
-from data.schema import Rows
+from data.shards.schema import Rows
 from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from nvidia import grouped_attention
+from nvidia.attention import grouped as grouped_attention
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from common.errors import UserError
+from nvidia.attention.sparsity import SparseAttention
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.padded_layers import use_padded_layers, with_block_names
 from nvidia.pretraining import PreTrainingModel
-from nvidia.sparsity import SparseAttention
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 from tests.unit.nvidia.written_out import WrittenOut
 

@@ -18,7 +18,7 @@ from scripts import two_phases
 from scripts.two_phases import build_parser, check_phases, checkpoints_of, main, phase_words, remaining_phases
 from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
-from training.schedule import Schedule
+from training.plan.learning_rate import Schedule
 
 SHORT, LONG = 16, 24
 PASSED_ON = ["--print_steps", "1"]

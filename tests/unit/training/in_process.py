@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from deepspeed_train import main
-from training import distributed
+from training.runtime import collectives
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def own_environment() -> Generator[None]:
     try:
         yield
     finally:
-        distributed.leave()
+        collectives.leave()
         os.environ.clear()
         os.environ.update(saved)
         torch.set_num_threads(threads)

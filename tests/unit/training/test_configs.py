@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import PROJECT
-from training.config import load_model_file
-from training.deepspeed_config import load_deepspeed_file
+from training.settings.deepspeed_file import load_deepspeed_file
+from training.settings.model_file import load_model_file
 
 SHIPPED = sorted([*PROJECT.glob("*.json"), *(PROJECT / "configs").glob("*.json")])
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 
 from nvidia.config import BertConfig
 from tests.support import PROJECT
-from training.arguments import build_parser
-from training.config import DataSection, ModelFile, TrainingSection, ValidationSection
-from training.deepspeed_blocks import BLOCKS, key_names, nested_blocks
-from training.deepspeed_config import KNOWN_KEYS, REFUSED_KEYS
-from training.optimizer import KNOWN_PARAMS
+from training.engine.json_blocks import BLOCKS, key_names, nested_blocks
+from training.optimizers.build import KNOWN_PARAMS
+from training.settings.arguments import build_parser
+from training.settings.deepspeed_file import KNOWN_KEYS, REFUSED_KEYS
+from training.settings.model_file import DataSection, ModelFile, TrainingSection, ValidationSection
 
 OFFLOAD = {name: nested_blocks(BLOCKS["zero_optimization"])[name] for name in ("offload_optimizer", "offload_param")}
 Row = tuple[list[str], str]  # names in the first column, the default

@@ -14,8 +14,8 @@ from common.errors import UserError
 from data.tokenizer import load_tokenizer
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoint import CheckpointFolder
-from training.export import compare_tokens, export_checkpoint, read_weights
+from training.checkpoints.folder import CheckpointFolder
+from training.export.hugging_face import compare_tokens, export_checkpoint, read_weights
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
          "max_position_embeddings": 32}  # fmt: skip

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from training.arguments import build_parser
-from training.environment import Place
-from training.settings import resolve_settings
+from training.runtime.ranks import Place
+from training.settings.arguments import build_parser
+from training.settings.resolve import resolve_settings
 
 PROJECT = Path(__file__).resolve().parents[3]
 MODELS = ("bert_base.json", "configs/bert_tiny.json", "configs/bert_large.json")

@@ -9,11 +9,11 @@ import pytest
 
 from common.errors import UserError
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
-from training.checkpoint import TrainingState, find_damage, read_state
-from training.manifest import MANIFEST, STATE, write_manifest
-from training.retention import read_best
-from training.sinks import forget_later_lines, read_lines
-from training.skips import read_skips
+from training.checkpoints.folder import TrainingState, find_damage, read_state
+from training.checkpoints.manifest import MANIFEST, STATE, write_manifest
+from training.checkpoints.retention import read_best
+from training.faults.skips import read_skips
+from training.metrics.sinks import forget_later_lines, read_lines
 
 ROUNDS = 150
 GOOD = TrainingState(

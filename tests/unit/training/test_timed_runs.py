@@ -12,11 +12,13 @@ from common.processes import STOPPED_EXIT_CODE
 from deepspeed_train import main
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import own_environment, run_here
-from training import checkpoint, loop, run
-from training.budget import Budget
-from training.checkpoint import CheckpointFolder, read_state
-from training.health import Health
-from training.window import Window
+from training import build as run
+from training import loop
+from training.checkpoints import folder as checkpoint
+from training.checkpoints.folder import CheckpointFolder, read_state
+from training.metrics.health import Health
+from training.metrics.window import Window
+from training.plan.time_budget import Budget
 
 STEP_SECONDS, COMMIT_SECONDS = 1.0, 5.0
 
@@ -80,9 +82,9 @@ def test_a_plateau_is_told_by_the_clock_however_many_steps_the_schedule_has(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The warm-up is a tenth of the time. Counted in steps of a schedule this long it would never end."""
-    monkeypatch.setattr("training.health.PLATEAU_STEPS", 10)
-    monkeypatch.setattr("training.health.PLATEAU_MARGIN", 100.0)
-    monkeypatch.setattr("training.health.MIN_LABELS", 1)
+    monkeypatch.setattr("training.metrics.health.PLATEAU_STEPS", 10)
+    monkeypatch.setattr("training.metrics.health.PLATEAU_MARGIN", 100.0)
+    monkeypatch.setattr("training.metrics.health.MIN_LABELS", 1)
     told: list[int] = []
     check = Health.check
 

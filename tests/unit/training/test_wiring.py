@@ -14,18 +14,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import UserError
+from nvidia.attention.sparsity import SparseAttention
 from nvidia.encoder import BertEncoder
-from nvidia.sparsity import SparseAttention
 from tests.support import make_rows, read_metrics, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
-from training.arguments import build_parser
-from training.checkpoint import CheckpointFolder, read_state
-from training.datasets import open_data
-from training.engine import take_step
-from training.environment import Place
-from training.settings import resolve_settings
+from training.checkpoints.folder import CheckpointFolder, read_state
+from training.engine.build import take_step
+from training.inputs.datasets import open_data
+from training.metrics.window import Window
+from training.runtime.ranks import Place
+from training.settings.arguments import build_parser
+from training.settings.resolve import resolve_settings
 from training.validation import validation_rows
-from training.window import Window
 
 
 def losses(folder: Path, *flags: str, **deepspeed: Any) -> list[float]:
@@ -215,7 +215,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.run.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
+    monkeypatch.setattr("training.build.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
     # Kibibytes under the name of GiB: parts of a model this small would all be 0.00.
     monkeypatch.setattr(
         "training.dry_run._gib", lambda tensors: sum(t.numel() * t.element_size() for t in tensors) / 1024
@@ -297,7 +297,7 @@ def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
     monkeypatch.setattr("tqdm.std.tqdm.set_postfix_str", lambda _self, text, refresh=True: texts.append(text))
-    monkeypatch.setattr("training.window.READ_SECONDS", 0.0)
+    monkeypatch.setattr("training.metrics.window.READ_SECONDS", 0.0)
     monkeypatch.setattr(Window, "seconds_per_step", lambda _self: 1.0)
     losses(tmp_path, "--print_steps", "3", "--save_every_minutes", "100", "--max_steps_per_epoch", "4")
     assert [re.sub(r"[\d.]+ so far  rate .*  first", "… first", text) for text in texts[:2]] == [

@@ -1,0 +1,1 @@
+"""HDF5 shards: schema, writer, checked reader, datasets and reports."""

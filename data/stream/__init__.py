@@ -1,0 +1,1 @@
+"""Shards become batches: the order of samples, mixtures, the loader."""

@@ -1,0 +1,1 @@
+"""Text as people have it: files, archives, tables and dumps become documents."""

@@ -1,0 +1,1 @@
+"""Self-attention: the layer, its backends, and sparse layouts."""

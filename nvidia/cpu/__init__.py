@@ -1,0 +1,1 @@
+"""What makes a CPU fast: dropout masks, and the library of each matrix product."""

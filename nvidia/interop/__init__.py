@@ -1,0 +1,1 @@
+"""Names and shapes of other people's checkpoints, both ways."""

@@ -1,0 +1,97 @@
+"""Start pretraining from somebody else's weights: what must fit, what may be missing, what the vocabulary does."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from common.errors import Problems, UserError
+from nvidia.activations import canonical
+from nvidia.config import BertConfig
+from nvidia.interop.hugging_face import BIAS, DECODER, HEADS, WORDS, Tensors, is_pre_ln
+from nvidia.pretraining import PreTrainingModel
+
+_SHAPE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size",
+               "max_position_embeddings", "hidden_act", "position_embedding_type", "use_bias",
+               "tie_word_embeddings", "layer_norm_eps")  # fmt: skip
+
+
+def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: BertConfig) -> list[str]:
+    """Load weights (under our names, with their config) into `model`; gives what a user should be told.
+
+    Every weight must fit, with two exceptions. A head that the checkpoint lacks as a whole keeps its fresh init. And
+    the vocabulary: token i keeps row i; tokens that only the model has keep their fresh rows; tokens that only the
+    checkpoint has are dropped. So both must have the same tokenizer for the tokens they share.
+    """
+    _check_shapes(model, state, config)
+    state, notes = _fit_vocabulary(model, dict(state), config)
+    expected = model.state_dict()
+    notes += _keep_fresh_heads(expected, state, model.config.tie_word_embeddings)
+    left_out = sorted(name for name in state if _is_of_absent_head(name, expected))
+    if left_out:
+        notes.append(f"the checkpoint has a head that this model has not; left out: {', '.join(left_out)}")
+    state = {name: tensor for name, tensor in state.items() if name not in left_out}
+    _check_tensors(expected, state)
+    model.load_state_dict(state)
+    return notes
+
+
+def _check_shapes(model: PreTrainingModel, state: Mapping[str, Tensor], config: BertConfig) -> None:
+    problems = Problems()
+    if is_pre_ln(state) != model.bert.pre_ln:
+        kinds = {True: "pre-LN (--preln)", False: "post-LN (--no-preln)"}
+        problems.add(f"the checkpoint is {kinds[is_pre_ln(state)]}, but the model is {kinds[model.bert.pre_ln]}")
+    for key in _SHAPE_KEYS:
+        theirs, ours = getattr(config, key), getattr(model.config, key)
+        is_same = canonical(theirs) == canonical(ours) if key == "hidden_act" else theirs == ours
+        if not is_same:
+            problems.add(f"the checkpoint's {key} is {theirs!r}, but the model JSON says {ours!r}; make them equal")
+    problems.raise_if_any()
+
+
+def _fit_vocabulary(model: PreTrainingModel, state: Tensors, config: BertConfig) -> tuple[Tensors, list[str]]:
+    ours, theirs = model.config.num_tokens, config.num_tokens
+    shared, own = min(ours, theirs), model.state_dict()
+    for name in (WORDS, BIAS, DECODER):
+        if name in state and name in own and state[name].shape[1:] == own[name].shape[1:]:
+            table = own[name].detach().clone()
+            table[:shared] = state[name][:shared].to(table)
+            state[name] = table
+    if ours == theirs:
+        return state, []
+    kept = f"the checkpoint has {theirs} tokens and the tokenizer {ours}: tokens 0 … {shared - 1} keep their weights, "
+    if ours > theirs:
+        return state, [kept + f"tokens {theirs} … {ours - 1} start fresh"]
+    return state, [kept + f"tokens {ours} … {theirs - 1} are dropped"]
+
+
+def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors, is_tied: bool) -> list[str]:
+    """Fill in heads that `state` lacks as a whole with the model's own fresh weights."""
+    notes = []
+    if is_tied and WORDS in state:
+        state.setdefault(DECODER, state[WORDS])
+    for head, prefixes in HEADS.items():
+        own = {name: tensor for name, tensor in expected.items() if name.startswith(prefixes) and name not in state}
+        if own and not any(name.startswith(prefixes) and name != DECODER for name in state):
+            state.update(own)
+            notes.append(f"the checkpoint has no {head}; it starts fresh")
+    return notes
+
+
+def _is_of_absent_head(name: str, expected: Mapping[str, Tensor]) -> bool:
+    """Whether a weight belongs to a head of which the model has nothing."""
+    return any(name.startswith(prefixes) and not _any_below(prefixes, expected) for prefixes in HEADS.values())
+
+
+def _any_below(prefixes: tuple[str, ...], names: Iterable[str]) -> bool:
+    return any(name.startswith(prefixes) for name in names)
+
+
+def _check_tensors(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    lines = [f"  missing: {name}" for name in sorted(expected.keys() - state.keys())]
+    lines += [f"  not known: {name}" for name in sorted(state.keys() - expected.keys())]
+    for name in sorted(expected.keys() & state.keys()):
+        theirs, ours = list(state[name].shape), list(expected[name].shape)
+        if theirs != ours:
+            lines.append(f"  of another shape: {name} is {theirs}, expected {ours}")
+    if lines:
+        raise UserError("the checkpoint's weights are not this model's:\n" + "\n".join(lines))

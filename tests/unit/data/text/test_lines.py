@@ -1,0 +1,177 @@
+"""Lines in bounded pieces, and ranges that read no more than they need."""
+
+import io
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.text import lines
+from data.text.lines import LONGEST_LINE, Extent, extent_of_range, lines_of_extent, records_of_range
+
+ROOT = Path(__file__).parents[4]
+
+
+class Counted(io.BytesIO):
+    """Knows how many bytes were read, and the most that were asked for at once."""
+
+    total = largest = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(-1 if size is None else size)
+        self.total += len(line)
+        self.largest = max(self.largest, len(line))
+        return line
+
+
+def lines_of_range(stream: io.BytesIO, start: int, stop: int | None, counts: Counter[str]) -> list[bytes]:
+    return list(lines_of_extent(stream, extent_of_range(stream, start, stop), counts))
+
+
+def ranges(size: int, step: int) -> list[tuple[int, int | None]]:
+    return [(start, start + step if start + step < size else None) for start in range(0, max(1, size), step)]
+
+
+def test_a_range_in_which_no_line_begins_reads_nothing_beyond_it() -> None:
+    stream = Counted(b"word " * 4_000_000)
+    assert lines_of_range(stream, 3_000_000, 7_000_000, Counter()) == []
+    assert stream.total <= 4_000_001 + LONGEST_LINE
+    assert stream.largest <= LONGEST_LINE
+
+
+def test_a_document_larger_than_a_range_is_cut_between_lines() -> None:
+    line = b"a sentence.\n"
+    stream = Counted(line * 2_000_000)
+    assert extent_of_range(stream, 3_000_000, 7_000_000) == Extent(3_000_000 + 12, 7_000_008 + 12, True)
+    assert stream.total <= 2 * 4_000_001 + LONGEST_LINE
+    blank = line * 400_000 + b"\n" + line * 1_600_000
+    assert extent_of_range(io.BytesIO(blank), 3_000_000, 7_000_000) == Extent(4_800_001, 7_000_009 + 12, False)
+
+
+def test_the_last_range_is_small_and_cuts_no_document_in_two() -> None:
+    text = b"one\n\ntwo\nthree\nfour\n"
+    assert extent_of_range(io.BytesIO(text), 0, 12) == Extent(0, None, False)
+    assert extent_of_range(io.BytesIO(text), 12, None) == Extent(12, 12, False)
+    assert len(text) == 20
+    for start, stop in ((0, 10), (10, None)):
+        assert extent_of_range(io.BytesIO(text), start, stop).goes_on is False
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
+def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longest: int) -> None:
+    """Whatever is cut into pieces: white space alone, in one line, is no end of a document unless it is the line."""
+    before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
+    try:
+        content = text.encode()
+        assert b"".join(lines_of_range(io.BytesIO(content), 0, None, Counter())) == content
+        for read in (lines_of_range, records_of_range):
+            expected = list(read(io.BytesIO(content), 0, None, Counter()))
+            found = [list(read(io.BytesIO(content), *part, Counter())) for part in ranges(len(content), size)]
+            assert [line for part in found for line in part] == expected
+    finally:
+        lines.LONGEST_LINE = before
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
+def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: str, size: int, longest: int) -> None:
+    before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
+    try:
+        content = text.encode() + b"\n"
+        parts = ranges(len(content), size)
+        extents = [extent_of_range(io.BytesIO(content), *part) for part in parts]
+        assert not extents[0].goes_on
+        for (start, stop), extent in zip(parts[1:], extents[1:], strict=True):
+            if extent.begin != extent.end:
+                line_before = content[: extent.begin].splitlines(keepends=True)[-1]
+                assert line_before.endswith(b"\n")
+                assert extent.goes_on == bool(line_before.strip())
+                assert not (extent.goes_on and stop is None)
+            starts = [place for place in range(start, stop or len(content)) if content[place - 1 : place] == b"\n"]
+            if stop is not None and any(b"\n" in content[place:stop] for place in starts):
+                assert extent.begin != extent.end, "a range with a line in it is not left to its neighbour"
+    finally:
+        lines.LONGEST_LINE = before
+
+
+BLOCKS = [b"\n", b"a sentence.\n", b"a sentence.\n" * 300, b"x" * 30_000, b" " * 30_000, b"word " * 10_000 + b"\n"]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.sampled_from(BLOCKS), max_size=12))
+def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[bytes]) -> None:
+    """Own begin, next begin and the lines once each; the first two once more where a line is nearly all white space."""
+    before, lines.LONGEST_LINE = lines.LONGEST_LINE, 100
+    try:
+        content = b"".join(blocks)
+        parts = ranges(len(content), 1000)
+        total = 0
+        for part in parts:
+            stream = Counted(content)
+            lines_of_range(stream, *part, Counter())
+            total += stream.total
+        assert total <= 5 * len(content) + 3 * 100 * len(parts)
+    finally:
+        lines.LONGEST_LINE = before
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 4, 5, 7, 100])
+def test_a_long_line_is_cut_between_characters(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE", longest)
+    text = "aé漢𝄞 漢字漢字\n\nаб𝄞𝄞b\n漢"
+    found = list(lines.pieces(io.BytesIO(b"\xef\xbb\xbf" + text.encode()), 0))
+    assert "".join(piece.content.decode() for piece in found) == text
+    assert [piece.end for piece in found if piece.ends_line] == [27, 28, 42]
+    counts: Counter[str] = Counter()
+    cut = lines_of_range(io.BytesIO(text.encode()), 0, None, counts)
+    assert counts["long_lines_cut"] == len(cut) - 4
+    junk = b"\x80\x80\x80\x80\xf0\xff\xe6\xbc\n\xf0\x9d"  # is handed on as it is, whatever is cut where
+    assert b"".join(lines_of_range(io.BytesIO(junk), 0, None, Counter())) == junk
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert lines_of_range(io.BytesIO(b"\xef\xbb\xbfa\nb"), 0, None, Counter()) == [b"a\n", b"b"]
+    assert list(records_of_range(io.BytesIO(b"\xef\xbb\xbf{}\n"), 0, None, Counter())) == [b"{}\n"]
+
+
+def test_a_record_beyond_the_limit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST_RECORD", 10)
+    counts: Counter[str] = Counter()
+    stream = io.BytesIO(b"short\n" + b"x" * 11 + b"\nalso\n" + b"y" * 20)
+    assert list(records_of_range(stream, 0, None, counts)) == [b"short\n", b"also\n"]
+    assert counts["records_too_long"] == 2
+
+
+LONG_LINE = """
+import sys
+from collections import Counter
+from common.memory import peak_resident_mib
+from data.text.sources import find_sources
+from data.text.documents import read_documents
+sources = find_sources([sys.argv[1]], "sentences")
+before, counts = peak_resident_mib(), Counter()
+words = 0
+for source in sources:
+    for document in read_documents(source, counts, language="en", text_field="text"):
+        words += sum(sentence.count(" ") + 1 for sentence in document.sentences)
+print(len(sources), words, counts["long_lines_cut"], round(peak_resident_mib() - before))
+"""
+
+
+def test_a_line_of_a_hundred_megabytes_takes_little_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.txt").open("wb") as stream:
+        for _ in range(100):
+            stream.write(b"word" * 5 + b" " + b"word " * 209_711)
+        stream.write(b"\n\nThe end.\n")
+    command = [sys.executable, "-c", LONG_LINE, str(tmp_path / "a.txt")]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    sources, words, cut, mebibytes = map(int, found.split())
+    assert sources == 26
+    assert words >= 100 * 209_711
+    assert cut >= 99
+    assert mebibytes < 40

@@ -1,0 +1,179 @@
+"""Attention by length on a CPU: whatever is taken together or left out, the formula's results and gradients."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvidia.attention import grouped
+from nvidia.attention import layer as attention
+from nvidia.attention.backends import sdpa_attention
+from nvidia.checkpointing import Checkpointing
+from nvidia.cpu.dropout import MaskStream, draw_seed
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
+from nvidia.unpadding import plan_packing
+from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+
+TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences of a length together, and each by itself
+
+
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def value_and_gradients(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """What `compute` gives, and the gradients of a weighted sum of it."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    value = compute(*leaves)
+    value.backward(random_tensor(*value.shape, seed=1).to(value.dtype))
+    assert all(torch.equal(leaf, tensor) for leaf, tensor in zip(leaves, inputs, strict=True))
+    return value, *[leaf.grad for leaf in leaves]
+
+
+def assert_near(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], bound: float = 1e-5) -> None:
+    assert len(ours) == len(expected)
+    assert [largest_difference(*pair) <= bound for pair in zip(ours, expected, strict=True)] == [True] * len(ours)
+
+
+@pytest.mark.parametrize("short", [TOGETHER, ALONE])
+@pytest.mark.parametrize("piece", [1, 30, 200, 1 << 19])
+def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    packing = plan_packing(make_batch()[2].bool())
+    qkv = random_tensor(packing.num_tokens, 3, 3, 8)
+    expected = value_and_gradients(lambda x: sdpa_attention(x, packing), qkv)
+    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_SHORT", short)
+    assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
+
+
+@pytest.mark.parametrize("short", [TOGETHER, ALONE])
+def test_attention_with_dropout_is_the_formula_with_its_mask(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_SHORT", short)
+    qkv = random_tensor(14, 3, 3, 8)
+    torch.manual_seed(5)
+    ours = value_and_gradients(lambda x: grouped.grouped_attention(x, ((2, 7),), 0.4), qkv)
+    torch.manual_seed(5)
+    masks = MaskStream(draw_seed(), 0.4)
+    draws = [(6, 7, 7)] if short == TOGETHER else [(3, 7, 7)] * 2
+    mask = torch.cat([masks.draw(shape, torch.float32) for shape in draws]).view(2, 3, 7, 7) * masks.scale
+    assert 0 < int((mask == 0).sum()) < mask.numel()
+
+    def formula(x: Tensor) -> Tensor:
+        q, k, v = x.view(2, 7, 3, 3, 8).permute(2, 0, 3, 1, 4)
+        probabilities = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+        return ((probabilities * mask) @ v).transpose(1, 2).flatten(0, 1)
+
+    assert_near(ours, value_and_gradients(formula, qkv))
+
+
+@pytest.mark.parametrize("piece", [1, 30, 1 << 19])
+def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, none and all of three sequences' queries."""
+    groups, rows = ((2, 6), (1, 3)), torch.tensor([1, 5, 12, 13, 14])
+    q, kv = random_tensor(15, 3, 8), random_tensor(15, 2, 3, 8, seed=2)
+    together = value_and_gradients(
+        lambda q, kv: grouped.grouped_attention(torch.cat([q.unsqueeze(1), kv], 1), groups, 0.0).index_select(0, rows),
+        q,
+        kv,
+    )
+    monkeypatch.setattr(grouped, "_PIECE", piece)
+    context, q_gradient, kv_gradient = value_and_gradients(
+        lambda q, kv: grouped.attention_of_some(q, kv, groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
+    )
+    assert_near((context, torch.zeros_like(q).index_copy(0, rows, q_gradient), kv_gradient), together)
+    assert not kv_gradient[6:12].any()
+
+
+@pytest.mark.parametrize("piece", [1, 30, 1 << 19])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_of_some_queries_are_those_of_the_function(
+    piece: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped, "_PIECE", piece)
+
+    def compute(q: Tensor, kv: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return grouped.attention_of_some(q, kv, ((1, 4), (1, 3)), [3, 1], dropout)
+
+    q, kv = random_tensor(4, 2, 3).double().requires_grad_(), random_tensor(7, 2, 2, 3, seed=2).double()
+    assert torch.autograd.gradcheck(compute, (q, kv.requires_grad_()))
+
+
+def test_some_queries_get_the_scaled_dropout_of_the_formula() -> None:
+    q, kv = random_tensor(3, 2, 8), random_tensor(5, 2, 2, 8, seed=2)
+    torch.manual_seed(5)
+    context = grouped.attention_of_some(q, kv, ((1, 5),), [3], 0.4)
+    torch.manual_seed(5)
+    masks = MaskStream(draw_seed(), 0.4)
+    mask = masks.draw((2, 3, 5), torch.float32) / 0.6  # the rate is rounded to 1/65536
+    k, v = kv.permute(1, 2, 0, 3)
+    probabilities = (q.transpose(0, 1) @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+    assert largest_difference(context, ((probabilities * mask) @ v).transpose(0, 1)) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_the_last_block_drops_in_training_and_not_in_evaluation(
+    kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the formula's attention and of ours, with all dropout but the last block's left out."""
+    monkeypatch.setattr(grouped, "_SHORT", ALONE)
+    model = kind(tiny_config(attention_backend="grouped"))
+    spread_weights(model)
+    without = float(model(make_batch()))
+    model.bert.encoder.layer[-1].attention.self.dropout_prob = 0.5
+    losses = {float(model(make_batch())) for _ in range(5)}
+    assert len(losses) == 5
+    assert without not in losses
+    model.eval()
+    assert float(model(make_batch())) == without
+
+
+@pytest.mark.parametrize("choice", [Checkpointing(), Checkpointing(layers=2), Checkpointing(attention=True)], ids=str)
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+def test_gradients_come_in_the_same_order_whatever_is_left_out(
+    kind: type[PreTrainingModel], choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks whose batches differ in length may differ in it, and DeepSpeed sums gradients up by their order."""
+    model = kind(tiny_config(attention_backend="grouped"))
+    model.set_checkpointing(choice)
+    came: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
+    orders = []
+    for short in (TOGETHER, ALONE):
+        monkeypatch.setattr(grouped, "_SHORT", short)
+        came.clear()
+        model(make_batch()).backward()
+        orders.append(list(came))
+    assert orders[0] == orders[1]
+    assert sorted(came) == sorted(name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_the_last_block_asks_for_the_queries_that_are_read(
+    kind: type[PreTrainingModel], dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kind(tiny_config(attention_backend="grouped"))
+    spread_weights(model)
+    model.to(dtype)
+    asked: list[int] = []
+
+    def spy(q: Tensor, *others: object) -> Tensor:
+        asked.append(len(q))
+        return grouped.attention_of_some(q, *others)
+
+    monkeypatch.setattr(attention, "attention_of_some", spy)
+    results = []
+    for short in (TOGETHER, ALONE):
+        monkeypatch.setattr(grouped, "_SHORT", short)
+        model.zero_grad()
+        loss = model(make_batch())
+        loss.backward()
+        results.append((loss, *[parameter.grad.clone() for parameter in model.parameters()]))
+    num_masked, num_rows = int((make_batch()[5] != -1).sum()), 5
+    assert asked == [num_masked + num_rows]
+    assert_near(results[1], results[0], bound)

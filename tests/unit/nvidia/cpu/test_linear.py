@@ -1,0 +1,194 @@
+"""Linear layers by oneDNN: results and gradients of torch's own, only where they are faster, in bounded memory."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nvidia.activations import activation
+from nvidia.cpu import linear as module
+from nvidia.cpu.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from tests.support import PROJECT
+from tests.unit.nvidia.helpers import make_batch, tiny_config
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take oneDNN for every product on any processor."""
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(module, "_LEAST_WORK", 1)
+
+
+def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) -> list[Tensor]:
+    """The product and all gradients."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
+    out = function(*leaves)  # type: ignore[operator]
+    out.backward(torch.linspace(-1, 1, out.numel()).view_as(out))
+    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@needs_onednn
+@pytest.mark.parametrize("rows", [0, 1, 7, 64])
+@pytest.mark.parametrize("out_size", [40, 12])  # with 12 oneDNN has the weight's gradient too
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_results_and_gradients_are_those_of_torch(rows: int, out_size: int, has_bias: bool, onednn: None) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, 24), torch.randn(out_size, 24), torch.randn(out_size) if has_bias else None
+    assert is_for_onednn(x, weight) == (rows > 0)
+    found, expected = results(x, weight, bias, linear), results(x, weight, bias, functional.linear)
+    assert len(found) == (4 if has_bias else 3)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize(("out_size", "expected"), [(12, 3), (13, 2)])
+def test_the_gradient_of_a_wide_weight_is_onednns(
+    out_size: int, expected: int, onednn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, calls = module._onednn, []
+    monkeypatch.setattr(module, "_onednn", lambda *tensors: calls.append(1) or product(*tensors))
+    results(torch.randn(7, 24), torch.randn(out_size, 24), None, linear)
+    assert len(calls) == expected
+
+
+@needs_onednn
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "tanh", "silu", "swish", "geglu"])
+def test_without_gradients_the_activation_is_part_of_the_product(
+    act: str, onednn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(9, 24), torch.randn(40, 24), torch.randn(40)
+    plain = activation(act)(functional.linear(x, weight, bias))
+    torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+        x[2, 3] = weight[1, 1] = float("nan")
+        broken = activation(act)(functional.linear(x, weight, bias))
+        assert torch.equal(linear_activation(x, weight, bias, act).isnan(), broken.isnan())
+        # Now the product alone would be seen: what oneDNN does not have (or has without NaN) still takes it.
+        monkeypatch.setattr(module, "linear", lambda *_: torch.zeros(9, 40))
+        assert bool(linear_activation(x, weight, bias, act).any()) == (act not in ("relu", "geglu"))
+
+
+@needs_onednn
+def test_a_bias_of_any_strides_is_added(onednn: None) -> None:
+    x, weight = torch.randn(9, 24), torch.randn(40, 24)
+    for bias in (torch.randn(80)[::2], torch.randn(1).expand(40)):
+        torch.testing.assert_close(linear(x, weight, bias), functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+def test_a_gradient_that_nobody_asks_for_is_not_computed(onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def must_not_be_called(*_: Tensor) -> Tensor:
+        raise AssertionError
+
+    monkeypatch.setattr(module, "times_weight", must_not_be_called)
+    layer = Linear(8, 4)
+    layer(torch.randn(3, 8)).sum().backward()  # the first layer of a model: its input needs none
+    torch.testing.assert_close(layer.bias.grad, torch.full((4,), 3.0))
+
+
+@needs_onednn
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_model_has_the_loss_and_gradients_of_torchs_products(
+    checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    torch.manual_seed(0)
+    model = BertForPreTrainingPreLN(config)
+    if checkpointed:
+        model.gradient_checkpointing_enable(1)
+
+    def run() -> list[Tensor]:
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(1)
+        loss = model(make_batch())
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+    expected = run()
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(module, "_LEAST_WORK", 0)
+    product, shapes = module._onednn, []
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        shapes.append(weight.shape)
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(module, "_onednn", noted)
+    found = run()
+    assert len(shapes) >= 8 * config.num_hidden_layers  # four products a block forward, four for gradients
+    assert (3 * config.hidden_size, config.hidden_size) in shapes  # Q, K and V joined
+    assert (config.vocab_size, config.hidden_size) in shapes
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_is_torchs_by_name_and_type() -> None:
+    assert isinstance(Linear(8, 4), nn.Linear)
+    assert [name for name, _ in Linear(8, 4).named_parameters()] == ["weight", "bias"]
+
+
+def test_only_large_fp32_products_of_two_dimensions_go_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    large, weight = torch.empty(1 << 10, 1 << 9), torch.empty(1 << 9, 1 << 9)
+    assert is_for_onednn(large, weight)
+    assert not is_for_onednn(large[1:], weight)  # 2²⁸ multiplications are the least
+    assert not is_for_onednn(large.unsqueeze(0), weight)
+    assert not is_for_onednn(large.bfloat16(), weight.bfloat16())
+    assert not is_for_onednn(large.to("meta"), weight.to("meta"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_for_onednn(large, weight)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not is_for_onednn(large, weight)
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: False)
+    assert not is_for_onednn(large, weight)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
+def test_the_processor_decides(capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert module.onednn_is_faster.__wrapped__() is expected
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    assert module.onednn_is_faster.__wrapped__() is expected
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert not module.onednn_is_faster.__wrapped__()
+
+
+def test_elsewhere_it_is_torchs_own_product() -> None:
+    x, weight, bias = torch.randn(5, 8), torch.randn(6, 8), torch.randn(6)
+    assert torch.equal(linear(x, weight, bias), functional.linear(x, weight, bias))
+    assert torch.equal(times_weight(x @ weight.t(), weight), (x @ weight.t()) @ weight)
+
+
+EVER_NEW_SHAPES = """
+import psutil, torch
+from nvidia.cpu import linear as module
+module.onednn_is_faster, module._LEAST_WORK = lambda: True, 0
+weight = torch.randn(768, 768)
+for rows in range(100, 500):
+    module.linear(torch.randn(rows, 768), weight)
+    if rows == 199:
+        start = psutil.Process().memory_info().rss
+print((psutil.Process().memory_info().rss - start) >> 20)
+"""
+
+
+@needs_onednn
+def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
+    """Without the limits it grows by 190 MB here."""
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_CACHE_CAPACITY")}
+    command = [sys.executable, "-c", EVER_NEW_SHAPES]
+    child = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) < 60

@@ -1,0 +1,81 @@
+"""The last move of a checkpoint: the one it takes the place of is good until then, whatever the file system can do."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from training.checkpoints import publish as publishing
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.manifest import STATE, write_manifest
+from training.checkpoints.publish import exchange, publish, recover
+
+TAG = "step_00000007"
+
+
+def make(folder: Path, samples: int) -> Path:
+    """What find_damage() takes for sound."""
+    folder.mkdir(parents=True)
+    (folder / STATE).write_text(json.dumps({"zero_stage": 0, "world_size": 1, "samples": samples}))
+    (folder / "mp_rank_00_model_states.pt").write_bytes(b"weights")
+    write_manifest(folder)
+    return folder
+
+
+def samples_of(folder: Path) -> int:
+    return int(json.loads((folder / TAG / STATE).read_text())["samples"])
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_sound_checkpoint_is_replaced(can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(publishing, "exchange", lambda *_: False)
+    make(tmp_path / TAG, 56)
+    publish(make(tmp_path / ".saving" / TAG, 64), tmp_path / TAG)
+    assert samples_of(tmp_path) == 64
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving", TAG]
+    assert CheckpointFolder(tmp_path).newest_valid() == TAG
+
+
+def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    (make(tmp_path / TAG, 56) / STATE).write_text("gone")
+    publish(make(tmp_path / ".saving" / TAG, 64), tmp_path / TAG)
+    assert samples_of(tmp_path) == 64
+    assert (tmp_path / f"{TAG}.damaged" / STATE).read_text() == "gone"
+
+
+@pytest.mark.parametrize("is_new_there", [False, True])
+def test_what_a_kill_between_two_renames_left_is_mended(is_new_there: bool, tmp_path: Path) -> None:
+    make(tmp_path / f".replaced_{TAG}", 56)
+    make(tmp_path / ".saving" / TAG, 64)
+    if is_new_there:
+        make(tmp_path / TAG, 64)
+    recover(tmp_path)
+    assert samples_of(tmp_path) == (64 if is_new_there else 56)
+    assert [path.name for path in tmp_path.iterdir()] == [TAG]
+
+
+def test_two_folders_change_names(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert exchange(tmp_path / "a", tmp_path / "b"), "Linux can, on every local file system"
+    assert (tmp_path / "a" / "b").exists()
+    assert (tmp_path / "b" / "a").exists()
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "a", tmp_path / "lost")
+
+
+@pytest.mark.parametrize("answer", [errno.EINVAL, errno.ENOSYS, None])
+def test_a_system_without_an_exchange(answer: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        """A C library whose kernel refuses (`answer`), or which does not know the call."""
+
+        def __init__(self) -> None:
+            if answer is not None:
+                self.renameat2 = lambda *_: -1
+
+    monkeypatch.setattr(publishing.ctypes, "CDLL", lambda *_, **__: Library())
+    monkeypatch.setattr(publishing.ctypes, "get_errno", lambda: answer)
+    assert not exchange(tmp_path / "a", tmp_path / "b")

@@ -1,0 +1,127 @@
+"""--export_dir: the end of a run, and a finished run started again, leave a Hugging Face folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from common.errors import UserError
+from data.tokenizer import load_tokenizer
+from nvidia.config import BertConfig
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from tests.support import VOCAB, make_rows, write_project
+from tests.unit.training.in_process import run_here
+from training.checkpoints.folder import CheckpointFolder, TrainingState
+from training.export.hugging_face import export_checkpoint, model_card, read_weights
+
+
+def check_export(folder: Path) -> None:
+    """It is what the command line's export makes of the last checkpoint, and stock transformers loads it."""
+    checkpoints = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
+    export_checkpoint(checkpoints.folder / checkpoints.choose(None), folder / "later", None, None)
+    expected = load_file(folder / "later" / "model.safetensors")
+    found = load_file(folder / "hf" / "model.safetensors")
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    AutoModelForMaskedLM.from_pretrained(folder / "hf")
+    assert "| 3 |" in (folder / "hf" / "README.md").read_text()  # the last validation's figures
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_run_ends_with_an_export(stage: int, tmp_path: Path) -> None:
+    words = write_project(tmp_path, zero_optimization={"stage": stage})
+    run_here([*words, "--max_steps", "3", "--export_dir", str(tmp_path / "hf")])
+    check_export(tmp_path)
+
+
+def test_a_finished_run_exports_when_asked_later(tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "3"]
+    run_here(words)
+    run_here([*words, "--export_dir", str(tmp_path / "hf")])
+    check_export(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["--preln", "--no-preln"])
+def test_the_tokenizers_padding_token_counts_where_the_model_json_names_none(flag: str, tmp_path: Path) -> None:
+    """A pre-LN export numbers its positions from the id of [PAD] on, which is not 0 here."""
+    run_here([*write_project(tmp_path), "--max_steps", "3", flag])
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    checkpoint = checkpoints.folder / checkpoints.choose(None)
+    state = export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "vocab.txt"), None)
+    assert state.model_config["pad_token_id"] == 0
+
+    config = BertConfig.from_dict(state.model_config)
+    ours = (BertForPreTrainingPreLN if flag == "--preln" else BertForPreTraining)(config).eval()
+    ours.load_state_dict(read_weights(checkpoint))
+    stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "hf").eval()
+    assert stock.config.pad_token_id == 1
+    rows = make_rows(7, 24, 4, seed=3)
+    mask, segments = (torch.from_numpy(rows[name]).long() for name in ("input_mask", "segment_ids"))
+    ids = torch.where(mask.bool(), torch.from_numpy(rows["input_ids"]).long(), 1)
+    with torch.no_grad():
+        mine, theirs = ours.masked_lm_logits(ids, mask, segments), stock(ids, mask, segments).logits
+    assert (mine - theirs)[mask.bool()].abs().max() <= 1e-5
+
+    stock_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert stock_tokenizer.model_max_length == config.max_position_embeddings
+    with torch.no_grad():  # as many tokens as positions, which is all that the model can take
+        stock(**stock_tokenizer("word1 " * 100, truncation=True, return_tensors="pt"))
+
+
+@pytest.mark.parametrize(
+    ("head", "objective", "classes"),
+    [
+        ("nsp", "masked tokens and next sentence (nsp)", 'class 1 "B is random"'),
+        ("sop", "masked tokens and sentence order (sop)", 'class 1 "A and B are swapped"'),
+        ("none", "masked tokens alone", ""),
+    ],
+)
+def test_the_model_card_names_the_objective(head: str, objective: str, classes: str) -> None:
+    config = BertConfig(vocab_size=64, sentence_head=head)
+    state = TrainingState(3, 0, 24, 300, 42, 1, 0, "fp32", "", None, None, config.to_dict(), is_preln=True)
+    card = model_card(state, {"architectures": ["RobertaPreLayerNormForMaskedLM"]}, None)
+    assert f"Objective: {objective}." in card
+    assert classes in card
+    assert ("seq_relationship" in card) == (head != "none")
+
+
+def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    (tmp_path / "hf").write_text("")
+    with pytest.raises(UserError, match=r"--export_dir .* is a file"):
+        run_here([*words, "--export_dir", str(tmp_path / "hf")])
+
+
+def test_a_file_that_came_into_its_place_since_is_told_by_the_same_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = write_project(tmp_path)
+    (tmp_path / "hf").write_text("")
+    monkeypatch.setattr("training.settings.flag_checks.check_export_folder", lambda *_: None)
+    with pytest.raises(UserError, match=r"--export_dir .* is a file.* another --export_dir"):
+        run_here([*words, "--max_steps", "1", "--export_dir", str(tmp_path / "hf")])
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    words = write_project(tmp_path)
+    for name, tokens in (("right.txt", vocabulary), ("wrong.txt", [*vocabulary[:5], *reversed(vocabulary[5:])])):
+        (tmp_path / name).write_text("".join(f"{word}\n" for word in tokens))
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bert_token_file": str(tmp_path / "right.txt")}))
+    run_here([*words, "--max_steps", "1"])
+    checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
+    checkpoint = checkpoints.folder / checkpoints.choose(None)
+    with pytest.raises(UserError, match="another tokenizer"):
+        export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "wrong.txt"), None)
+    assert not (tmp_path / "hf").exists()
+    export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "right.txt"), None)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "hf").iterdir()}
+    assert len(modes) > 5
+    assert len(set(modes.values())) == 1, "weights are for whom the other files are"

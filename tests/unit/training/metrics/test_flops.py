@@ -1,0 +1,69 @@
+"""The FLOP formula against torch's own count of the products in a real forward and backward."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from data.stream.batches import NO_LABEL, Batch
+from nvidia.attention import grouped as grouped_attention
+from nvidia.config import BertConfig
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from training.metrics.flops import MatmulProbe, model_flops
+
+ROWS, WIDTH, MASKED = 5, 13, 3
+
+
+def make_batch(config: BertConfig) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, config.vocab_size, (ROWS, WIDTH), generator=generator)
+    labels = torch.full_like(ids, NO_LABEL)
+    labels[:, 2 : 2 + MASKED] = ids[:, 2 : 2 + MASKED]
+    zeros = torch.zeros_like(ids)
+    return Batch(torch.tensor(2), ids, torch.ones_like(ids), zeros, torch.ones(ROWS, dtype=torch.int64), labels)
+
+
+@pytest.mark.parametrize("act", ["gelu", "geglu"])
+def test_formula_is_what_torch_counts(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_attention, "_SHORT", 0)  # so that the last block leaves out queries that nobody reads
+    config = BertConfig(
+        vocab_size=72,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=40,
+        hidden_act=act,
+        attention_backend="grouped",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model, batch = BertForPreTrainingPreLN(config), make_batch(config)
+    with FlopCounterMode(display=False) as counter:
+        model(batch).backward()
+    ours = model_flops(config, batch.input_mask.sum(1), ROWS * MASKED)
+    # Torch counts the scores that the backward pass computes again, too.
+    again = 2 * config.hidden_size * WIDTH * (2 * ROWS * WIDTH + ROWS * (1 + MASKED))
+    assert ours == pytest.approx(counter.get_total_flops() - again, rel=1e-6)
+
+
+def test_padding_is_not_credited() -> None:
+    config = BertConfig(vocab_size=64, hidden_size=8, num_attention_heads=2, intermediate_size=16)
+    full = model_flops(config, torch.tensor([10, 10]), 4)
+    assert model_flops(config, torch.tensor([10, 4]), 4) < full
+
+
+def test_speed_is_work_over_the_best_time() -> None:
+    config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)
+    moments = iter(range(1000))
+    probe = MatmulProbe(config, 32, torch.float32, torch.device("cpu"), clock=lambda: float(next(moments)))
+    assert probe.measure_speed() == 2.0 * 32 * 16 * (48 + 16) / 1.0  # the clock says that each turn took a second
+
+
+def test_the_pace_is_that_of_the_same_work_on_every_rank_without_what_disturbs_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)
+    probe = MatmulProbe(config, 32, torch.float32, torch.device("cpu"))
+    turns, done = iter([0.012, 0.011, 0.5, 0.013, 0.012]), []
+    monkeypatch.setattr(probe, "seconds", lambda num_times: done.append(num_times) or next(turns))
+    assert probe.measure_pace(slowest_speed=300 * probe.flops) == 0.012
+    assert done == [3] * 5

@@ -1,0 +1,60 @@
+"""Time budgets, on a clock that the test turns."""
+
+import time
+
+import psutil
+import pytest
+
+from common.errors import UserError
+from training.plan.time_budget import Budget, parse_duration, process_start
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("1d12h", 129600), ("1.5h", 5400)]
+)
+def test_lengths_of_time(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["24", "h", "-3h", "24 h", "0s", "1w"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(UserError, match="--time_budget"):
+        parse_duration(text)
+
+
+def test_restarts_add_up_and_the_time_between_does_not_count() -> None:
+    moments = iter([1000.0, 1040.0])
+    budget = Budget(100.0, used_before=50.0, clock=lambda: next(moments))
+    assert budget.used() == 90.0
+
+
+def test_progress_reaches_one_when_the_reserve_begins() -> None:
+    budget = Budget(100.0)
+    assert (budget.progress(0.0), budget.progress(48.5), budget.progress(97.0)) == (0.0, 0.5, 1.0)
+    assert Budget(1e6).reserved == 600.0
+
+
+def test_stops_in_time_for_the_end() -> None:
+    budget = Budget(100.0)
+    assert not budget.is_over(95.0, seconds_per_step=1.0)
+    assert budget.is_over(96.5, seconds_per_step=1.0)
+    budget = Budget(100.0)
+    budget.note_pause(5.0)  # validation and checkpoint took longer than what is kept back
+    assert budget.is_over(90.0, seconds_per_step=1.0)
+    assert budget.used() == 100.0  # used up, for whoever starts it again
+    assert not Budget(None).is_over(1e9, 1.0)
+
+
+def test_an_export_has_its_time_too() -> None:
+    for num_pauses, is_over in ((2, False), (3, True)):
+        budget = Budget(100.0, num_last_pauses=num_pauses)
+        budget.note_pause(5.0)
+        assert budget.is_over(80.0, seconds_per_step=1.0) is is_over
+
+
+def test_the_clock_counts_from_the_processes_start() -> None:
+    age = time.time() - psutil.Process().create_time()
+    assert time.monotonic() - process_start() == pytest.approx(age, abs=0.5)
+    budget = Budget(100.0, used_before=10.0, clock=lambda: 50.0, began=20.0)
+    assert budget.used() == 40.0
+    assert budget.left() == 100.0 - 3.0 - 40.0

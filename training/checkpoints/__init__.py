@@ -1,0 +1,1 @@
+"""Checkpoints: written, published, kept, verified, and resumed from."""

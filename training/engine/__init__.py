@@ -1,0 +1,1 @@
+"""Everything that touches DeepSpeed's engine and its internals."""

@@ -1,0 +1,1 @@
+"""Hugging Face folders: written from a checkpoint, and read as first weights."""

@@ -1,0 +1,128 @@
+"""The data of a run: opened and checked whole, before anything is built on it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import Problems, UserError
+from common.words import counted
+from data.shards.dataset import (
+    PretrainingDataset,
+    check_apart,
+    check_masked,
+    check_tokenizer,
+    find_shards,
+    open_dataset,
+)
+from data.shards.reader import ShardFile
+from data.shards.schema import Split
+from nvidia.config import BertConfig
+from training.inputs.data_fit import check_fit
+from training.plan.length_schedule import Length
+from training.runtime.ranks import Place
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What is to be opened, and what it has to fit."""
+
+    lengths: tuple[Length, ...]
+    validation_folder: Path | None
+    model_config: BertConfig
+    max_predictions: int
+    vocab_size: int | None  # None: not known
+    tokenizer_digest: str | None
+    draws_masks: bool  # --dynamic_masking: the shards need none
+    verify: bool
+
+
+class Datasets(NamedTuple):
+    training: tuple[PretrainingDataset, ...]  # one for each length
+    validation: PretrainingDataset | None
+    validation_length: int = 0  # of its rows, which may be another than that of training
+
+    @property
+    def digest(self) -> str:
+        """The identity of the training data of all lengths."""
+        digests = [data.digest for data in self.training]
+        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+    @property
+    def summary(self) -> str:
+        return " and ".join(describe_rows(data) for data in self.training)
+
+
+def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
+    """`1,200 rows of 128 in 3 files`."""
+    of_length = "" if length is None else f" of {length}"
+    return f"{counted(data.num_rows, 'row')}{of_length} in {counted(len(data.files), 'file')}"
+
+
+def open_data(request: DataRequest, place: Place) -> Datasets:
+    """Every rank opens all the data; with --verify_data each reads its share of the files whole.
+
+    What is wrong with any of it is told at once.
+    """
+    options: dict[str, Any] = {
+        "vocab_size": request.vocab_size,
+        "verify": request.verify,
+        "share": (place.rank, place.world_size),
+    }
+    problems = Problems()
+
+    def open_split(
+        folders: Sequence[Path], split: Split, length: int, predictions: int, weights: Sequence[float] | None = None
+    ) -> Any:
+        return problems.attempt(
+            lambda: open_dataset(
+                folders,
+                split=split,
+                max_seq_length=length,
+                max_predictions_per_seq=predictions,
+                weights=weights,
+                **options,
+            )
+        )
+
+    opened = [
+        open_split(each.folders, "training", each.length, request.max_predictions, each.weights)
+        for each in request.lengths
+    ]
+    training = tuple(data for data in opened if data is not None)
+    validation, length = None, 0
+    if request.validation_folder is not None:
+        shape = problems.attempt(lambda: find_validation_shape(request))
+        if shape is not None:
+            length, predictions = shape
+            validation = open_split([request.validation_folder], "validation", length, predictions)
+    found = [*training, *([] if validation is None else [validation])]
+    for data in found:
+        problems.attempt(partial(check_fit, data, request.model_config))
+    problems.attempt(lambda: check_tokenizer(found, request.tokenizer_digest))
+    if not request.draws_masks:
+        for data in training:
+            problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
+    if validation is not None:
+        problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
+        problems.attempt(lambda: check_apart(training, validation))
+    problems.raise_if_any()
+    return Datasets(training, validation, length)
+
+
+def find_validation_shape(request: DataRequest) -> tuple[int, int]:
+    """Tokens and predictions a row of the validation data, as its first shard has them: they need not be training's."""
+    assert request.validation_folder is not None
+    path = find_shards(request.validation_folder, "validation")[0]
+    shard = ShardFile(path)
+    length, predictions = shard.max_seq_length, shard.max_predictions_per_seq
+    shard.close()
+    most = request.model_config.max_position_embeddings
+    if length > most:
+        raise UserError(
+            f"{path}: validation rows are {length} tokens wide, but the model JSON's max_position_embeddings is "
+            f"{most}; raise it, or name a folder of shorter rows as validation.path"
+        )
+    return length, max(predictions, 1)

@@ -1,0 +1,45 @@
+"""The stream of rows that a segment of a run's plan reads, with its masks."""
+
+from collections.abc import Sequence
+
+from data.masking import MaskingPolicy
+from data.shards.dataset import PretrainingDataset
+from data.stream.loader import TrainingStream
+from training.plan.step_plan import Segment
+from training.plan.token_schedule import TokenSchedule
+from training.runtime.ranks import Place
+from training.settings.resolve import Settings
+
+
+def build_stream(
+    settings: Settings, place: Place, training: Sequence[PretrainingDataset], segment: Segment
+) -> TrainingStream:
+    """The stream of the segment's steps, over its phase's data."""
+    phase = segment.phase
+    return TrainingStream(
+        training[phase.index],
+        seed=settings.flags.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+        micro_batch_size=phase.micro,
+        gradient_accumulation_steps=segment.accumulation,
+        masking=build_masking(settings, segment) if settings.flags.dynamic_masking else None,
+        origin=phase.first_sample,
+    )
+
+
+def build_masking(settings: Settings, segment: Segment) -> MaskingPolicy:
+    tokenizer, flags, phase = settings.tokenizer, settings.flags, segment.phase
+    assert tokenizer is not None  # as find_tokenizer() sees to
+    rates = TokenSchedule.parse(flags.masking_rate, "--masking_rate")
+    steps = rates.in_steps(segment.rows * phase.tokens_per_row, phase.tokens_before)
+    return MaskingPolicy(
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+        vocab_size=tokenizer.vocab_size,
+        max_predictions_per_seq=settings.lengths[phase.index].max_predictions,
+        rate=rates.points[0][1],
+        rate_schedule=() if rates.is_constant else steps,
+        unit=flags.masking_unit,
+        continuation_ids=tokenizer.continuation_ids,
+    )

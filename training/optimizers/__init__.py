@@ -1,0 +1,1 @@
+"""Parameter groups and the optimizers that torch and DeepSpeed do not have."""

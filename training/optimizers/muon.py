@@ -1,0 +1,118 @@
+"""Muon with AdamW beside it: orthogonalised momentum for hidden matrices, AdamW for all else.
+
+For whole matrices, so for ZeRO stage 0; DeepSpeed's own Muon knows how to gather partitioned ones. The iteration runs
+in fp32 on CPUs, where half precision is slow or, on some virtual machines, fatal.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from training.optimizers.grouped_optimizer import GroupedOptimizer
+
+# Coefficients of a quintic iteration whose slope at zero is steep, so that five rounds suffice.
+QUINTIC = (3.4445, -4.7750, 2.0315)
+ROUNDS = 5
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Move the singular values of each matrix in [N, R, C] near one (between about 0.7 and 1.2)."""
+    a, b, c = QUINTIC
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    is_tall = x.size(-2) > x.size(-1)
+    if is_tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(ROUNDS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+class MuonWithAdamW(GroupedOptimizer):
+    """Groups with `use_muon` take Muon's update, the others AdamW's (torch's fused one).
+
+    Muon's update is scaled to the size that AdamW's has, so both take the same learning rate and weight decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "use_muon": False,
+        }
+        super().__init__(params, defaults)
+
+    def update_group(self, group: dict[str, Any]) -> None:
+        if group["use_muon"]:
+            self._muon_step(group)
+        else:
+            self._adamw_step(group)
+
+    def _muon_step(self, group: dict[str, Any]) -> None:
+        by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                by_shape[parameter.shape].append(parameter)
+        for shape, parameters in by_shape.items():
+            momenta = [self._momentum(parameter) for parameter in parameters]
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            torch._foreach_lerp_(momenta, gradients, 1.0 - group["momentum"])
+            looked_ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+            updates = orthogonalize(torch.stack(list(looked_ahead))).unbind()
+            torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
+            # 0.2·√(longer side) brings the update's root mean square to what AdamW's usually is.
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"] * 0.2 * max(shape) ** 0.5)
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        return state["momentum_buffer"]
+
+    def _adamw_step(self, group: dict[str, Any]) -> None:
+        parameters, gradients, means, squares, steps = [], [], [], [], []
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if "exp_avg" not in state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            parameters.append(parameter)
+            gradients.append(parameter.grad)
+            means.append(state["exp_avg"])
+            squares.append(state["exp_avg_sq"])
+            steps.append(state["step"])
+        adamw(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )

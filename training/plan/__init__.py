@@ -1,0 +1,1 @@
+"""Arithmetic over steps, tokens and time. No state, no files, no ranks."""

@@ -1,0 +1,65 @@
+"""Where a run ends and where its epochs do: arithmetic on steps and rows, without any state."""
+
+from dataclasses import dataclass
+
+from training.plan.step_plan import StepPlan
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """Ends at whichever comes first: `num_epochs` passes, `total_steps` of the schedule, or `max_steps` of the run.
+
+    Passes are those over the data of the last length; where there is only one, over the data.
+    """
+
+    plan: StepPlan
+    num_epochs: int
+    total_steps: int
+    schedule_origin: int
+    start_step: int
+    max_steps: int | None = None
+    max_steps_per_epoch: int | None = None
+
+    @property
+    def last_sample(self) -> int:
+        """Where the last epoch ends."""
+        last = self.plan.phases[-1]
+        return last.first_sample + self.num_epochs * last.num_rows
+
+    def epoch_of(self, samples: int) -> int:
+        return self.plan.at(samples).phase.epoch_of(samples)
+
+    def is_finished(self, step: int, samples: int) -> bool:
+        return (
+            samples >= self.last_sample
+            or step >= self.schedule_origin + self.total_steps
+            or (self.max_steps is not None and step >= self.start_step + self.max_steps)
+        )
+
+    def last_step(self) -> int:
+        """The step at which the run ends, when nothing is skipped."""
+        whole_epochs = self.plan.steps_for(self.last_sample)
+        if self.max_steps_per_epoch is not None:
+            whole_epochs = min(whole_epochs, self.num_epochs * self.max_steps_per_epoch)
+        ends = [self.schedule_origin + self.total_steps, self.start_step + whole_epochs]
+        if self.max_steps is not None:
+            ends.append(self.start_step + self.max_steps)
+        return min(ends)
+
+    def next_sample(self, samples: int) -> int:
+        """Where reading goes on after `samples` rows: there, or at the next epoch when this one has had its steps."""
+        if self.max_steps_per_epoch is None or self._steps_in_epoch(samples) < self.max_steps_per_epoch:
+            return samples
+        return self.plan.at(samples).phase.epoch_end(samples)
+
+    def steps_to_epoch_end(self, samples: int) -> int:
+        """Steps from `samples` rows on until another epoch begins."""
+        segment = self.plan.at(samples)
+        steps = -(-(segment.phase.epoch_end(samples) - samples) // segment.rows)
+        if self.max_steps_per_epoch is None:
+            return steps
+        return min(steps, self.max_steps_per_epoch - self._steps_in_epoch(samples))
+
+    def _steps_in_epoch(self, samples: int) -> int:
+        segment = self.plan.at(samples)
+        return (samples - (segment.phase.epoch_end(samples) - segment.phase.num_rows)) // segment.rows

@@ -1,0 +1,153 @@
+"""What each step of a run takes, as a function of the rows seen: how many rows, how long, and from which data.
+
+A run's cursor counts rows. The plan cuts it into segments of equal steps, at row numbers that follow from the flags and
+the data alone, so a resumed run and a run on another number of ranks take the same rows at every step.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TypeVar
+
+from common.errors import UserError
+from training.plan.token_schedule import TokenSchedule
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a run that reads rows of one length. It begins with the first row of its data's first epoch."""
+
+    index: int  # of its data among the run's
+    length: int  # tokens a row, padding included
+    micro: int  # rows a micro-step on one rank
+    num_rows: int  # in its data
+    tokens_per_row: float  # real ones, a mean
+    first_sample: int = 0
+    first_epoch: int = 0
+    tokens_before: float = 0.0  # real ones that earlier phases take, by their means
+
+    def epoch_of(self, samples: int) -> int:
+        return self.first_epoch + (samples - self.first_sample) // self.num_rows
+
+    def epoch_end(self, samples: int) -> int:
+        """The sample at which the epoch of `samples` ends, where the phase lasts that long."""
+        return self.first_sample + (self.epoch_of(samples) + 1 - self.first_epoch) * self.num_rows
+
+    def after(self, before: "Phase | None", samples: int) -> "Phase":
+        """This phase, begun after `samples` rows. An epoch that the phase `before` had begun counts as one."""
+        if before is None:
+            return self
+        return replace(
+            self,
+            first_sample=samples,
+            first_epoch=before.first_epoch + ceil((samples - before.first_sample) / before.num_rows),
+            tokens_before=before.tokens_at(samples),
+        )
+
+    def tokens_at(self, samples: int) -> float:
+        return self.tokens_before + (samples - self.first_sample) * self.tokens_per_row
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps of one size, from `first_sample` on."""
+
+    first_sample: int
+    phase: Phase
+    accumulation: int  # micro-steps a step
+    rows: int  # a step, over all ranks
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Segments in order; the first begins at 0, each ends where the next begins, the last has no end."""
+
+    segments: tuple[Segment, ...]
+
+    def at(self, samples: int) -> Segment:
+        """What the step that begins after `samples` rows takes."""
+        return self.segments[bisect_right([segment.first_sample for segment in self.segments], samples) - 1]
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple({segment.phase.index: segment.phase for segment in self.segments}.values())
+
+    def steps_for(self, samples: int) -> int:
+        """Steps until `samples` rows have been seen, from the first on."""
+        ends = [segment.first_sample for segment in self.segments[1:]] + [samples]
+        return sum(
+            max(0, -(-(min(end, samples) - segment.first_sample) // segment.rows))
+            for segment, end in zip(self.segments, ends, strict=True)
+        )
+
+    def next_steps(self, samples: int, steps: int) -> Iterator[tuple[Segment, int]]:
+        """The segments that the `steps` steps after `samples` rows fall into, and how many fall into each."""
+        for segment in self.segments[1:]:
+            here = self.at(samples)
+            count = min(steps, max(0, -(-(segment.first_sample - samples) // here.rows)))
+            yield here, count
+            samples, steps = samples + count * here.rows, steps - count
+        yield self.at(samples), steps
+
+    def sample_after(self, samples: int, steps: int) -> int:
+        """Where the cursor is `steps` steps after `samples`."""
+        return samples + sum(count * segment.rows for segment, count in self.next_steps(samples, steps))
+
+    def micro_steps_in(self, samples: int, steps: int) -> int:
+        """How many micro-steps the `steps` steps after `samples` rows are: what their time is proportional to."""
+        return sum(count * segment.accumulation for segment, count in self.next_steps(samples, steps))
+
+    def passes(self, samples: int) -> float:
+        """Passes over the data that `samples` rows are: those of every phase, added up."""
+        ends = [phase.first_sample for phase in self.phases[1:]] + [samples]
+        return sum(
+            max(0, min(end, samples) - phase.first_sample) / phase.num_rows
+            for phase, end in zip(self.phases, ends, strict=True)
+        )
+
+
+def plan_steps(
+    phases: Sequence[tuple[int, Phase]], batches: TokenSchedule | None, *, accumulation: int, world_size: int
+) -> StepPlan:
+    """`phases` with the tokens at which each begins, and --batch_schedule's rows a step, or always `accumulation`.
+
+    A change comes with the first step that begins at or after its tokens, which are counted as rows times the mean.
+    Rows a step are given for the last phase's length; shorter rows are as many more as keep the tokens a step.
+    """
+    micro_rows = phases[-1][1].micro * world_size
+    sizes = [(0, accumulation)]
+    if batches is not None:
+        sizes = [(tokens, int(rows) // micro_rows) for tokens, rows in batches.points]
+    changes = sorted({tokens for tokens, _ in [*phases, *sizes]})
+    segments: list[Segment] = []
+    phase: Phase | None = None
+    sample = 0
+    for place, end in zip(changes, [*changes[1:], None], strict=True):
+        template = _in_force(phases, place)
+        current = phase if phase is not None and phase.index == template.index else template.after(phase, sample)
+        steps_of = _in_force(sizes, place)
+        rows = current.micro * world_size * steps_of
+        if end is not None and current.tokens_at(sample) >= end:
+            continue  # the next change falls into the same step, and comes in place of this one
+        segments.append(Segment(sample, current, steps_of, rows))
+        phase = current
+        if end is not None:
+            sample += rows * ceil((end - current.tokens_at(sample)) / (rows * current.tokens_per_row))
+    return StepPlan(tuple(segments))
+
+
+def _in_force(points: Sequence[tuple[int, T]], tokens: int) -> T:
+    return points[bisect_right([place for place, _ in points], tokens) - 1][1]
+
+
+def check_batches(schedule: TokenSchedule, micro_rows: int) -> None:
+    """Every value must be a whole number of micro-steps on every rank."""
+    for _, rows in schedule.points:
+        if rows < 1 or rows % micro_rows:
+            raise UserError(
+                f"--batch_schedule: {rows:g} rows a step are no multiple of {micro_rows}, a micro-step over "
+                f"all ranks; choose multiples, or another train_micro_batch_size_per_gpu"
+            )

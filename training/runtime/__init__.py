@@ -1,0 +1,1 @@
+"""The process: ranks, collectives, stop requests, watchdog, locks, library logs."""

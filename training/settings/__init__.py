@@ -1,0 +1,1 @@
+"""Flags and both JSON files, checked and turned into one frozen Settings."""

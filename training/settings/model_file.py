@@ -1,0 +1,131 @@
+"""The model JSON (--cf): its keys, checked strictly, and what a run takes from it."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import Problems, UserError, nearest, shortened
+from nvidia.config import BertConfig
+from training.settings.json_files import load_json
+
+
+def _check_path(text: str) -> str:
+    """A path that a system could have; whether it is there is asked later."""
+    try:
+        parts = [os.fsencode(part) for part in Path(text).parts]
+    except UnicodeEncodeError:
+        raise ValueError("it holds characters that no file name has; write another") from None
+    if "\0" in text or len(text) > 4000 or any(len(part) > 255 for part in parts):
+        raise ValueError("it is too long or holds a NUL character; write another path")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_check_path)]
+
+
+class Section(BaseModel):
+    """A JSON object whose unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Weight = Annotated[float, Field(gt=0.0, le=1e6)]
+MOST = 10**15  # steps or epochs: far beyond any run, and within what a float counts exactly
+
+
+class DataSection(Section):
+    flags: dict[str, Any] = Field(default_factory=dict)  # read by bing_bert only
+    mixed_seq_datasets: dict[str, dict[str, PathText]]
+    mixed_seq_weights: dict[str, dict[str, Weight]] = Field(default_factory=dict)
+
+
+class TrainingSection(Section):
+    """How to train at one sequence length."""
+
+    num_epochs: int = Field(ge=1, le=MOST)
+    warmup_proportion: float = Field(ge=0.0, lt=1.0)
+    learning_rate: float = Field(gt=0.0, le=1e6)
+    total_training_steps: int = Field(ge=1, le=MOST)
+    num_workers: int = Field(default=0, ge=0, le=MOST)
+    async_worker: bool = True
+    decay_rate: float = Field(default=0.99, gt=0.0, le=1.0)
+    decay_step: int = Field(default=1000, ge=1, le=MOST)
+    decay_power: float = Field(default=1.0, gt=0.0, le=1000.0)
+    decay_proportion: float = Field(default=0.1, gt=0.0, le=1.0)
+    final_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    weight_decay: float = Field(default=0.01, ge=0.0, le=1e6)
+
+
+class ValidationSection(Section):
+    path: PathText
+
+
+class ModelFile(Section):
+    """The whole model JSON."""
+
+    name: PathText = Field(min_length=1)
+    bert_token_file: PathText | None = None
+    bert_model_file: PathText | None = None
+    bert_model_config: dict[str, Any]
+    data: DataSection
+    mixed_seq_training: dict[str, TrainingSection]
+    validation: ValidationSection | None = None
+
+    def bert_config(self) -> BertConfig:
+        return BertConfig.from_dict(self.bert_model_config)
+
+
+def load_model_file(path: Path) -> ModelFile:
+    """Read and check the model JSON; all its problems are reported at once."""
+    content = load_json(path, "a model JSON (--cf)")
+    problems = Problems()
+    model_file = None
+    try:
+        model_file = ModelFile.model_validate(content)
+    except ValidationError as error:
+        for detail in error.errors():
+            problems.add(f"{path}: {_describe(detail)}")
+    described = content.get("bert_model_config", {})
+    if isinstance(described, dict):  # anything else has been noted above
+        try:
+            BertConfig.from_dict(described)
+        except UserError as error:
+            for part in error.parts:
+                problems.add(f"{path}: {part}")
+    problems.raise_if_any()
+    assert model_file is not None
+    return model_file
+
+
+def section_for_length(sections: dict[str, Any], length: int, key: str, path: Path) -> Any:
+    """The entry of `sections` (the JSON's `key`) for rows of `length` tokens."""
+    if str(length) not in sections:
+        found = ", ".join(sorted(sections)) or "none"
+        raise UserError(
+            f"{path}: {key} has no entry for --max_seq_length {length} (found: {found}); "
+            f'add "{length}" there or pass a length that is there'
+        )
+    return sections[str(length)]
+
+
+REMOVE = "; expected one of those in docs/configuration.md; remove it"
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "": ModelFile,
+    "data": DataSection,
+    "mixed_seq_training": TrainingSection,
+    "validation": ValidationSection,
+}
+
+
+def _describe(detail: Any) -> str:
+    """One of pydantic's findings, as a sentence."""
+    location = [str(part) for part in detail["loc"]]
+    where = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        parent = _SECTIONS.get(location[0] if len(location) > 1 else "", ModelFile)
+        return f"unknown key {where!r}{nearest(location[-1], parent.model_fields, otherwise=REMOVE)}"
+    if detail["type"] == "missing":
+        return f"the key {where!r} is missing; add it, as docs/configuration.md describes"
+    return f"{where}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
