@@ -23,7 +23,7 @@ from training.plan.time_budget import process_start
 from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
-from training.runtime.ranks import find_place, pick_device, share_cores
+from training.runtime.ranks import pick_device, read_rank_info, share_cores
 from training.runtime.restarting import restart_alone
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
@@ -43,36 +43,36 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             code = restart_alone(flags.max_restarts)
             leave_outcome(code, True)  # the child told us, and a supervisor above us waits for it too
             return code
-        place = find_place()
-        stack.enter_context(sign_of_life(place.rank))
-        console.enabled = place.is_main
+        rank_info = read_rank_info()
+        stack.enter_context(sign_of_life(rank_info.rank))
+        console.enabled = rank_info.is_main
         avoid_broken_amx()
-        share_cores(place)
+        share_cores(rank_info)
         guard_compiles()
-        settings = resolve_settings(flags, place, problems)
-        datasets = open_data(settings.data, place)
-        device = pick_device(place)
-        if place.is_main and not flags.dry_run:
+        settings = resolve_settings(flags, rank_info, problems)
+        datasets = open_data(settings.data, rank_info)
+        device = pick_device(rank_info)
+        if rank_info.is_main and not flags.dry_run:
             stack.enter_context(lock_folder(settings.saved_models))
-        send_logs(None if flags.dry_run else settings.runs / "logs", place.rank)
-        stack.enter_context(collectives.told_of_lost_ranks())
+        send_logs(None if flags.dry_run else settings.runs / "logs", rank_info.rank)
+        stack.enter_context(collectives.reporting_lost_ranks())
         stuck_seconds = 60 * flags.stuck_after_minutes
-        collectives.start(device, place, stuck_seconds)
+        collectives.start(device, rank_info, stuck_seconds)
         stop = StopRequests()
         beats = None if flags.dry_run else settings.runs / "ranks"
-        watchdog = stack.enter_context(Watchdog(beats, place, stop, stuck_seconds, start.launcher))
-        run = build_run(settings, datasets, place, device, stop, began, watchdog.note)
+        watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
+        run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is let go
         begin_logs()
         watchdog.on_write = partial(keep_time, run)
         if flags.dry_run:
             dry_run(run)
-        collectives.barrier()  # until here a request to stop ends the process; from here on all ranks save first
+        collectives.all_ranks_barrier()  # a request to stop ends the process before this, and saves first after it
         stack.enter_context(stop)
         is_finished = flags.dry_run or train(run, watchdog)
         collectives.leave()
     code = 0 if is_finished else STOPPED_EXIT_CODE
-    leave_outcome(code, place.is_main)
+    leave_outcome(code, rank_info.is_main)
     return code
 
 

@@ -75,7 +75,7 @@ class _Lines(tqdm):
         """Nothing stands there to be cleared."""
 
 
-def tell_error(text: str) -> None:
+def write_error(text: str) -> None:
     """The last words of a process, whether or not it is one that speaks."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

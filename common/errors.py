@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
-from common.console import console, tell_error
+from common.console import console, write_error
 from common.processes import USER_ERROR_EXIT_CODE
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Unsure(Exception):
     """A value was asked for that the user gave wrongly. That has been noted; what follows from it cannot be judged."""
 
 
-class ToldElsewhere(Exception):
+class ReportedElsewhere(Exception):
     """Another rank has failed and tells why; this one ends without a word, and with the same code."""
 
     def __init__(self, message: str, code: int = USER_ERROR_EXIT_CODE) -> None:
@@ -140,7 +140,7 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         _end_with(str(error))
     except RankLost as error:
         _end_with(str(error), error.code)
-    except ToldElsewhere as error:
+    except ReportedElsewhere as error:
         _let_others_speak(error.code)
         sys.exit(error.code)
     except OSError as error:
@@ -149,7 +149,7 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
             raise
         _end_with(message)
     except KeyboardInterrupt:
-        tell_error("interrupted")
+        write_error("interrupted")
         sys.exit(130)
 
 
@@ -163,5 +163,5 @@ def _end_with(message: str, code: int = USER_ERROR_EXIT_CODE) -> NoReturn:
     if not console.enabled:
         # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
         _let_others_speak(code)
-    tell_error(f"error: {message}")
+    write_error(f"error: {message}")
     sys.exit(code)

@@ -19,7 +19,7 @@ UNITS: tuple[Unit, ...] = ("token", "word", "span")
 
 # Spans as in SpanBERT: lengths in words follow a geometric distribution cut at ten.
 _SPAN_END_PROBABILITY = 0.2
-_LONGEST_SPAN = 10
+_MAX_SPAN = 10
 
 _POSITION_BITS = np.uint64(16)  # of a sort key; rows are far shorter than 65,536 tokens
 _POSITION_MASK = np.uint64(0xFFFF)
@@ -179,7 +179,7 @@ def _span_starts(word_starts: np.ndarray, maskable: np.ndarray, bits: np.ndarray
     starts[:, 1:] |= ~maskable[:, :-1]
     words = np.cumsum(word_starts, axis=1)
     words_before = np.maximum.accumulate(np.where(starts, words, 0), axis=1)
-    return starts | (word_starts & ((words - words_before) % _LONGEST_SPAN == 0))
+    return starts | (word_starts & ((words - words_before) % _MAX_SPAN == 0))
 
 
 def _sorted_positions(positions: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from training.build import is_run_finished
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.checkpoints.match import EngineKind, find_mismatches
 from training.inputs.datasets import Datasets, open_data
-from training.runtime.ranks import Place, free_port
+from training.runtime.ranks import RankInfo, free_port
 from training.settings.arguments import read_arguments
 from training.settings.resolve import Settings, resolve_settings
 
@@ -107,13 +107,13 @@ class CheckedPhase:
 
     settings: Settings
     datasets: Datasets
-    place: Place
+    rank_info: RankInfo
 
 
 def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Sequence[str]) -> dict[int, CheckedPhase]:
     """The mistakes of all phases at once: the second's would else be found when the first has been trained."""
     ranks = flags.ranks or max(1, torch.cuda.device_count())
-    place = Place(0, 0, ranks, ranks)
+    place = RankInfo(0, 0, ranks, ranks)
     settings: dict[int, Settings] = {}
     checked, problems = {}, Problems()
     for phase in phases:

@@ -19,10 +19,10 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoints.folder import CheckpointFolder, TrainingState, read_state
-from training.checkpoints.match import Origin, find_changes
+from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.random_states import restore, seed_all
 from training.checkpoints.reshard import load_for_other_ranks
-from training.checkpoints.resume import held_origin
+from training.checkpoints.resume import locked_resume_point
 from training.engine.build import build_engine, seed_of
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
@@ -34,11 +34,11 @@ from training.metrics.sinks import Sinks
 from training.optimizers.build import build_optimizer
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
-from training.plan.outlook import Outlook, count_people, find_attention_notes, find_notes, look_ahead, mean_tokens
+from training.plan.outlook import Outlook, find_attention_notes, find_notes, format_count, look_ahead, mean_tokens
 from training.plan.step_plan import Phase, StepPlan, plan_steps
 from training.plan.time_budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
 from training.runtime import collectives
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 from training.settings.resolve import Settings, describe
 
@@ -50,7 +50,7 @@ class Run:
     """Everything the loop works with. `state` is the only part that changes from step to step."""
 
     settings: Settings
-    place: Place
+    rank_info: RankInfo
     device: torch.device
     engine: Any
     training: tuple[PretrainingDataset, ...]  # one for each length
@@ -66,7 +66,7 @@ class Run:
     state: TrainingState
     stop: StopRequests
 
-    def place_in_schedule(self) -> float:
+    def schedule_position(self) -> float:
         """Where the schedule is, in its steps: by those taken, or by the share of a time budget that is over."""
         if self.budget.total is None:
             return self.state.step
@@ -76,7 +76,7 @@ class Run:
 def build_run(
     settings: Settings,
     datasets: Datasets,
-    place: Place,
+    rank_info: RankInfo,
     device: torch.device,
     stop: StopRequests,
     began: float,
@@ -86,41 +86,41 @@ def build_run(
     training = datasets.training
     note("choosing a checkpoint")
     checkpoints = CheckpointFolder(settings.saved_models)
-    fresh = first_state(settings, place, datasets)
-    with held_origin(settings, checkpoints, fresh) as origin:
+    fresh = first_state(settings, rank_info, datasets)
+    with locked_resume_point(settings, checkpoints, fresh) as origin:
         note("preparing the model")
         torch.manual_seed(settings.flags.seed)
         model = build_model(settings)
         load_first_weights(model, settings, origin)
-        replace_blocks(model, settings, place)
+        replace_blocks(model, settings, rank_info)
         note("building the engine")
         engine = put_in_engine(model, settings)
         note("loading the checkpoint")
-        state = count_lost_time(resume(engine, place, fresh, origin), settings)
-    if origin is not None and origin.is_own and place.is_main and not settings.flags.dry_run:
-        checkpoints.mend_pointers(origin.tag, state)
+        state = count_lost_time(resume(engine, rank_info, fresh, origin), settings)
+    if origin is not None and origin.is_own and rank_info.is_main and not settings.flags.dry_run:
+        checkpoints.repair_pointers(origin.tag, state)
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
-    plan = build_plan(settings, place, training)
+    plan = build_plan(settings, rank_info, training)
     run = Run(
         settings=settings,
-        place=place,
+        rank_info=rank_info,
         device=device,
         engine=engine,
         training=training,
-        stream=build_stream(settings, place, training, plan.at(state.samples)),
+        stream=build_stream(settings, rank_info, training, plan.at(state.samples)),
         plan=plan,
         validation=datasets.validation,
         validation_length=datasets.validation_length,
         schedule=schedule,
         horizon=build_horizon(settings, schedule, state, plan),
         checkpoints=checkpoints,
-        sinks=Sinks(settings.runs, place.is_main and not settings.flags.dry_run, state, engine.monitor),
+        sinks=Sinks(settings.runs, rank_info.is_main and not settings.flags.dry_run, state, engine.monitor),
         budget=build_budget(settings, state, began),
         state=state,
         stop=stop,
     )
     introduce(run, model, origin)
-    take_random_states(origin, state, place)  # last: building draws as it likes
+    take_random_states(origin, state, rank_info)  # last: building draws as it likes
     return run
 
 
@@ -140,7 +140,7 @@ def build_model(settings: Settings) -> PreTrainingModel:
     return model
 
 
-def load_first_weights(model: PreTrainingModel, settings: Settings, origin: Origin | None) -> None:
+def load_first_weights(model: PreTrainingModel, settings: Settings, origin: ResumePoint | None) -> None:
     """--use_pretrain: begin from a Hugging Face folder's weights; --finetune: from those of another run."""
     if origin is None and settings.first_weights is not None:
         load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
@@ -148,7 +148,7 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, origin: Orig
         model.load_state_dict(read_weights(origin.path))
 
 
-def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) -> None:
+def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankInfo) -> None:
     """--deepspeed_transformer_kernel and --compile: other ways to compute the blocks, with the weights they have."""
     flags = settings.flags
     if flags.deepspeed_transformer_kernel:
@@ -157,7 +157,7 @@ def replace_blocks(model: PreTrainingModel, settings: Settings, place: Place) ->
             flags,
             micro_batch=max(length.micro for length in settings.lengths),
             precision=settings.precision,
-            seed=seed_of("kernel", flags.seed, place.rank) % 2**31,
+            seed=seed_of("kernel", flags.seed, rank_info.rank) % 2**31,
         )
         use_kernel(model, factory)
     if flags.compile:
@@ -176,7 +176,7 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
     return build_engine(model, config, optimizer, groups)
 
 
-def first_state(settings: Settings, place: Place, datasets: Datasets) -> TrainingState:
+def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> TrainingState:
     """The state of a run that has not begun."""
     return TrainingState(
         step=0,
@@ -184,7 +184,7 @@ def first_state(settings: Settings, place: Place, datasets: Datasets) -> Trainin
         samples=0,
         tokens=0,
         seed=settings.flags.seed,
-        world_size=place.world_size,
+        world_size=rank_info.world_size,
         zero_stage=settings.deepspeed.zero_stage,
         precision=settings.precision,
         data_digest=datasets.digest,
@@ -198,12 +198,12 @@ def first_state(settings: Settings, place: Place, datasets: Datasets) -> Trainin
     )
 
 
-def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | None) -> TrainingState:
+def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, origin: ResumePoint | None) -> TrainingState:
     """Load `origin` into the engine, and the state to go on with."""
     if origin is None or origin.is_only_weights:
         return fresh
     saved = read_state(origin.path)
-    load_engine(engine, origin, saved, place)
+    load_engine(engine, origin, saved, rank_info)
     if origin.is_own:
         for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
             console.say(f"changed since {origin.tag}: {change}")
@@ -212,7 +212,7 @@ def resume(engine: Any, place: Place, fresh: TrainingState, origin: Origin | Non
         losses = [loss for loss in (saved.best_validation_loss, origin.best_loss) if loss is not None]
         return replace(
             saved,
-            world_size=place.world_size,
+            world_size=rank_info.world_size,
             recipe=fresh.recipe,
             skips=skips.ranges,
             rollbacks=skips.rollbacks,
@@ -230,7 +230,7 @@ def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
     """
     if settings.time_budget is None:
         return state
-    spent = collectives.ask_main_rank(lambda: read_time_spent(settings.saved_models))
+    spent = collectives.all_ranks_from_main(lambda: read_time_spent(settings.saved_models))
     counted = replace(state, seconds=max(state.seconds, spent))
     if not is_time_over(settings, counted) or is_time_over(settings, state):
         return counted
@@ -251,21 +251,21 @@ def is_time_over(settings: Settings, state: TrainingState) -> bool:
     return build_budget(settings, state, None).is_over(state.seconds, 0.0)
 
 
-def take_random_states(origin: Origin | None, state: TrainingState, place: Place) -> None:
+def take_random_states(origin: ResumePoint | None, state: TrainingState, rank_info: RankInfo) -> None:
     """Those that this rank saved. A new run, or another number of ranks, begins new ones from what it has seen."""
     if origin is not None and origin.is_own:
         folder = origin.path
-        is_set = collectives.read_together(lambda: restore(folder, place.rank, place.world_size))
-        if not collectives.any_rank(not is_set)[0]:
+        is_set = collectives.all_ranks_read(lambda: restore(folder, rank_info.rank, rank_info.world_size))
+        if not collectives.all_ranks_any(not is_set)[0]:
             return
-    seed_all(seed_of("random states", state.seed, state.samples, place.rank))
+    seed_all(seed_of("random states", state.seed, state.samples, rank_info.rank))
 
 
-def load_engine(engine: Any, origin: Origin, saved: TrainingState, place: Place) -> None:
+def load_engine(engine: Any, origin: ResumePoint, saved: TrainingState, rank_info: RankInfo) -> None:
     """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
     options = optimizer_options(engine)
-    if saved.world_size != place.world_size and engine.zero_optimization():
-        console.say(f"{origin.path}: saved by {counted(saved.world_size, 'rank')}, cut anew for {place.world_size}")
+    if saved.world_size != rank_info.world_size and engine.zero_optimization():
+        console.say(f"{origin.path}: saved by {counted(saved.world_size, 'rank')}, cut anew for {rank_info.world_size}")
         load_for_other_ranks(engine, origin.path)
     else:
         found, _ = engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)
@@ -289,13 +289,13 @@ def set_optimizer_options(engine: Any, options: list[dict[str, Any]]) -> None:
         engine.optimizer.clip_grad = engine.gradient_clipping()
 
 
-def build_plan(settings: Settings, place: Place, training: tuple[PretrainingDataset, ...]) -> StepPlan:
+def build_plan(settings: Settings, rank_info: RankInfo, training: tuple[PretrainingDataset, ...]) -> StepPlan:
     phases = [
         (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
         for index, (each, data) in enumerate(zip(settings.lengths, training, strict=True))
     ]
     accumulation = settings.deepspeed.batch.accumulation
-    return plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=place.world_size)
+    return plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=rank_info.world_size)
 
 
 def build_horizon(settings: Settings, schedule: Schedule, state: TrainingState, plan: StepPlan) -> Horizon:
@@ -323,20 +323,20 @@ def build_budget(settings: Settings, state: TrainingState, began: float | None) 
 
 def keep_time(run: Run) -> None:
     """Note the time used so far: rank 0's clock counts."""
-    if run.budget.total is not None and run.place.is_main and not run.settings.flags.dry_run:
+    if run.budget.total is not None and run.rank_info.is_main and not run.settings.flags.dry_run:
         note_time_spent(run.checkpoints.folder, run.budget.used())
 
 
-def is_run_finished(settings: Settings, place: Place, datasets: Datasets, state: TrainingState) -> bool:
+def is_run_finished(settings: Settings, rank_info: RankInfo, datasets: Datasets, state: TrainingState) -> bool:
     """Whether a run that was saved with `state` has come to its end."""
     schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
-    horizon = build_horizon(settings, schedule, state, build_plan(settings, place, datasets.training))
+    horizon = build_horizon(settings, schedule, state, build_plan(settings, rank_info, datasets.training))
     seconds = max(state.seconds, read_time_spent(settings.saved_models))
     budget = build_budget(settings, state, None)
     return horizon.is_finished(state.step, state.samples) or budget.is_over(seconds, 0.0)
 
 
-def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
+def introduce(run: Run, model: PreTrainingModel, origin: ResumePoint | None) -> None:
     """Say what is about to be trained, on the console and in TensorBoard."""
     settings, batch, horizon = run.settings, run.settings.deepspeed.batch, run.horizon
     config = settings.model_config
@@ -347,9 +347,9 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         "model": f"{layout}, {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_tokens:,} tokens, "
         f"{parameters:,} parameters",
         "batch": f"{batch.total} rows of {settings.flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
-        f"micro-steps × {counted(run.place.world_size, 'rank')}"
+        f"micro-steps × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {settings.flags.batch_schedule}" if settings.flags.batch_schedule else ""),
-        "data": describe_data(run) + f", about {count_people(outlook.data_tokens)} tokens",
+        "data": describe_data(run) + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": "none" if run.validation is None else describe_rows(run.validation, run.validation_length),
         "length": describe_length(run, outlook),
         "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
@@ -379,7 +379,7 @@ def introduce(run: Run, model: PreTrainingModel, origin: Origin | None) -> None:
         run.sinks.text(name, f"```json\n{shown}\n```")
 
 
-def describe_start(settings: Settings, origin: Origin | None) -> str:
+def describe_start(settings: Settings, origin: ResumePoint | None) -> str:
     if origin is not None:
         return f"from {'the weights of ' if origin.is_only_weights else ''}{origin.path}"
     return "from new weights" if settings.first_weights is None else f"from the weights of {settings.first_weights}"
@@ -387,7 +387,7 @@ def describe_start(settings: Settings, origin: Origin | None) -> str:
 
 def describe_length(run: Run, outlook: Outlook) -> str:
     """How far the run goes. With a time budget the steps are a bound, and the clock decides."""
-    to_go = f"{outlook.epochs_left:.2f} epochs, about {count_people(outlook.tokens_left)} tokens to go"
+    to_go = f"{outlook.epochs_left:.2f} epochs, about {format_count(outlook.tokens_left)} tokens to go"
     if run.budget.total is None:
         return f"to step {run.horizon.last_step():,}: {to_go}"
     return (

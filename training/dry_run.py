@@ -10,8 +10,8 @@ from common.console import console
 from training.build import Run
 from training.engine.build import set_batch, take_step
 from training.metrics.formatting import format_hours
-from training.metrics.window import Window, peak_memory_gib, seconds_to_last_step
-from training.plan.outlook import count_people, find_early_end, look_ahead
+from training.metrics.window import MetricsWindow, peak_memory_gib, seconds_to_last_step
+from training.plan.outlook import find_early_end, format_count, look_ahead
 from training.runtime import collectives
 
 TIMED_STEPS = 2
@@ -19,12 +19,12 @@ TIMED_STEPS = 2
 
 def dry_run(run: Run) -> None:
     """The same steps a run takes, on its first batch, with the learning rate at zero."""
-    window = Window(run)
+    window = MetricsWindow(run)
     for group in run.engine.optimizer.param_groups:
         group["lr"] = 0.0
     set_batch(run.engine, run.plan.at(run.state.samples))
     with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
-        batches = collectives.read_together(lambda: next(steps))
+        batches = collectives.all_ranks_read(lambda: next(steps))
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         began = time.perf_counter()
@@ -42,7 +42,7 @@ def seconds_of_a_step(measured: list[float]) -> float:
     return min(measured[1:])
 
 
-def report(run: Run, window: Window, seconds: float) -> None:
+def report(run: Run, window: MetricsWindow, seconds: float) -> None:
     sums = window.tally.take({"flops": window.flops})
     tokens, flops = sums["num_tokens"] / window.num_steps, sums["flops"] / window.num_steps
     parts = memory_by_part(run.engine)
@@ -65,7 +65,7 @@ def say_what_is_to_go(run: Run, seconds_per_micro_step: float) -> None:
     share = 1.0
     if run.budget.total is not None and seconds > 0:
         share = min(1.0, run.budget.left() / seconds)
-    steps, tokens = share * outlook.steps_left, count_people(share * outlook.tokens_left)
+    steps, tokens = share * outlook.steps_left, format_count(share * outlook.tokens_left)
     console.say(
         f"  to go     {'about ' if share < 1 else ''}{steps:,.0f} steps, {format_hours(share * seconds)} "
         f"(hours:minutes:seconds), about {tokens} tokens"

@@ -16,7 +16,7 @@ from data.stream.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training.build import Run, load_engine, take_random_states
 from training.checkpoints.folder import SaveFailed, read_state, tag_of
-from training.checkpoints.match import Origin
+from training.checkpoints.match import ResumePoint
 from training.checkpoints.random_states import RandomStates
 from training.checkpoints.retention import Best
 from training.checkpoints.saving import Saver
@@ -27,14 +27,14 @@ from training.faults.skips import SKIPS, Skips, count_rollbacks, next_unskipped,
 from training.guesses import Samples
 from training.inputs.streams import build_stream
 from training.metrics.formatting import first_live_text, live_text, say_validation
-from training.metrics.timing import Phases
-from training.metrics.window import Window, seconds_left
+from training.metrics.timing import SectionTimer
+from training.metrics.window import MetricsWindow, seconds_left
 from training.optimizers.build import set_learning_rate
 from training.runtime import collectives
 from training.runtime.watchdog import Watchdog
 from training.validation import validate, validation_rows
 
-MOST_ROLLBACKS = 3  # to one checkpoint: then it is not the batches that make the loss jump
+MAX_ROLLBACKS = 3  # to one checkpoint: then it is not the batches that make the loss jump
 
 
 def train(run: Run, watchdog: Watchdog) -> bool:
@@ -66,16 +66,16 @@ def make_up_for_the_end(run: Run, note: Callable[[str], None]) -> bool:
     False: stopped on request again.
     """
     step = run.state.step
-    has_ended, has_validation = collectives.ask_main_rank(
+    has_ended, has_validation = collectives.all_ranks_from_main(
         lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
     )
     if run.validation is not None and not has_validation:
-        phases = Phases(run.device)
+        phases = SectionTimer(run.device)
         phases.on_begin = note
         best = report_validation(run, is_save=True, phases=phases)
         if best is not None:
             Saver(run).save(best)  # the checkpoint is there, and is only marked
-    if run.stop.is_agreed():
+    if run.stop.all_ranks_agreed():
         return False
     if not has_ended:
         show_model(run, Samples(run.settings.tokenizer, run.settings.flags.max_seq_length))
@@ -88,7 +88,7 @@ class Loop:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.window = Window(run)
+        self.window = MetricsWindow(run)
         self.saver = Saver(run)
         self.bad_steps = BadSteps(run)
         self.states_before_bad: RandomStates | None = None  # of the first of the bad steps in a row
@@ -101,7 +101,7 @@ class Loop:
     def go(self) -> bool:
         """Whether the end was reached; otherwise all ranks have agreed to stop."""
         run = self.run
-        is_finished = is_stopped = run.stop.is_agreed()
+        is_finished = is_stopped = run.stop.all_ranks_agreed()
         with closing(read_steps(run, self.window.phases)) as steps:
             while not (is_finished or is_stopped):
                 epoch = run.horizon.epoch_of(run.state.samples)
@@ -109,7 +109,7 @@ class Loop:
                 is_taken = pass_skips(run) or self.take(self.read(steps))
                 is_finished = is_taken and should_stop(run, self.window)
                 wants_stop = run.stop.reason is not None or not is_taken
-                is_stopped, is_overdue, is_unread, is_behind = collectives.any_rank(
+                is_stopped, is_overdue, is_unread, is_behind = collectives.all_ranks_any(
                     wants_stop, self.saver.is_overdue(), run.stream.failure is not None, not run.stream.has_next
                 )
                 self.is_read_ahead = not is_behind
@@ -133,7 +133,7 @@ class Loop:
             failure = error
         # A stream that has begun just now has read nothing ahead. It begins on all ranks at the same step.
         is_certain = self.is_read_ahead and self.run.stream is stream
-        if not is_certain and collectives.any_rank(failure is not None)[0]:
+        if not is_certain and collectives.all_ranks_any(failure is not None)[0]:
             self.leave_unread(failure)
         assert batches is not None, failure
         return batches
@@ -147,7 +147,7 @@ class Loop:
         window.norm.note_scale()
         sums, skipped, random_states = window.tally.sums, run.engine.skipped_steps, RandomStates.now()
         is_taken = take_step(
-            run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.is_agreed
+            run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.all_ranks_agreed
         )
         if not is_taken:
             window.tally.sums = sums
@@ -222,7 +222,7 @@ class Loop:
             console.warn("there is no checkpoint from before it to go back to; training goes on")
             return False
         rollbacks = count_rollbacks(run.state.rollbacks, run.state.samples)
-        if rollbacks > MOST_ROLLBACKS:
+        if rollbacks > MAX_ROLLBACKS:
             raise UserError(
                 f"{describe_spike(*found[0])}: after going back to step {run.state.step} {rollbacks - 1} times the "
                 f"loss still jumps, so it is not the batches; lower the learning rate, or lengthen the warm-up, and "
@@ -230,7 +230,7 @@ class Loop:
                 f"remove {run.checkpoints.folder / SKIPS}"
             )
         self.bad_steps.skipped = run.engine.skipped_steps
-        self.window.begin_anew()
+        self.window.reset()
         self.saver.saved_step = run.state.step
         console.warn(f"went back to step {run.state.step}; samples {spike.first_sample} on are left out")
         return True
@@ -268,24 +268,24 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
     with suppress(SaveFailed):
         run.checkpoints.finish()
     skips = Skips(run.state.skips, run.state.rollbacks).merged(Skips((samples,), (samples,)))
-    tag = collectives.ask_main_rank(lambda: run.checkpoints.newest_valid(before_step=step))
+    tag = collectives.all_ranks_from_main(lambda: run.checkpoints.newest_valid(before_step=step))
     if tag is None:
         return False
-    origin = Origin(run.checkpoints.folder, tag, is_own=True)
+    origin = ResumePoint(run.checkpoints.folder, tag, is_own=True)
     saved = read_state(origin.path)
-    load_engine(run.engine, origin, saved, run.place)
+    load_engine(run.engine, origin, saved, run.rank_info)
     guard_engine(run.engine)
     run.state = replace(
         saved,
-        world_size=run.place.world_size,
+        world_size=run.rank_info.world_size,
         seconds=run.state.seconds,  # time goes on
         recipe=run.state.recipe,
         data_summary=run.state.data_summary,
         skips=skips.ranges,
         rollbacks=skips.rollbacks,
     )
-    take_random_states(origin, run.state, run.place)
-    if run.place.is_main:
+    take_random_states(origin, run.state, run.rank_info)
+    if run.rank_info.is_main:
         note_skips(run.checkpoints.folder, skips)
     run.sinks.go_back(run.state)
     return True
@@ -302,7 +302,7 @@ def pass_skips(run: Run) -> bool:
             return True
 
 
-def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
+def read_steps(run: Run, phases: SectionTimer) -> Generator[StepBatches]:
     """Steps from the run's cursor on, of the size that the plan gives there; times the waiting.
 
     Follows the cursor where it is moved between two steps.
@@ -310,7 +310,7 @@ def read_steps(run: Run, phases: Phases) -> Generator[StepBatches]:
     while True:
         cursor = run.state.samples
         segment = run.plan.at(cursor)
-        run.stream = build_stream(run.settings, run.place, run.training, segment)
+        run.stream = build_stream(run.settings, run.rank_info, run.training, segment)
         set_batch(run.engine, segment)
         with closing(run.stream.steps(cursor)) as steps:  # type: ignore[type-var]
             while run.state.samples == cursor and run.plan.at(cursor) is segment:
@@ -331,22 +331,22 @@ def drop_layers(run: Run) -> None:
 
 def current_rate(run: Run) -> float:
     """The next step's rate."""
-    return run.schedule.rate(run.place_in_schedule())
+    return run.schedule.rate(run.schedule_position())
 
 
-def should_stop(run: Run, window: Window) -> bool:
+def should_stop(run: Run, window: MetricsWindow) -> bool:
     """Whether the step just taken was the last. With a time budget rank 0's clock decides for all."""
     if run.budget.total is not None and is_time_over(run, window):
         return True
     return run.horizon.is_finished(run.state.step, run.state.samples)
 
 
-def is_time_over(run: Run, window: Window) -> bool:
+def is_time_over(run: Run, window: MetricsWindow) -> bool:
     """Rank 0's clock and verdict, on every rank: each has its own, and they must not part."""
     used = run.budget.used()
     is_over = run.budget.is_over(used, window.seconds_per_step())
     told = torch.tensor([used, float(is_over)], dtype=torch.float64, device=run.device)
-    seconds, verdict = collectives.sum_over_ranks(told if run.place.is_main else torch.zeros_like(told)).tolist()
+    seconds, verdict = collectives.all_ranks_sum(told if run.rank_info.is_main else torch.zeros_like(told)).tolist()
     run.state = replace(run.state, seconds=seconds)
     run.budget.is_ended = bool(verdict)
     return run.budget.is_ended
@@ -368,7 +368,7 @@ def should_validate(run: Run, is_finished: bool) -> bool:
     return is_finished or (every is not None and run.state.step % every == 0)
 
 
-def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> None:
+def show_progress(progress: tqdm, run: Run, window: MetricsWindow, saver: Saver) -> None:
     if progress.disable:
         return
     epoch = run.plan.passes(run.state.samples)
@@ -383,12 +383,12 @@ def show_progress(progress: tqdm, run: Run, window: Window, saver: Saver) -> Non
     progress.update(run.state.step - progress.n)
 
 
-def report_validation(run: Run, is_save: bool, phases: Phases) -> Best | None:
+def report_validation(run: Run, is_save: bool, phases: SectionTimer) -> Best | None:
     """Validate; what to note in the checkpoint that --keep_best asks for when this is the lowest loss so far."""
     assert run.validation is not None
     began = time.perf_counter()
     rows = validation_rows(run.settings.deepspeed.batch.micro, run.settings.flags.max_seq_length, run.validation_length)
-    figures = validate(run.engine, run.validation, run.place, rows, run.device, run.stop, phases)
+    figures = validate(run.engine, run.validation, run.rank_info, rows, run.device, run.stop, phases)
     if figures is None:
         return None
     run.budget.note_pause(time.perf_counter() - began)
@@ -413,7 +413,7 @@ def show_model(run: Run, samples: Samples) -> None:
     no whole weights for histograms.
     """
     is_partitioned = run.settings.deepspeed.zero_stage == 3
-    if not (run.place.is_main or is_partitioned):
+    if not (run.rank_info.is_main or is_partitioned):
         return
     table = samples.table(run.engine.module, run.device)
     if table is not None:

@@ -11,9 +11,9 @@ from data.stream.batches import Batch
 from data.stream.loader import evaluation_batches
 from training.engine.build import to_device
 from training.metrics.tally import Tally, summarize
-from training.metrics.timing import Phases
+from training.metrics.timing import SectionTimer
 from training.runtime.collectives import Unreadable
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 
 
@@ -26,7 +26,7 @@ def _next_batch(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:
         failure = error
     if batch is None and failure is None:
         return None
-    is_stopped, is_unread = stop.agree(failure is not None)
+    is_stopped, is_unread = stop.all_ranks_agree(failure is not None)
     if is_unread:
         raise Unreadable(failure)
     return None if is_stopped else batch
@@ -41,16 +41,16 @@ def validation_rows(micro: int, training_length: int, length: int) -> int:
 def validate(
     engine: Any,
     dataset: PretrainingDataset,
-    place: Place,
+    rank_info: RankInfo,
     micro_batch_size: int,
     device: torch.device,
     stop: StopRequests,
-    phases: Phases,
+    phases: SectionTimer,
 ) -> dict[str, float] | None:
     """None when a request to stop came first: a checkpoint is more urgent. Unreadable where a rank could not read."""
     tally = Tally()
     batches = evaluation_batches(
-        dataset, rank=place.rank, world_size=place.world_size, micro_batch_size=micro_batch_size
+        dataset, rank=rank_info.rank, world_size=rank_info.world_size, micro_batch_size=micro_batch_size
     )
     engine.eval()
     try:

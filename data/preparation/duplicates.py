@@ -14,7 +14,7 @@ _HASHES_AT_ONCE = 4_000_000  # compared in memory together: 32 MB and some tempo
 _PERMUTATIONS = 64
 _SCHEME = "affine32"  # of the permutations; signatures of two schemes cannot be compared
 _SHINGLE_WORDS = 5
-_LONGEST = 20_000  # words of a document that are compared
+_MAX_BYTES = 20_000  # words of a document that are compared
 
 
 def mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> int:
@@ -47,7 +47,7 @@ def mark_repeated(hashes: Sequence[np.ndarray], keep: Sequence[np.ndarray]) -> i
 def sign(text: str) -> np.ndarray:
     """[64] MinHash of a document's runs of five words, lower-cased; of five characters where there are no blanks."""
     datasketch = optional_import("datasketch", "--near_duplicates")
-    words = split_words(text.lower())[:_LONGEST]
+    words = split_words(text.lower())[:_MAX_BYTES]
     shingles = {" ".join(words[i : i + _SHINGLE_WORDS]) for i in range(max(1, len(words) - _SHINGLE_WORDS + 1))}
     signature = datasketch.MinHash(num_perm=_PERMUTATIONS, seed=1, scheme=_SCHEME)
     signature.update_batch([shingle.encode() for shingle in sorted(shingles)])

@@ -8,7 +8,7 @@ from typing import Any
 from common.errors import Problems
 from data.masking import UNITS, Unit
 from data.preparation.instances import OBJECTIVES, Objective
-from data.shards.schema import LONGEST_ROW
+from data.shards.schema import MAX_ROW_LENGTH
 
 SMALLEST_USEFUL_VOCABULARY = 100  # below it even English words would be unknown for their letters
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the paper's two phases
@@ -53,9 +53,9 @@ class Settings:
                 "--max_seq_length; give one for each, such as 20 for 128 and 80 for 512"
             )
         for length in self.max_seq_lengths:
-            if not 8 <= length <= LONGEST_ROW:
+            if not 8 <= length <= MAX_ROW_LENGTH:
                 problems.add(
-                    f"--max_seq_length {length} is out of range; expected 8 to {LONGEST_ROW}, usually 128 or 512"
+                    f"--max_seq_length {length} is out of range; expected 8 to {MAX_ROW_LENGTH}, usually 128 or 512"
                 )
         repeated = sorted({length for length in self.max_seq_lengths if self.max_seq_lengths.count(length) > 1})
         if repeated:

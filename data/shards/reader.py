@@ -12,7 +12,7 @@ import numpy as np
 from common.errors import UserError
 from data.shards.chunks import ChunkedRows, ContiguousRows
 from data.shards.hdf5_checks import heaps_are_sound, overlap, reason_to_refuse, stored_extents
-from data.shards.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, LONGEST_ROW, WORD_STARTS, Rows
+from data.shards.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, MAX_ROW_LENGTH, WORD_STARTS, Rows
 
 PREPARE_COMMAND = "python -m data.prepare"
 REMEDY = f"prepare it anew with `{PREPARE_COMMAND}`, or copy it again from where it came"
@@ -183,10 +183,10 @@ def _checked_shapes(path: Path, datasets: dict[str, h5py.Dataset]) -> tuple[int,
         expected = tuple(sizes[letter] for letter in letters)
         if datasets[name].shape != expected:
             raise UserError(f"{path}: {name!r} has the shape {datasets[name].shape}, expected {expected}; {REMEDY}")
-    if sizes["S"] > LONGEST_ROW or sizes["P"] > LONGEST_ROW:
+    if sizes["S"] > MAX_ROW_LENGTH or sizes["P"] > MAX_ROW_LENGTH:
         raise UserError(
             f"{path}: declares rows of {sizes['S']:,} tokens and {sizes['P']:,} predictions, expected up to "
-            f"{LONGEST_ROW:,}; {REMEDY}"
+            f"{MAX_ROW_LENGTH:,}; {REMEDY}"
         )
     if 0 in sizes.values():
         raise UserError(f"{path}: has {sizes['N']} rows of {sizes['S']} tokens and {sizes['P']} predictions; {REMEDY}")

@@ -13,7 +13,7 @@ Split = Literal["training", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("training", "validation", "test")
 
 FORMAT_VERSION = 1
-LONGEST_ROW = 8192  # tokens: the largest S that is written, and that is read
+MAX_ROW_LENGTH = 8192  # tokens: the largest S that is written, and that is read
 ATTRIBUTE = "bert_pretraining"  # the one root attribute: a JSON object, described in docs/data_format.md
 MANIFEST_NAME = "manifest.json"
 SUFFIXES = (".hdf5", ".h5")  # of a shard's name

@@ -29,7 +29,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Window:
+class MetricsWindow:
     """Some blocks and the shuffled order of their rows: position k is row `order[k]` of the blocks laid end to end."""
 
     shards: np.ndarray  # [blocks]
@@ -70,11 +70,11 @@ class Plan:
         bounds = np.concatenate([[0], ends])
         return order, bounds if bounds[-1] == self.num_rows else np.append(bounds, self.num_rows)
 
-    def _draw_window(self, epoch: int, index: int) -> Window:
+    def _draw_window(self, epoch: int, index: int) -> MetricsWindow:
         order, bounds = self._epoch(epoch)
         blocks = order[index * self.window_blocks : (index + 1) * self.window_blocks]
         rows = generator(self.seed, "rows", epoch, index).permutation(bounds[index + 1] - bounds[index])
-        return Window(self._shards[blocks], self._starts[blocks], self._stops[blocks], rows)
+        return MetricsWindow(self._shards[blocks], self._starts[blocks], self._stops[blocks], rows)
 
     def pieces(self, epoch: int, start: int, stop: int) -> list[tuple[int, int, int]]:
         """The windows that positions [start, stop) of an epoch lie in: (window, first and last + 1 within it)."""

@@ -18,8 +18,8 @@ from data.text.wikitext import Article, articles, plain_text
 
 LARGEST_DOCUMENT = 2**20  # characters; a larger one is cut between sentences
 BROKEN = "files_cut_short"  # the count of files that are damaged or end too early
-_LONGEST_SENTENCE = 600  # characters, about as many tokens as a row of 128 holds: what is longer would be cut off there
-_MOST_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
+_MAX_SENTENCE = 600  # characters, about as many tokens as a row of 128 holds: what is longer would be cut off there
+_MAX_JUNK = 0.1  # share of bytes that are no text, from which a line is dropped
 
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
@@ -122,7 +122,7 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 def _cut_long(sentence: str) -> Iterator[str]:
     """Where the splitter found no end, as after a bracket that is not closed: after full stops, then between words."""
-    if len(sentence) <= _LONGEST_SENTENCE:
+    if len(sentence) <= _MAX_SENTENCE:
         yield sentence
         return
     for part in _SENTENCE_END.split(sentence):
@@ -130,9 +130,9 @@ def _cut_long(sentence: str) -> Iterator[str]:
 
 
 def _cut_between_words(sentence: str) -> Iterator[str]:
-    while len(sentence) > _LONGEST_SENTENCE:
-        end = sentence.rfind(" ", 1, _LONGEST_SENTENCE)
-        end = end if end > 0 else _LONGEST_SENTENCE
+    while len(sentence) > _MAX_SENTENCE:
+        end = sentence.rfind(" ", 1, _MAX_SENTENCE)
+        end = end if end > 0 else _MAX_SENTENCE
         yield sentence[:end]
         sentence = sentence[end:].lstrip()
     if sentence:
@@ -196,7 +196,7 @@ def clean_line(line: bytes, counts: Counter[str]) -> str:
         counts["lines_with_bad_utf8"] += 1
         text = line.decode(errors="ignore")
         bad = controls + len(line) - len(text.encode())
-    if bad > _MOST_JUNK * len(line):
+    if bad > _MAX_JUNK * len(line):
         counts["binary_lines_dropped"] += 1
         return ""
     if controls:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-LONGEST_LINE = 2**20  # bytes; a longer line is read in pieces, so that memory stays bounded
-LONGEST_RECORD = 64 * 2**20  # bytes of a line that must be whole; a longer one is dropped
+MAX_LINE = 2**20  # bytes; a longer line is read in pieces, so that memory stays bounded
+MAX_RECORD = 64 * 2**20  # bytes of a line that must be whole; a longer one is dropped
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -23,10 +23,10 @@ def pieces(stream: IO[bytes], position: int) -> Iterator[Piece]:
     """The stream from `position`, where a line begins, piece by piece. A long line is cut between characters."""
     start, is_blank = position, True
     held = b""  # the beginning of a character, for the next piece
-    while (read := stream.readline(LONGEST_LINE)) or held:
+    while (read := stream.readline(MAX_LINE)) or held:
         content = held + read
         ends_line = content.endswith(b"\n")
-        is_cut = len(read) == LONGEST_LINE and not ends_line
+        is_cut = len(read) == MAX_LINE and not ends_line
         held = _begun_character(content) if is_cut else b""
         content = content.removesuffix(held)
         if not content:
@@ -98,7 +98,7 @@ def lines_of_extent(stream: IO[bytes], extent: Extent, counts: Counter[str]) -> 
 
 
 def records_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[bytes]:
-    """The whole lines that begin in [start, stop); blank ones and those beyond `LONGEST_RECORD` left out."""
+    """The whole lines that begin in [start, stop); blank ones and those beyond `MAX_RECORD` left out."""
     parts: list[bytes] = []
     size = 0
     for piece in _from_byte_before(stream, start):
@@ -106,7 +106,7 @@ def records_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Co
             break
         if piece.line_start >= start:
             size += len(piece.content)
-            parts = [*parts, piece.content] if size <= LONGEST_RECORD else []
+            parts = [*parts, piece.content] if size <= MAX_RECORD else []
         elif stop is not None and piece.end >= stop:
             break  # the rest of a line that began before the range
         if piece.ends_line:
@@ -116,7 +116,7 @@ def records_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Co
 
 
 def _record(parts: list[bytes], size: int, counts: Counter[str]) -> Iterator[bytes]:
-    if size > LONGEST_RECORD:
+    if size > MAX_RECORD:
         counts["records_too_long"] += 1
     elif (line := b"".join(parts)).strip():
         yield line

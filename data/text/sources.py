@@ -22,7 +22,7 @@ LAYOUTS = ("auto", "sentences", "paragraphs", "running")
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
 _SAMPLE_BYTES = 2**16
 _BUFFER_BYTES = 2**17
-_MOST_IN_PACK = 1000  # sources read by one task
+_MAX_IN_PACK = 1000  # sources read by one task
 _UNPACKED = 4  # about so many times a compressed file's size is what it holds
 # By what a file system tells that a file has changed; each has some of these.
 _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash", "crc32c", "created")
@@ -76,7 +76,7 @@ def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
     size = 0
     for source in sources:
         own = RANGE_BYTES if source.size is None else source.size
-        if pack and (size + own > RANGE_BYTES or len(pack) == _MOST_IN_PACK):
+        if pack and (size + own > RANGE_BYTES or len(pack) == _MAX_IN_PACK):
             yield tuple(pack)
             pack, size = [], 0
         pack.append(source)

@@ -12,7 +12,7 @@ from data.text.compression import is_damage, optional_import
 HF_PREFIX = "hf:"
 _ROWS_AT_ONCE = 256  # of a Parquet file
 # A row group is decoded from its beginning by each who reads a part of it, at a hundredth of what cleaning costs.
-_MOST_PARTS_OF_GROUP = 16
+_MAX_PARTS_OF_GROUP = 16
 _BUFFER_BYTES = 2**20  # read at once of a row group's column, which may be gigabytes
 
 
@@ -37,7 +37,7 @@ def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[TablePart]:
             first, size = row, 0
         row, size = row + group.num_rows, size + group.total_byte_size
         if size >= range_bytes or number == len(groups):
-            parts = min(_MOST_PARTS_OF_GROUP, -(-size // range_bytes)) if is_large else 1
+            parts = min(_MAX_PARTS_OF_GROUP, -(-size // range_bytes)) if is_large else 1
             ranges += cut_evenly(first, row, size, parts)
             first, size = row, 0
     return ranges

@@ -25,7 +25,7 @@ _LIST_MARK = re.compile(r"^[*#:;]+\s*", re.MULTILINE)
 _MAGIC = re.compile(r"__[A-Z]+__")
 _EMPTY_BRACKETS = re.compile(r"\([\s,;]*\)")
 _LONG_NUMBER = re.compile(r"&#[xX]?[0-9a-fA-F]{9,};?")  # of a character that does not exist
-_MOST_NESTING = 12  # of templates; deeper ones are left and dropped with their line
+_MAX_NESTING = 12  # of templates; deeper ones are left and dropped with their line
 
 # Namespaces whose links are no text: media files and categories. A dump names its own in its <siteinfo>; these are the
 # common ones, and the English names, which every wiki understands.
@@ -88,7 +88,7 @@ def plain_text(article: Article) -> str:
     text = html.unescape(_LONG_NUMBER.sub("", _without_comments(article.text)))
     text = _without_dropped_tags(text)
     for pattern in (_INNERMOST_TEMPLATE, _INNERMOST_TABLE):
-        for _ in range(_MOST_NESTING):
+        for _ in range(_MAX_NESTING):
             text, found = pattern.subn("", text)
             if not found:
                 break

@@ -132,7 +132,7 @@ def _flex_mask_maker(compiled: bool) -> Callable[..., flex.BlockMask]:
     return torch.compile(maker, dynamic=True) if compiled else maker
 
 
-class Circumstances(NamedTuple):
+class BackendContext(NamedTuple):
     """What decides which backends can run."""
 
     device: str  # its type: cpu, cuda …
@@ -151,7 +151,7 @@ def cuda_capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if is_there else None
 
 
-def choose_backend(requested: str, given: Circumstances) -> str:
+def choose_backend(requested: str, given: BackendContext) -> str:
     """The backend to run, or a UserError with the reason why `requested` cannot."""
     reasons = {name: _reason_against(name, given) for name in _PREFERENCE}
     if requested == "auto":
@@ -169,7 +169,7 @@ def choose_backend(requested: str, given: Circumstances) -> str:
 _PREFERENCE = ("grouped", "varlen", "sdpa", "flex", "plain", "jagged")
 
 
-def _reason_against(name: str, given: Circumstances) -> str | None:
+def _reason_against(name: str, given: BackendContext) -> str | None:
     """Why a backend cannot be used here, or None if it can."""
     if name == "plain":
         return None
@@ -193,12 +193,12 @@ def _reason_against(name: str, given: Circumstances) -> str | None:
 
 
 # The least compute capability: varlen and jagged are FlashAttention-2, flex is compiled by Triton.
-_LEAST_CAPABILITY = {"varlen": (8, 0), "jagged": (8, 0), "flex": (7, 0)}
+_MIN_CAPABILITY = {"varlen": (8, 0), "jagged": (8, 0), "flex": (7, 0)}
 
 
-def _reason_against_kernel(name: str, given: Circumstances) -> str | None:
+def _reason_against_kernel(name: str, given: BackendContext) -> str | None:
     """What the CUDA kernels themselves ask of the device and of the size of a head."""
-    least, size = _LEAST_CAPABILITY.get(name, (0, 0)), given.head_size
+    least, size = _MIN_CAPABILITY.get(name, (0, 0)), given.head_size
     if given.capability is not None and given.capability < least:
         found = ".".join(map(str, given.capability))
         return f"needs compute capability {least[0]}.{least[1]}, but this device has {found}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from nvidia.attention.backends import (
-    Circumstances,
+    BackendContext,
     choose_backend,
     cuda_capability,
     flex_attention,
@@ -138,7 +138,7 @@ class BertSelfAttention(nn.Module):
 
     def choose_backend(self, x: Tensor, options: AttentionOptions) -> str:
         """For `x`'s type on its device."""
-        given = Circumstances(
+        given = BackendContext(
             device=x.device.type,
             dtype=x.dtype,
             head_size=self.head_size,

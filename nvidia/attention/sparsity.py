@@ -47,7 +47,7 @@ _MODES: dict[str, dict[str, Any]] = {
     },
 }
 _RANDOM_SEED = 0  # random blocks are the same on all ranks and in every run
-_LEAST = {"block": 1, "num_local_blocks": 1, "num_sliding_window_blocks": 1, "num_different_global_patterns": 1}
+_MIN = {"block": 1, "num_local_blocks": 1, "num_sliding_window_blocks": 1, "num_different_global_patterns": 1}
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def _check_parameter(key: str, value: Any, problems: Problems) -> None:
         is_list = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
         if not (is_list or (key == "global_block_end_indices" and value is None)):
             problems.add(f"sparse_attention: {key} is {value!r}, expected a list of whole numbers from 0 up")
-    elif type(value) is not int or value < _LEAST.get(key, 0):
-        problems.add(f"sparse_attention: {key} is {value!r}, expected a whole number from {_LEAST.get(key, 0)} up")
+    elif type(value) is not int or value < _MIN.get(key, 0):
+        problems.add(f"sparse_attention: {key} is {value!r}, expected a whole number from {_MIN.get(key, 0)} up")
 
 
 def _check_relations(parameters: Mapping[str, Any], problems: Problems) -> None:

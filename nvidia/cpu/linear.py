@@ -30,7 +30,7 @@ _FUSED = {
     "tanh": ("tanh", ""),
     "silu": ("swish", ""),
 }
-_LEAST_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
+_MIN_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -78,7 +78,7 @@ def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == "cpu"
         and x.dtype == torch.float32 == weight.dtype
         and x.dim() == 2
-        and len(x) * weight.numel() >= _LEAST_WORK
+        and len(x) * weight.numel() >= _MIN_WORK
         and bool(torch.backends.mkldnn.enabled)
         and onednn_is_faster()
         and not torch.is_autocast_enabled("cpu")

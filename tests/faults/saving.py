@@ -123,15 +123,15 @@ def _origin_vanishes(fault: Fault) -> None:
     """The run that owns the checkpoint `tag` removes it right after it was chosen."""
     from training.checkpoints import resume as choice
 
-    original = choice.find_origin
+    original = choice.find_resume_point
 
-    def find_origin(*args: Any) -> Any:
+    def find_resume_point(*args: Any) -> Any:
         origin = original(*args)
         if origin is not None and origin.tag == fault["tag"]:
             origin.path.rename(origin.folder / f".dropped_{origin.tag}")
         return origin
 
-    choice.find_origin = find_origin
+    choice.find_resume_point = find_resume_point
 
 
 def _forget_optimizer_state(_: Fault) -> None:

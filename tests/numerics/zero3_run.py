@@ -12,7 +12,7 @@ from nvidia.checkpointing import Checkpointing
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.unit.nvidia.helpers import make_batch, spread_weights, tiny_config
 from training.runtime import collectives
-from training.runtime.ranks import find_place
+from training.runtime.ranks import read_rank_info
 
 CHOICES = [
     Checkpointing(),
@@ -59,7 +59,7 @@ def losses(choice: Checkpointing, in_engine: bool) -> list[float]:
 
 if __name__ == "__main__":
     grouped_attention._SHORT = 0  # so that the last block leaves out queries that are not read
-    collectives.start(torch.device("cpu"), find_place(), stuck_seconds=600.0)
+    collectives.start(torch.device("cpu"), read_rank_info(), stuck_seconds=600.0)
     results = [[losses(choice, in_engine=False), losses(choice, in_engine=True)] for choice in CHOICES]
     console.say(json.dumps(results))
     sys.stdout.flush()

@@ -53,7 +53,7 @@ class TrainingState:
     best_validation_loss: float | None
     model_config: dict[str, Any]
     is_preln: bool
-    is_kernel: bool = False  # whether DeepSpeed's fused layers hold the blocks' weights, under names of their own
+    is_kernel: bool = False  # whether DeepSpeed's fused layers read_lock the blocks' weights, under names of their own
     seconds: float = 0.0  # that this run has taken, over all its restarts
     longest_pause: float = 0.0  # seconds of a validation or checkpoint: what --time_budget keeps back for the last ones
     skips: Ranges = ()  # samples from … to … that are left out
@@ -77,7 +77,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sound: set[str] = set()  # tags that this process has verified or written
-        self.passed_over: set[str] = set()  # damaged ones: they must not push out those that are good
+        self.damaged: set[str] = set()  # damaged ones: they must not push out those that are good
         self._commit: threading.Thread | None = None
         self._commit_failure: Exception | None = None
 
@@ -96,7 +96,7 @@ class CheckpointFolder:
         """
         tag = tag_of(state)
         staging = self.folder / STAGING
-        is_known, problem = collectives.ask_main_rank(lambda: self._prepare(staging, state, engine))
+        is_known, problem = collectives.all_ranks_from_main(lambda: self._prepare(staging, state, engine))
         if problem is not None:
             raise SaveFailed(problem)
         if is_known:
@@ -105,25 +105,25 @@ class CheckpointFolder:
             return
         engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
         names, failure = engine.checkpoint_engine.take_outcome()
-        if collectives.any_rank(failure is not None)[0]:
-            collectives.ask_main_rank(lambda: shutil.rmtree(staging, ignore_errors=True))
+        if collectives.all_ranks_any(failure is not None)[0]:
+            collectives.all_ranks_from_main(lambda: shutil.rmtree(staging, ignore_errors=True))
             raise SaveFailed(self.explain(failure, tag, engine))
-        told = collectives.gather((names, RandomStates.now()))
+        told = collectives.all_ranks_gather((names, RandomStates.now()))
         if collectives.is_main():
             files = [WrittenFile(rank, *file) for rank, (found, _) in enumerate(told) for file in found]
             sources = {**sources, RANDOM_STATES: as_text([random_state for _, random_state in told])}
-            task = (staging / tag, state, sources, retention, best, files, self.passed_over)
+            task = (staging / tag, state, sources, retention, best, files, self.damaged)
             self._commit = threading.Thread(target=self._commit_quietly, args=task, name="commit")
             self._commit.start()
 
     def note_best(self, retention: Retention, best: Best) -> None:
         """Mark a checkpoint that is there already."""
         try:
-            retire(self.folder, [tag for tag in self.tags() if tag not in self.passed_over], retention, best)
+            retire(self.folder, [tag for tag in self.tags() if tag not in self.damaged], retention, best)
         except OSError as error:
             console.warn(f"{self.folder}: {best.tag} is the best so far, but best.json cannot be written ({error})")
 
-    def mend_pointers(self, tag: str, state: TrainingState) -> None:
+    def repair_pointers(self, tag: str, state: TrainingState) -> None:
         """What a kill right after the rename left undone: `latest`, and `best.json` from the state of `tag`."""
         with suppress(OSError):
             if _read_pointer(self.folder) != tag:
@@ -150,7 +150,7 @@ class CheckpointFolder:
                 raise failure
             return None if failure is None else self.explain(failure, "the last checkpoint", None)
 
-        problem = collectives.ask_main_rank(join)
+        problem = collectives.all_ranks_from_main(join)
         if problem is not None:
             raise SaveFailed(problem)
 
@@ -174,18 +174,18 @@ class CheckpointFolder:
 
     def size_of_next(self, engine: Any) -> int:
         """Bytes that a checkpoint takes: as the newest one did, else by the number of parameters."""
-        newest = self.newest_sound()
+        newest = self.newest_known_valid()
         if newest is not None:
             return size_in(self.folder / newest)
         return 12 * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
 
-    def newest_sound(self) -> str | None:
+    def newest_known_valid(self) -> str | None:
         """The newest of those that this process has verified or written. Reads no large file."""
         return next((tag for tag in reversed(self.tags()) if tag in self.sound), None)
 
     def explain(self, failure: Exception | None, tag: str, engine: Any) -> str:
         reason = "a file could not be written on another rank" if failure is None else str(failure)
-        good = self.newest_sound()
+        good = self.newest_known_valid()
         text = f"{self.folder}: {tag} was not saved ({reason}); the last good checkpoint is {good or 'none yet'}"
         if isinstance(failure, FileNotFoundError):  # not for want of space
             return text
@@ -201,7 +201,7 @@ class CheckpointFolder:
 
     def _commit_quietly(self, *task: Any) -> None:
         try:
-            self.passed_over.discard(task[0].name)  # it is written anew
+            self.damaged.discard(task[0].name)  # it is written anew
             commit(self.folder, *task)
             self.sound.add(task[0].name)
         except Exception as error:  # told by finish()
@@ -246,7 +246,7 @@ class CheckpointFolder:
                 self.sound.add(tag)
                 return tag
             self.sound.discard(tag)
-            self.passed_over.add(tag)
+            self.damaged.add(tag)
             console.warn(f"{self.folder / tag}: passed over: {problem}")
         return None
 
@@ -292,7 +292,7 @@ def commit(
     retention: Retention,
     best: Best | None,
     written: Sequence[WrittenFile] = (),
-    passed_over: Container[str] = (),
+    damaged: Container[str] = (),
 ) -> None:
     """Rank 0's part, in the order that makes a kill at any moment harmless."""
     write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
@@ -306,7 +306,7 @@ def commit(
         point_to(folder, staged.name)
         # One of a later step was passed over when this run was resumed; it must not push out those that are good.
         earlier = [tag for tag in CheckpointFolder(folder).tags() if step_of(tag) <= step_of(staged.name)]
-        retire(folder, [tag for tag in earlier if tag not in passed_over], retention, best)
+        retire(folder, [tag for tag in earlier if tag not in damaged], retention, best)
     except OSError as error:
         console.warn(f"{folder}: the checkpoint is there, but its pointers could not be written ({error})")
 
@@ -373,7 +373,7 @@ def tag_of(state: TrainingState) -> str:
     return f"step_{state.step:08d}"
 
 
-def hold(checkpoint: Path, stack: ExitStack) -> bool:
+def read_lock(checkpoint: Path, stack: ExitStack) -> bool:
     """Keep a checkpoint from being retired by the run that owns it until `stack` closes; False: it has gone."""
     try:
         stream = stack.enter_context((checkpoint / MANIFEST).open())

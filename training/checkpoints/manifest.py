@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: what its folder must hold, and what is wrong with one that does not."""
+"""A checkpoint's manifest: what its folder must read_lock, and what is wrong with one that does not."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_missing(folder: Path, files: dict[str, Any]) -> str | None:
-    """The first file that a checkpoint of so many ranks must hold, but that its manifest does not list."""
+    """The first file that a checkpoint of so many ranks must read_lock, but that its manifest does not list."""
     if STATE not in files:
         return STATE
     try:

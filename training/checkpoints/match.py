@@ -10,7 +10,7 @@ from training.settings.resolve import Settings
 
 
 @dataclass(frozen=True)
-class Origin:
+class ResumePoint:
     """The checkpoint that a run goes on from; `is_own` when it is this run's, not another's."""
 
     folder: Path
@@ -95,7 +95,7 @@ def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, wh
     )
 
 
-def check_match(saved: TrainingState, now: TrainingState, origin: Origin) -> None:
+def check_match(saved: TrainingState, now: TrainingState, origin: ResumePoint) -> None:
     """All reasons at once why a run with the state `now` cannot go on from `origin`, which holds `saved`."""
     where, problems = origin.path, Problems()
     problems.attempt(lambda: check_model(saved, now.model_config, now.is_preln, where))

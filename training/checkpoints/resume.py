@@ -7,15 +7,15 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import Problems, UserError
-from training.checkpoints.folder import CheckpointFolder, TrainingState, hold, read_state
-from training.checkpoints.match import Origin, check_match, check_model
+from training.checkpoints.folder import CheckpointFolder, TrainingState, read_lock, read_state
+from training.checkpoints.match import ResumePoint, check_match, check_model
 from training.checkpoints.publish import DAMAGED, recover
 from training.checkpoints.retention import step_of
 from training.runtime import collectives
 from training.settings.resolve import Settings
 
 
-def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | None:
+def find_resume_point(settings: Settings, checkpoints: CheckpointFolder) -> ResumePoint | None:
     """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
     if not settings.flags.dry_run:  # which holds no lock, and changes nothing
         recover(checkpoints.folder)
@@ -26,18 +26,20 @@ def find_origin(settings: Settings, checkpoints: CheckpointFolder) -> Origin | N
             f"another --job_name"
         )
     if own is not None:
-        tell_unused_origin(settings, checkpoints.folder / own)
+        report_unused_checkpoint(settings, checkpoints.folder / own)
         best = checkpoints.best()
         is_before = best is not None and step_of(best.tag) <= step_of(own)
-        return Origin(checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None)
+        return ResumePoint(
+            checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None
+        )
     if settings.flags.load_training_checkpoint is not None:
         other = CheckpointFolder(settings.flags.load_training_checkpoint)
         tag = other.choose(settings.flags.load_checkpoint_id)
-        return Origin(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
+        return ResumePoint(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
     return None
 
 
-def tell_unused_origin(settings: Settings, own: Path) -> None:
+def report_unused_checkpoint(settings: Settings, own: Path) -> None:
     """--load_training_checkpoint says what a run begins with; the same command, run again, goes on where it was."""
     other, tag = settings.flags.load_training_checkpoint, settings.flags.load_checkpoint_id
     if other is not None:
@@ -49,15 +51,17 @@ def tell_unused_origin(settings: Settings, own: Path) -> None:
 
 
 @contextmanager
-def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState) -> Generator[Origin | None]:
-    """find_origin()'s choice, kept from being removed while it is read. Where it vanished first, the next newest."""
+def locked_resume_point(
+    settings: Settings, checkpoints: CheckpointFolder, fresh: TrainingState
+) -> Generator[ResumePoint | None]:
+    """find_resume_point()'s choice, locked while it is read. Where it vanished first, the next newest."""
     for _ in range(3):
-        origin = collectives.ask_main_rank(lambda: find_origin(settings, checkpoints))
+        origin = collectives.all_ranks_from_main(lambda: find_resume_point(settings, checkpoints))
         with ExitStack() as stack:
-            has_gone = origin is not None and not hold(origin.path, stack)
-            if not collectives.any_rank(has_gone)[0]:
+            has_gone = origin is not None and not read_lock(origin.path, stack)
+            if not collectives.all_ranks_any(has_gone)[0]:
                 if origin is not None:
-                    collectives.ask_main_rank(partial(check_origin, origin, fresh, settings))
+                    collectives.all_ranks_from_main(partial(check_resume_point, origin, fresh, settings))
                 yield origin
                 return
     assert origin is not None
@@ -67,7 +71,7 @@ def held_origin(settings: Settings, checkpoints: CheckpointFolder, fresh: Traini
     )
 
 
-def check_origin(origin: Origin, fresh: TrainingState, settings: Settings) -> None:
+def check_resume_point(origin: ResumePoint, fresh: TrainingState, settings: Settings) -> None:
     """Refuse what a run that would begin as `fresh` cannot go on from, before anything is built."""
     saved = read_state(origin.path)
     if origin.is_only_weights:
@@ -80,7 +84,7 @@ def check_origin(origin: Origin, fresh: TrainingState, settings: Settings) -> No
     problems.raise_if_any()
 
 
-def check_schedule(saved: TrainingState, settings: Settings, origin: Origin) -> None:
+def check_schedule(saved: TrainingState, settings: Settings, origin: ResumePoint) -> None:
     """Refuse another run's checkpoint that lies past the end of this run's schedule: not one step would be taken."""
     total = settings.training.total_training_steps
     if saved.step >= total and settings.time_budget is None and not settings.flags.rewarmup:

@@ -8,7 +8,7 @@ from common.errors import UserError
 from training.build import Run
 from training.checkpoints.folder import SaveFailed
 from training.checkpoints.retention import Best, Retention, step_of
-from training.metrics.timing import Phases
+from training.metrics.timing import SectionTimer
 from training.runtime import collectives
 
 # A finished run is worth waiting for space; a run that was asked to stop has seconds.
@@ -30,7 +30,7 @@ class Saver:
     def is_overdue(self) -> bool:
         """By this rank's clock, --save_every_minutes. Rank 0's counts."""
         minutes = self.run.settings.flags.save_every_minutes
-        if minutes is None or not self.run.place.is_main:
+        if minutes is None or not self.run.rank_info.is_main:
             return False
         return time.monotonic() - self.saved_at >= 60 * minutes
 
@@ -75,7 +75,9 @@ class Saver:
             console.warn(str(failure))
             self.save_last(None, None, patience=0.0)
 
-    def save_last(self, best: Best | None, phases: Phases | None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
+    def save_last(
+        self, best: Best | None, phases: SectionTimer | None, patience: float = FINAL_PATIENCE_SECONDS
+    ) -> None:
         """The checkpoint that a run ends with: wait `patience` seconds for space, then give up with the reason."""
         deadline = time.monotonic() + patience
         while True:
@@ -86,15 +88,17 @@ class Saver:
                 self.run.checkpoints.finish()
                 return
             except SaveFailed as failure:
-                left, lost = collectives.ask_main_rank(lambda: (deadline - time.monotonic(), self._steps_to_repeat()))
-                if left <= 0 or self.run.stop.is_agreed():
+                left, lost = collectives.all_ranks_from_main(
+                    lambda: (deadline - time.monotonic(), self._steps_to_repeat())
+                )
+                if left <= 0 or self.run.stop.all_ranks_agreed():
                     raise UserError(f"{failure}. The same command goes on from there ({lost} steps again)") from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)
 
     def _steps_to_repeat(self) -> int:
         """Steps since the newest checkpoint that is there and good. Rank 0 knows: it commits in the background."""
-        good, state = self.run.checkpoints.newest_sound(), self.run.state
+        good, state = self.run.checkpoints.newest_known_valid(), self.run.state
         return state.step - (state.start_step if good is None else step_of(good))
 
     def _save(self, best: Best | None) -> None:

@@ -13,7 +13,7 @@ from data.stream.batches import Batch
 from data.stream.loader import StepBatches
 from training.engine.checkpoint_files import CheckedFiles
 from training.metrics.tally import Tally
-from training.metrics.timing import Phases
+from training.metrics.timing import SectionTimer
 from training.plan.step_plan import Segment
 from training.runtime import collectives
 
@@ -54,7 +54,7 @@ def take_step(
     engine: Any,
     step: StepBatches,
     tally: Tally,
-    phases: Phases,
+    phases: SectionTimer,
     seed: int,
     device: torch.device,
     should_stop: Callable[[], bool] | None = None,
@@ -102,7 +102,7 @@ def masked_tokens_per_micro_step(batches: list[Batch], world_size: int) -> torch
     masked tokens fall on ranks and micro-batches.
     """
     masked = torch.stack([(batch.masked_lm_labels != -1).sum() for batch in batches]).sum().double()
-    return collectives.sum_over_ranks(masked) / (len(batches) * world_size)
+    return collectives.all_ranks_sum(masked) / (len(batches) * world_size)
 
 
 def seed_of(purpose: str, *numbers: int) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch.utils import file_baton
 from torch.utils.file_baton import FileBaton
 
-from common.console import tell_error
+from common.console import write_error
 
 MARK = b"bert-pretraining\n"
 PATIENCE_SECONDS = 120.0  # an extension takes about one minute to compile
@@ -48,10 +48,12 @@ class CompileLock(FileBaton):
         path, began, is_told = Path(self.lock_file_path), time.monotonic(), False
         while path.exists():
             if self._take_over():
-                tell_error(f"warning: {path}: was left by a run that died while it compiled; compiling it now")
+                write_error(f"warning: {path}: was left by a run that died while it compiled; compiling it now")
                 return True
             if not is_told and time.monotonic() - began > PATIENCE_SECONDS:
-                tell_error(f"warning: {path}: waiting for another process to compile this; if there is none, remove it")
+                write_error(
+                    f"warning: {path}: waiting for another process to compile this; if there is none, remove it"
+                )
                 is_told = True
             time.sleep(self.wait_seconds)
         return False

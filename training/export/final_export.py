@@ -22,5 +22,5 @@ def export_last_checkpoint(run: Run) -> None:
     def export() -> None:
         export_checkpoint(checkpoint, output, run.settings.tokenizer, metrics, flag="--export_dir")
 
-    collectives.ask_main_rank(export)
+    collectives.all_ranks_from_main(export)
     console.say(f"export: {output}")

@@ -33,7 +33,7 @@ class BadSteps:
         self.in_row = 0
         self.first_sample = 0  # of those in a row
         self.skipped = run.engine.skipped_steps
-        self.file = run.settings.runs / f"bad_batches_rank_{run.place.rank}.jsonl"
+        self.file = run.settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
 
     def check(self, batches: StepBatches) -> None:
         """After a step: tell whether it was bad. Raises UserError after `limit` in a row."""

@@ -22,7 +22,7 @@ from data.shards.schema import Split
 from nvidia.config import BertConfig
 from training.inputs.data_fit import check_fit
 from training.plan.length_schedule import Length
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
     return f"{counted(data.num_rows, 'row')}{of_length} in {counted(len(data.files), 'file')}"
 
 
-def open_data(request: DataRequest, place: Place) -> Datasets:
+def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
     """Every rank opens all the data; with --verify_data each reads its share of the files whole.
 
     What is wrong with any of it is told at once.
@@ -69,7 +69,7 @@ def open_data(request: DataRequest, place: Place) -> Datasets:
     options: dict[str, Any] = {
         "vocab_size": request.vocab_size,
         "verify": request.verify,
-        "share": (place.rank, place.world_size),
+        "share": (rank_info.rank, rank_info.world_size),
     }
     problems = Problems()
 

@@ -7,20 +7,20 @@ from data.shards.dataset import PretrainingDataset
 from data.stream.loader import TrainingStream
 from training.plan.step_plan import Segment
 from training.plan.token_schedule import TokenSchedule
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 from training.settings.resolve import Settings
 
 
 def build_stream(
-    settings: Settings, place: Place, training: Sequence[PretrainingDataset], segment: Segment
+    settings: Settings, rank_info: RankInfo, training: Sequence[PretrainingDataset], segment: Segment
 ) -> TrainingStream:
     """The stream of the segment's steps, over its phase's data."""
     phase = segment.phase
     return TrainingStream(
         training[phase.index],
         seed=settings.flags.seed,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
         micro_batch_size=phase.micro,
         gradient_accumulation_steps=segment.accumulation,
         masking=build_masking(settings, segment) if settings.flags.dynamic_masking else None,

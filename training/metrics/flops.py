@@ -15,7 +15,7 @@ from nvidia.cpu.linear import linear
 
 # Work of one forward and one backward pass, in forwards. Recomputation is not counted: it is not useful work.
 PASSES = 3
-MOST_TOKENS = 4096  # of the measured product: enough for full speed, short enough for a CPU
+MAX_TOKENS = 4096  # of the measured product: enough for full speed, short enough for a CPU
 MEASURE_SECONDS = 0.3
 PACE_SECONDS = 0.01  # of each of the turns
 PACE_TURNS = 5
@@ -57,7 +57,7 @@ class MatmulProbe:
         device: torch.device,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        tokens, hidden = min(num_tokens, MOST_TOKENS), config.hidden_size
+        tokens, hidden = min(num_tokens, MAX_TOKENS), config.hidden_size
         sizes = (config.intermediate_size, hidden)
         generator = torch.Generator(device).manual_seed(0)
         self.x = torch.randn(tokens, hidden, dtype=dtype, device=device, generator=generator)

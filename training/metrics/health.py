@@ -18,7 +18,7 @@ MIN_SECONDS = 10.0  # of training, before shares of its time are judged: a start
 REPEATED_SHARE = 0.2  # of the rows seen
 SMALL_BATCH = 32  # rows a step
 LOW_RATE = 2e-5
-MOST_ROWS = 20_000  # whose repeats are counted
+MAX_ROWS = 20_000  # whose repeats are counted
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RowRepeats:
     def add(self, epoch: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
         """`input_ids` and `labels` [B, S] as the model gets them; labels are -1 where nothing is predicted."""
         self.epoch = epoch if self.epoch is None else self.epoch
-        if epoch != self.epoch or self.num_rows >= MOST_ROWS:
+        if epoch != self.epoch or self.num_rows >= MAX_ROWS:
             return
         originals = np.where(labels >= 0, labels, input_ids)
         self.seen.update(hash(row.tobytes()) for row in originals)

@@ -25,7 +25,7 @@ class Tally:
         assert self.sums is not None, "take() before the first add()"
         host = host or {}
         values = torch.cat([self.sums, self.sums.new_tensor(list(host.values()))])
-        totals = collectives.sum_over_ranks(values).tolist()
+        totals = collectives.all_ranks_sum(values).tolist()
         self.sums = None
         return dict(zip((*self.names, *host), totals, strict=True))
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import torch
 
 # In the order in which they are shown. What lies between them is "other".
-PHASES = ("data_wait", "forward", "backward", "optimizer", "logging", "checkpoint", "validation")
+SECTIONS = ("data_wait", "forward", "backward", "optimizer", "logging", "checkpoint", "validation")
 # Not part of training: throughput and seconds a step leave them out.
 PAUSES = ("checkpoint", "validation")
 
 
-class Phases:
+class SectionTimer:
     """Seconds spent in each phase. Adding one never waits for the device; reading them does, once.
 
     On a GPU work is only queued when a call returns, so the compute phases are measured by events in the queue.
@@ -22,7 +22,7 @@ class Phases:
         self.uses_events = device.type == "cuda"
         self.clock = clock
         self.began = clock()
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys(SECTIONS, 0.0)
         self.events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.on_begin: Callable[[str], None] | None = None
 
@@ -57,7 +57,7 @@ class Phases:
                 self.seconds[phase] += start.elapsed_time(end) / 1000
         now = self.clock()
         seconds, total = self.seconds, now - self.began
-        self.began, self.seconds, self.events = now, dict.fromkeys(PHASES, 0.0), []
+        self.began, self.seconds, self.events = now, dict.fromkeys(SECTIONS, 0.0), []
         return {**seconds, "other": max(0.0, total - sum(seconds.values())), "total": total}
 
 

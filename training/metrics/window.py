@@ -17,7 +17,7 @@ from training.metrics.flops import MatmulProbe, model_flops
 from training.metrics.formatting import train_line
 from training.metrics.health import Health
 from training.metrics.tally import Tally, summarize
-from training.metrics.timing import PHASES, Phases, training_seconds
+from training.metrics.timing import SECTIONS, SectionTimer, training_seconds
 from training.plan.outlook import find_early_end
 from training.runtime import collectives
 
@@ -27,7 +27,7 @@ READ_SECONDS = 1.0  # between two looks at a loss that is still being summed up
 WATCHED_STEPS = 2  # a head whose labels are all missing in one batch is not yet a dead head
 
 
-class Window:
+class MetricsWindow:
     """Counts while steps are taken; `report` turns the counts into figures for every sink."""
 
     def __init__(self, run: Run) -> None:
@@ -45,7 +45,7 @@ class Window:
         probe = self._build_probe()
         self.matmul_speed, self.slowest_speed = self._measure_machine(probe)
         # Elsewhere the forward pass tells how fast a rank is, and the probe's tensors are not kept.
-        needs_probe = run.settings.deepspeed.zero_stage == 3 and run.place.world_size > 1
+        needs_probe = run.settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1
         self.probe = probe if needs_probe else None
         self.pace, self.paced_at = 0.0, -math.inf
         self.figures: dict[str, float] = {}
@@ -59,7 +59,7 @@ class Window:
         self.flops = 0.0
         self.marks: list[tuple[int, int, int, torch.Tensor]] = []  # (step, first and next sample, sums so far)
         self.step_losses: list[StepLoss] = []  # of the last report
-        self.phases = Phases(run.device)
+        self.phases = SectionTimer(run.device)
         self.read_at = 0.0
 
     def _build_probe(self) -> MatmulProbe:
@@ -69,8 +69,8 @@ class Window:
 
     def _measure_machine(self, probe: MatmulProbe) -> tuple[float, float]:
         """FLOP/s of all ranks together and of the slowest, each measured while the others are."""
-        collectives.barrier()
-        speeds = collectives.gather(probe.measure_speed())
+        collectives.all_ranks_barrier()
+        speeds = collectives.all_ranks_gather(probe.measure_speed())
         return sum(speeds), min(speeds)
 
     def _own_pace(self, seconds: dict[str, float]) -> float:
@@ -92,15 +92,15 @@ class Window:
         """Note a step's work, from the batches as they lie in host memory: nothing waits for the device."""
         self.num_steps += 1
         self.num_micro_steps += len(batches.micro_batches)
-        rows = len(batches.rows) * self.run.place.world_size
+        rows = len(batches.rows) * self.run.rank_info.world_size
         self.num_rows += rows
         assert self.tally.sums is not None
         self.marks.append((self.run.state.step, batches.next_sample - rows, batches.next_sample, self.tally.sums))
         epoch = self.run.horizon.epoch_of(batches.next_sample - rows)
         for batch in batches.micro_batches:
-            self.num_positions += batch.input_ids.numel() * self.run.place.world_size
+            self.num_positions += batch.input_ids.numel() * self.run.rank_info.world_size
             self.flops += step_flops(self.run, batch)
-            if self.run.place.is_main:
+            if self.run.rank_info.is_main:
                 labels = batch.masked_lm_labels.numpy()
                 self.health.unigram.add(labels.ravel())
                 self.health.repeats.add(epoch, batch.input_ids.numpy(), labels)
@@ -124,7 +124,7 @@ class Window:
         """Turn the counts into figures, and begin anew. Called by all ranks together."""
         self.step_losses = self._losses_by_step()
         self.figures = self._take()
-        self.begin_anew()
+        self.reset()
 
     def tell(self) -> None:
         run = self.run
@@ -133,7 +133,7 @@ class Window:
             last = None if run.budget.total is not None else run.horizon.last_step()
             console.say(train_line(run.state.step, last, self.figures, left))
             self._note_early_end()
-            is_warm = run.place_in_schedule() >= run.schedule.origin + run.schedule.warmup_steps
+            is_warm = run.schedule_position() >= run.schedule.origin + run.schedule.warmup_steps
             for sentence in self.health.check(run.state.step, self.figures, self.paces, is_warm):
                 console.warn(sentence)
             run.sinks.record("train", run.state.step, run.state.samples, self.figures)
@@ -160,7 +160,7 @@ class Window:
         self.read_at = now
         return summarize(dict(zip(self.tally.names, self.tally.sums.tolist(), strict=True)))["loss"]
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget what was counted since the last report."""
         self.tally.sums = None
         self.num_steps, self.num_micro_steps, self.num_rows, self.num_positions = 0, 0, 0, 0
@@ -170,7 +170,7 @@ class Window:
         """Each step's loss over all ranks, from the sums as they stood after it: one reduction for the window."""
         if not self.marks:
             return []
-        sums = collectives.sum_over_ranks(torch.stack([mark[3] for mark in self.marks]))
+        sums = collectives.all_ranks_sum(torch.stack([mark[3] for mark in self.marks]))
         steps = torch.cat([sums[:1], sums.diff(dim=0)]).tolist()
         return [
             StepLoss(step, first, following, summarize(dict(zip(self.tally.names, values, strict=True)))["loss"])
@@ -178,7 +178,7 @@ class Window:
         ]
 
     def _take(self) -> dict[str, float]:
-        run, ranks = self.run, self.run.place.world_size
+        run, ranks = self.run, self.run.rank_info.world_size
         seconds = self.phases.lap()
         sums = self.tally.take(self._host_sums(seconds))
         elapsed = sums["training_seconds"] / ranks
@@ -201,7 +201,7 @@ class Window:
             "model_flops_per_second": sums["flops"] / elapsed,
             "matmul_share": sums["flops"] / elapsed / self.matmul_speed,
             "data_wait_share": sums["seconds_data_wait"] / ranks / elapsed,
-            **{f"seconds_{phase}": sums[f"seconds_{phase}"] / ranks for phase in (*PHASES, "other")},
+            **{f"seconds_{phase}": sums[f"seconds_{phase}"] / ranks for phase in (*SECTIONS, "other")},
             "memory_gib": max(sums[f"memory_{rank}"] for rank in range(ranks)),
             "skipped_steps": float(run.engine.skipped_steps),
         }
@@ -217,13 +217,13 @@ class Window:
 
         A slot of its own for each rank, zero on all others, makes a gather of a sum.
         """
-        place = self.run.place
-        mine = {rank: float(rank == place.rank) for rank in range(place.world_size)}
+        rank_info = self.run.rank_info
+        mine = {rank: float(rank == rank_info.rank) for rank in range(rank_info.world_size)}
         memory, pace = peak_memory_gib(self.run.device), self._own_pace(seconds)
         return {
             "flops": self.flops,
             "training_seconds": training_seconds(seconds),
-            **{f"seconds_{phase}": seconds[phase] for phase in (*PHASES, "other")},
+            **{f"seconds_{phase}": seconds[phase] for phase in (*SECTIONS, "other")},
             **{f"pace_{rank}": flag * pace for rank, flag in mine.items()},
             **{f"memory_{rank}": flag * memory for rank, flag in mine.items()},
         }

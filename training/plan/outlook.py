@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from data.shards.dataset import PretrainingDataset
-from nvidia.attention.backends import Circumstances, choose_backend
+from nvidia.attention.backends import BackendContext, choose_backend
 from nvidia.config import BertConfig
 from training.metrics.formatting import format_seconds
 from training.plan.horizon import Horizon
@@ -101,7 +101,7 @@ def find_attention_notes(
     """What attention dropout costs on a GPU, whose fastest kernels have none."""
     if device == "cpu" or config.attention_backend != "auto":
         return []
-    given = Circumstances(
+    given = BackendContext(
         device=device,
         dtype=TYPES[precision],
         head_size=config.head_size,
@@ -120,7 +120,7 @@ def find_attention_notes(
     ]
 
 
-def count_people(number: float) -> str:
+def format_count(number: float) -> str:
     """1234567 → 1.2 M"""
     for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= size:

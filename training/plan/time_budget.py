@@ -15,8 +15,8 @@ from common.files import write_plainly
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # Kept back for the last validation, checkpoint and export, until their real cost has been seen.
 RESERVED_SHARE = 0.03
-MOST_RESERVED = 600.0
-LONGEST = 10 * 365 * 86400.0
+MAX_RESERVED_SECONDS = 600.0
+MAX_SECONDS = 10 * 365 * 86400.0
 SAFETY = 1.5  # times the longest pause seen
 TIME_SPENT = "time_spent.json"  # beside the checkpoints
 
@@ -26,7 +26,7 @@ def parse_duration(text: str) -> float:
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
         raise UserError(f"--time_budget {text}: is no length of time; write for example 90s, 45m, 24h or 1d12h")
     seconds = sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
-    if not 0 < seconds <= LONGEST:
+    if not 0 < seconds <= MAX_SECONDS:
         raise UserError(
             f"--time_budget {text}: is {seconds:g} seconds, expected more than none and at most 10 years; write for "
             f"example 90s, 45m, 24h or 1d12h"
@@ -50,7 +50,7 @@ def read_time_spent(folder: Path) -> float:
         seconds = float(json.loads((folder / TIME_SPENT).read_text())["seconds"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0.0
-    return seconds if 0 <= seconds <= LONGEST else 0.0
+    return seconds if 0 <= seconds <= MAX_SECONDS else 0.0
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Budget:
     def reserved(self) -> float:
         """What the schedule leaves at the end. Fixed from the start, so that the rate does not jump."""
         assert self.total is not None
-        return min(MOST_RESERVED, RESERVED_SHARE * self.total)
+        return min(MAX_RESERVED_SECONDS, RESERVED_SHARE * self.total)
 
     def left(self) -> float:
         """Seconds to train in from now on: without what the end needs."""

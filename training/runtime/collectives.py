@@ -16,30 +16,30 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from common.console import console
-from common.errors import RankLost, ToldElsewhere, UserError, exit_code_of
+from common.errors import RankLost, ReportedElsewhere, UserError, exit_code_of
 from common.processes import STUCK_EXIT_CODE
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 
 T = TypeVar("T")
 LOST_RANK_EXIT_CODE = 1
 JOIN_TIMEOUT = default_pg_timeout  # between the first rank's coming and the last's: DEEPSPEED_TIMEOUT, in minutes
 LONGER_THAN_STUCK = timedelta(minutes=2)
-LONGEST_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes says
-MOST_NAMED = 16  # ranks or hosts in a message
+MAX_COLLECTIVE_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes says
+MAX_NAMED = 16  # ranks or hosts in a message
 REMEDY = "look at its log and its machine, and at the network between, and start again"
 # What gloo and NCCL say when the other side of a connection has gone.
 LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
-def start(device: torch.device, place: Place, stuck_seconds: float) -> None:
+def start(device: torch.device, rank_info: RankInfo, stuck_seconds: float) -> None:
     """Join the world that the environment's variables describe.
 
     A collective waits longer than the watchdog does: the one says that it timed out, the other for whom.
     """
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    meeting = _meet(place)
-    timeout = max(JOIN_TIMEOUT, timedelta(seconds=min(stuck_seconds, LONGEST_SECONDS)) + LONGER_THAN_STUCK)
+    meeting = _meet(rank_info)
+    timeout = max(JOIN_TIMEOUT, timedelta(seconds=min(stuck_seconds, MAX_COLLECTIVE_SECONDS)) + LONGER_THAN_STUCK)
     # DeepSpeed makes groups of its own, and does not say how long they wait.
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
@@ -48,12 +48,12 @@ def start(device: torch.device, place: Place, stuck_seconds: float) -> None:
     del meeting  # until here rank 0 is its server
 
 
-def _meet(place: Place) -> Store:
+def _meet(rank_info: RankInfo) -> Store:
     """The store by which all ranks have found each other; RankLost names those that did not come."""
-    store = _open_store(place)
-    keys = [f"bert_pretraining/rank_{rank}" for rank in range(place.world_size)]
+    store = _open_store(rank_info)
+    keys = [f"bert_pretraining/rank_{rank}" for rank in range(rank_info.world_size)]
     try:
-        store.set(keys[place.rank], socket.gethostname())
+        store.set(keys[rank_info.rank], socket.gethostname())
         try:
             store.wait(keys, JOIN_TIMEOUT)
         except torch.distributed.DistStoreError:
@@ -67,21 +67,21 @@ def _meet(place: Place) -> Store:
     return store
 
 
-def _open_store(place: Place) -> Store:
+def _open_store(rank_info: RankInfo) -> Store:
     """Rank 0 serves it, but for torchrun, which does so itself. torch's own store on this port shares the server."""
     is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     try:
         return TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
-            is_master=place.is_main and not is_served,
+            is_master=rank_info.is_main and not is_served,
             timeout=JOIN_TIMEOUT,
             wait_for_workers=False,
             multi_tenant=not is_served,
         )
     except torch.distributed.DistNetworkError as error:
         text = str(error)
-        if "timed out" in text and not place.is_main:
+        if "timed out" in text and not rank_info.is_main:
             raise RankLost(
                 f"rank 0 did not come to {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
                 f"{JOIN_TIMEOUT.total_seconds():.0f} s, or cannot be reached there; {REMEDY}",
@@ -106,7 +106,7 @@ def _describe_missing(hosts: list[str | None]) -> str:
 
 
 def _shortened_list(items: Sequence[object]) -> str:
-    return ", ".join(map(str, items[:MOST_NAMED])) + (" …" if len(items) > MOST_NAMED else "")
+    return ", ".join(map(str, items[:MAX_NAMED])) + (" …" if len(items) > MAX_NAMED else "")
 
 
 def _meeting_point() -> str:
@@ -122,7 +122,7 @@ class Unreadable(Exception):
 
 
 @contextmanager
-def told_of_lost_ranks() -> Generator[None]:
+def reporting_lost_ranks() -> Generator[None]:
     """One message for what happened on one rank, instead of the tracebacks of those who waited for it.
 
     A connection that breaks is another rank's end.
@@ -130,7 +130,7 @@ def told_of_lost_ranks() -> Generator[None]:
     try:
         yield
     except Unreadable as agreed:
-        _let_one_tell(agreed.failure)
+        _raise_on_first_failed_rank(agreed.failure)
     except RuntimeError as error:
         text = str(error)
         if not any(sign in text for sign in LOST_SIGNS):
@@ -142,29 +142,29 @@ def told_of_lost_ranks() -> Generator[None]:
         ) from None
 
 
-def _let_one_tell(failure: BaseException | None) -> NoReturn:
-    """Called on all ranks, of which at least one has failed: that one's own error here, ToldElsewhere on the others."""
-    codes = gather(None if failure is None else exit_code_of(failure))
+def _raise_on_first_failed_rank(failure: BaseException | None) -> NoReturn:
+    """On all ranks, of which at least one has failed: its own error there, ReportedElsewhere on the others."""
+    codes = all_ranks_gather(None if failure is None else exit_code_of(failure))
     speaker, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
     if failure is None or dist.get_rank() != speaker:
-        raise ToldElsewhere(f"rank {speaker} cannot read its data; its message says why", code) from None
+        raise ReportedElsewhere(f"rank {speaker} cannot read its data; its message says why", code) from None
     console.enabled = True
     raise failure
 
 
-def read_together(read: Callable[[], T]) -> T:
+def all_ranks_read(read: Callable[[], T]) -> T:
     """`read()` on every rank; Unreadable on all where it fails on one."""
     failure = None
     try:
         result = read()
     except Exception as error:  # raised below, after the others have been told
         failure = error
-    if any_rank(failure is not None)[0]:
+    if all_ranks_any(failure is not None)[0]:
         raise Unreadable(failure)
     return result
 
 
-def any_rank(*flags: bool) -> list[bool]:
+def all_ranks_any(*flags: bool) -> list[bool]:
     """For each flag whether it holds on any rank: the same answer on all. Never waits for a device."""
     if dist.get_world_size() == 1:
         return list(flags)
@@ -179,7 +179,7 @@ def _host_group() -> torch.distributed.ProcessGroup | None:
     return torch.distributed.new_group(backend="gloo") if torch.distributed.get_backend() != "gloo" else None
 
 
-def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+def all_ranks_sum(values: torch.Tensor) -> torch.Tensor:
     """The sum of `values` over all ranks, in place and returned."""
     if dist.get_world_size() > 1:
         dist.all_reduce(values)
@@ -190,12 +190,12 @@ def is_main() -> bool:
     return bool(dist.get_rank() == 0)
 
 
-def barrier() -> None:
+def all_ranks_barrier() -> None:
     if dist.get_world_size() > 1:
         dist.barrier()
 
 
-def ask_main_rank(action: Callable[[], T]) -> T:
+def all_ranks_from_main(action: Callable[[], T]) -> T:
     """`action`'s result on rank 0, on every rank; a failure there fails all instead of leaving them waiting."""
     failure, result = None, None
     if dist.get_rank() == 0:
@@ -208,13 +208,13 @@ def ask_main_rank(action: Callable[[], T]) -> T:
         torch.distributed.broadcast_object_list(told, src=0, group=_host_group())
         is_done, result = told[0]
         if failure is None and not is_done:
-            raise ToldElsewhere("rank 0 failed; its message says why")
+            raise ReportedElsewhere("rank 0 failed; its message says why")
     if failure is not None:
         raise failure
     return result  # type: ignore[return-value]
 
 
-def gather(value: T) -> list[T]:
+def all_ranks_gather(value: T) -> list[T]:
     """Every rank's `value`, in the order of the ranks."""
     gathered = [value] * dist.get_world_size()
     if len(gathered) > 1:

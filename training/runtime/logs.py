@@ -11,14 +11,14 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s %(filename)s:%(lineno)d %(message)s
 LOGGERS = ("DeepSpeed", "py.warnings")
 
 
-MOST_HELD = 10_000  # records
+MAX_HELD = 10_000  # records
 
 
 class HeldFile(MemoryHandler):
     """Records for a file that is not made before `begin`: a run that cannot begin leaves nothing behind."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(MOST_HELD, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+        super().__init__(MAX_HELD, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
         self.path = path
 
     def begin(self) -> None:

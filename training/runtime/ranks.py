@@ -12,7 +12,7 @@ from common.errors import Problems, UserError
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One rank of the world."""
 
     rank: int
@@ -37,7 +37,7 @@ SLURM_NAMES = {
 START_AGAIN = "start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
 
 
-def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
+def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankInfo:
     """Read the launcher's variables, or srun's; without either, fill in a world of one on a free port."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         if is_started_by_srun(environment):
@@ -47,7 +47,7 @@ def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
             environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     problems = Problems()
     world_size = _read_number(environment, "WORLD_SIZE", None, 1, problems)
-    place = Place(
+    rank_info = RankInfo(
         rank=_read_number(environment, "RANK", None, 0, problems),
         local_rank=_read_number(environment, "LOCAL_RANK", "0" if world_size == 1 else None, 0, problems),
         world_size=world_size,
@@ -56,10 +56,10 @@ def find_place(environment: MutableMapping[str, str] = os.environ) -> Place:
         ),
     )
     problems.raise_if_any()
-    _check_place(place, problems)
-    _check_meeting_point(place, environment, problems)
+    _check_rank_info(rank_info, problems)
+    _check_meeting_point(rank_info, environment, problems)
     problems.raise_if_any()
-    return place
+    return rank_info
 
 
 def is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
@@ -91,31 +91,33 @@ def _read_number(
     return least
 
 
-def _check_place(place: Place, problems: Problems) -> None:
-    pairs = (("RANK", place.rank, "WORLD_SIZE", place.world_size), ("LOCAL_RANK", place.local_rank, "LOCAL_SIZE",
-             place.local_size))  # fmt: skip
+def _check_rank_info(rank_info: RankInfo, problems: Problems) -> None:
+    pairs = (
+        ("RANK", rank_info.rank, "WORLD_SIZE", rank_info.world_size),
+        ("LOCAL_RANK", rank_info.local_rank, "LOCAL_SIZE", rank_info.local_size),
+    )
     for name, number, total_name, total in pairs:
         if number >= total:
             problems.add(
                 f"environment variable {name}: found {number}, but {total_name} is {total}; expected 0 to {total - 1}; "
                 f"{START_AGAIN}"
             )
-    if place.local_size > place.world_size:
+    if rank_info.local_size > rank_info.world_size:
         problems.add(
-            f"environment variable LOCAL_SIZE: found {place.local_size} ranks on this machine, but WORLD_SIZE is "
-            f"{place.world_size}; {START_AGAIN}"
+            f"environment variable LOCAL_SIZE: found {rank_info.local_size} ranks on this machine, but WORLD_SIZE is "
+            f"{rank_info.world_size}; {START_AGAIN}"
         )
 
 
-def _check_meeting_point(place: Place, environment: MutableMapping[str, str], problems: Problems) -> None:
+def _check_meeting_point(rank_info: RankInfo, environment: MutableMapping[str, str], problems: Problems) -> None:
     """Where the ranks find each other; a world of one needs no one to tell."""
     environment.setdefault("LOCAL_RANK", "0")
-    if place.world_size == 1:
+    if rank_info.world_size == 1:
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
         environment.setdefault("MASTER_PORT", str(free_port()))
     if "MASTER_ADDR" not in environment:
         problems.add(
-            f"environment variable MASTER_ADDR: it is not set, but WORLD_SIZE is {place.world_size}; expected the "
+            f"environment variable MASTER_ADDR: it is not set, but WORLD_SIZE is {rank_info.world_size}; expected the "
             f"machine of rank 0; {START_AGAIN}"
         )
     port = environment.setdefault("MASTER_PORT", "29500")  # torch's own default
@@ -132,7 +134,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def share_cores(place: Place, environment: MutableMapping[str, str] = os.environ) -> int:
+def share_cores(rank_info: RankInfo, environment: MutableMapping[str, str] = os.environ) -> int:
     """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS or a binding already says so."""
     threads = environment.get("OMP_NUM_THREADS")
     if threads is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", threads):
@@ -142,20 +144,20 @@ def share_cores(place: Place, environment: MutableMapping[str, str] = os.environ
         )
     if threads is None:
         cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // place.local_size))
+        torch.set_num_threads(max(1, cores // rank_info.local_size))
     # Denormals make a CPU matmul up to 30 times slower; worker threads inherit the setting, so it comes before them.
     torch.set_flush_denormal(True)
     return torch.get_num_threads()
 
 
-def pick_device(place: Place) -> torch.device:
+def pick_device(rank_info: RankInfo) -> torch.device:
     if torch.cuda.is_available():
-        if place.local_rank >= torch.cuda.device_count():
+        if rank_info.local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"environment variable LOCAL_RANK: found {place.local_rank}, but this machine shows "
+                f"environment variable LOCAL_RANK: found {rank_info.local_rank}, but this machine shows "
                 f"{torch.cuda.device_count()} GPUs; start at most one rank a GPU (--num_gpus), or check "
                 f"CUDA_VISIBLE_DEVICES"
             )
-        torch.cuda.set_device(place.local_rank)
-        return torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(rank_info.local_rank)
+        return torch.device("cuda", rank_info.local_rank)
     return torch.device("cpu")

@@ -13,7 +13,7 @@ from training.runtime import collectives
 
 
 class StopRequests:
-    """Notes requests to this process while entered; `is_agreed()` asks all ranks, who must call it together."""
+    """Notes requests to this process while entered; `all_ranks_agreed()` asks all ranks, who must call it together."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -38,12 +38,12 @@ class StopRequests:
     def request(self, reason: str) -> None:
         self.reason = self.reason or reason
 
-    def is_agreed(self) -> bool:
+    def all_ranks_agreed(self) -> bool:
         """Whether any rank was asked to stop. The same answer on all."""
-        return self.agreed or self.agree(False)[0]
+        return self.agreed or self.all_ranks_agree(False)[0]
 
-    def agree(self, flag: bool) -> tuple[bool, bool]:
-        """is_agreed(), and in the same exchange whether `flag` holds on any rank."""
-        is_asked, is_flagged = collectives.any_rank(self.reason is not None, flag)
+    def all_ranks_agree(self, flag: bool) -> tuple[bool, bool]:
+        """all_ranks_agreed(), and in the same exchange whether `flag` holds on any rank."""
+        is_asked, is_flagged = collectives.all_ranks_any(self.reason is not None, flag)
         self.agreed = self.agreed or is_asked
         return self.agreed, is_flagged

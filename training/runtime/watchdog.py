@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.console import tell_error
+from common.console import write_error
 from common.files import write_plainly
 from common.launchers import Launcher
 from common.processes import STUCK_EXIT_CODE
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 
 LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
@@ -50,14 +50,14 @@ class Watchdog:
     def __init__(
         self,
         folder: Path | None,
-        place: Place,
+        rank_info: RankInfo,
         stop: StopRequests,
         stuck_seconds: float,
         launcher: Launcher | None = None,
         leave: Callable[[int], None] = os._exit,
     ) -> None:
         """`folder` None: nothing is written or watched but the launcher."""
-        self.folder, self.rank, self.world_size, self.stop = folder, place.rank, place.world_size, stop
+        self.folder, self.rank, self.world_size, self.stop = folder, rank_info.rank, rank_info.world_size, stop
         self.stuck_seconds, self.leave = stuck_seconds, leave
         self.launcher = launcher or Launcher()
         self.on_write: Callable[[], None] | None = None  # called now and then, from a thread
@@ -124,7 +124,7 @@ class Watchdog:
         behind = find_stuck(beats, self.world_size, time.time(), self.stuck_seconds)
         speaker = min({beat.rank for beat in beats} - {beat.rank for beat in behind}, default=self.rank)
         if self.rank == speaker:
-            tell_error(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}")
+            write_error(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}")
         return self.rank == speaker
 
 

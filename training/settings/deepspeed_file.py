@@ -33,7 +33,7 @@ REFUSED_KEYS = {
     "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
 }
 REFUSED = "{path}: DeepSpeed cannot use it: {refusal}; change that value, or remove its key"
-MOST_ROWS = 2**31 - 1  # a step
+MAX_ROWS = 2**31 - 1  # a step
 # Blocks that belong to our model; DeepSpeed no longer has them.
 MODEL_KEYS = ("progressive_layer_drop", "sparse_attention")
 MONITOR_KEYS = ("tensorboard", "csv_monitor", "wandb", "comet")
@@ -199,7 +199,7 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     for name in names:
         value = content.get(name)
-        if value is not None and (type(value) is not int or not 1 <= value <= MOST_ROWS):
+        if value is not None and (type(value) is not int or not 1 <= value <= MAX_ROWS):
             problems.add(f"{path}: {name} must be a whole number of at least 1, but found {shortened(value)}")
             return None
     total, micro, accumulation = (content.get(name) for name in names)

@@ -17,7 +17,7 @@ from training.plan.step_plan import check_batches
 from training.plan.time_budget import parse_duration
 from training.plan.token_schedule import TokenSchedule
 
-LONGEST_JOB_NAME = 200  # bytes; file systems take 255, and some tools add to it
+MAX_JOB_NAME_BYTES = 200  # bytes; file systems take 255, and some tools add to it
 RUN_FOLDERS = ("saved_models", "runs")  # below --output_dir
 DEFAULT_MASKING = ("0.15", "token")
 
@@ -141,9 +141,9 @@ def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
         problems.add(
             f"job name {job_name!r}: names a folder, so it must be a single plain name; pass another --job_name"
         )
-    elif len(os.fsencode(job_name)) > LONGEST_JOB_NAME:
+    elif len(os.fsencode(job_name)) > MAX_JOB_NAME_BYTES:
         problems.add(
-            f"job name {job_name!r}: is too long for a folder; expected at most {LONGEST_JOB_NAME} bytes; pass a "
+            f"job name {job_name!r}: is too long for a folder; expected at most {MAX_JOB_NAME_BYTES} bytes; pass a "
             f"shorter --job_name"
         )
     else:

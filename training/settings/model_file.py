@@ -32,7 +32,7 @@ class Section(BaseModel):
 
 
 Weight = Annotated[float, Field(gt=0.0, le=1e6)]
-MOST = 10**15  # steps or epochs: far beyond any run, and within what a float counts exactly
+MAX_COUNT = 10**15  # steps or epochs: far beyond any run, and within what a float counts exactly
 
 
 class DataSection(Section):
@@ -44,14 +44,14 @@ class DataSection(Section):
 class TrainingSection(Section):
     """How to train at one sequence length."""
 
-    num_epochs: int = Field(ge=1, le=MOST)
+    num_epochs: int = Field(ge=1, le=MAX_COUNT)
     warmup_proportion: float = Field(ge=0.0, lt=1.0)
     learning_rate: float = Field(gt=0.0, le=1e6)
-    total_training_steps: int = Field(ge=1, le=MOST)
-    num_workers: int = Field(default=0, ge=0, le=MOST)
+    total_training_steps: int = Field(ge=1, le=MAX_COUNT)
+    num_workers: int = Field(default=0, ge=0, le=MAX_COUNT)
     async_worker: bool = True
     decay_rate: float = Field(default=0.99, gt=0.0, le=1.0)
-    decay_step: int = Field(default=1000, ge=1, le=MOST)
+    decay_step: int = Field(default=1000, ge=1, le=MAX_COUNT)
     decay_power: float = Field(default=1.0, gt=0.0, le=1000.0)
     decay_proportion: float = Field(default=0.1, gt=0.0, le=1.0)
     final_share: float = Field(default=0.0, ge=0.0, le=1.0)

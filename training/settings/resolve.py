@@ -17,7 +17,7 @@ from training.plan.learning_rate import Schedule
 from training.plan.length_schedule import Length
 from training.plan.time_budget import parse_duration
 from training.plan.token_schedule import TokenSchedule
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 from training.settings.deepspeed_file import DeepSpeedFile, load_deepspeed_file
 from training.settings.engine_checks import check_engine
 from training.settings.file_kinds import check_kinds
@@ -96,14 +96,14 @@ class Settings:
         )
 
 
-def resolve_settings(flags: Namespace, place: Place, problems: Problems | None = None) -> Settings:
+def resolve_settings(flags: Namespace, rank_info: RankInfo, problems: Problems | None = None) -> Settings:
     """`problems`: those of the command line. They are told with all that are found here.
 
     A flag that was given wrongly is Unsure: what follows from it is not judged, and all else is.
     """
     problems = problems or Problems()
-    model_file, deepspeed = _load_files(flags, place, problems)
-    check_flags(flags, None if deepspeed is None else deepspeed.batch.micro * place.world_size, problems)
+    model_file, deepspeed = _load_files(flags, rank_info, problems)
+    check_flags(flags, None if deepspeed is None else deepspeed.batch.micro * rank_info.world_size, problems)
     has_prefixes = check_prefixes(flags, problems)
     precision = None if deepspeed is None else check_engine(flags, deepspeed, problems)
     parts = None if model_file is None else find_parts(model_file, flags, deepspeed, has_prefixes, problems)
@@ -115,7 +115,7 @@ def resolve_settings(flags: Namespace, place: Place, problems: Problems | None =
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.output_dir, job_name, problems))
     if problems.messages:
-        problems.attempt(lambda: _check_what_comes_later(flags, parts, has_prefixes, place, problems))
+        problems.attempt(lambda: _check_what_comes_later(flags, parts, has_prefixes, rank_info, problems))
     problems.raise_if_any()
     assert deepspeed is not None
     assert job_name is not None
@@ -155,7 +155,9 @@ def _check_exportable(flags: Namespace, config: BertConfig) -> None:
         )
 
 
-def _load_files(flags: Namespace, place: Place, problems: Problems) -> tuple[ModelFile | None, DeepSpeedFile | None]:
+def _load_files(
+    flags: Namespace, rank_info: RankInfo, problems: Problems
+) -> tuple[ModelFile | None, DeepSpeedFile | None]:
     """Both JSON files. Where one is in the other's place, that is the one mistake."""
 
     def engine_path() -> Path:
@@ -167,12 +169,12 @@ def _load_files(flags: Namespace, place: Place, problems: Problems) -> tuple[Mod
         return None, None
     return (
         problems.attempt(lambda: load_model_file(flags.config_file)),
-        problems.attempt(lambda: load_deepspeed_file(engine_path(), place.world_size)),
+        problems.attempt(lambda: load_deepspeed_file(engine_path(), rank_info.world_size)),
     )
 
 
 def _check_what_comes_later(
-    flags: Namespace, parts: ModelParts | None, has_prefixes: bool, place: Place, problems: Problems
+    flags: Namespace, parts: ModelParts | None, has_prefixes: bool, rank_info: RankInfo, problems: Problems
 ) -> None:
     """What is opened once all else is good, other runs' checkpoints and the data: of a run with mistakes, now."""
     problems.attempt(lambda: _check_other_run(flags.load_training_checkpoint))
@@ -180,7 +182,7 @@ def _check_what_comes_later(
         return
     request = request_data(flags, parts.lengths, parts.model_config, parts.tokenizer, parts.validation_folder)
     known = request.vocab_size if parts.tokenizer is not None else None  # what the JSON says may be the mistake
-    problems.attempt(lambda: open_data(replace(request, vocab_size=known, verify=False), place))
+    problems.attempt(lambda: open_data(replace(request, vocab_size=known, verify=False), rank_info))
 
 
 def _check_other_run(folder: Path | None) -> None:

@@ -162,7 +162,7 @@ COMPARE = {
     "another width": (words("--max_seq_length", "128"), "--max_seq_length is 128", "24 tokens wide", "but --max_seq_length is 128", "pass --max_seq_length 24"),
 }  # fmt: skip
 
-PHASES = {
+SECTIONS = {
     "equal lengths": (words("--lengths", "24", "24"), "--lengths 24 24", "differ", "must differ in length", "128 512"),
     "a name that leaves the folder": (words("--name", "../up"), "'../up", "plain name", "must be a single plain name", "--name"),
     "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", "a length that is there", 'add "16"'),
@@ -199,7 +199,7 @@ CASES = [
     *table("predict.py", PREDICT),
     *table("plot_run.py", PLOT),
     *table("compare_unigram.py", COMPARE),
-    *table("two_phases.py", PHASES),
+    *table("two_phases.py", SECTIONS),
     *table("doctor.py", DOCTOR),
     *table("supervise.py", SUPERVISE),
 ]

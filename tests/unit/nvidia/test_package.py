@@ -19,7 +19,7 @@ def test_packages_of_the_same_name_stay_importable(tmp_path: Path) -> None:
 
 def test_the_model_needs_neither_deepspeed_nor_data() -> None:
     code = (
-        "import sys, nvidia.modeling, nvidia.modelingpreln, nvidia.hf_mapping; "
+        "import sys, nvidia.modeling, nvidia.modelingpreln, nvidia.interop.hugging_face; "
         "print([name for name in ('deepspeed', 'data', 'training', 'transformers') if name in sys.modules])"
     )
     root = Path(__file__).resolve().parents[3]

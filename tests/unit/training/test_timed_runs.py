@@ -17,7 +17,7 @@ from training import loop
 from training.checkpoints import folder as checkpoint
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.metrics.health import Health
-from training.metrics.window import Window
+from training.metrics.window import MetricsWindow
 from training.plan.time_budget import Budget
 
 STEP_SECONDS, COMMIT_SECONDS = 1.0, 5.0
@@ -31,7 +31,7 @@ class Clock:
         self.at: dict[float, Callable[[], None]] = {}
         patch.setattr("time.perf_counter", lambda: self.now)
         patch.setattr(run, "Budget", self.budget)
-        patch.setattr(Window, "seconds_per_step", lambda _window: STEP_SECONDS)
+        patch.setattr(MetricsWindow, "seconds_per_step", lambda _window: STEP_SECONDS)
         self.slow_down(patch, loop, "take_step", STEP_SECONDS)
         self.slow_down(patch, checkpoint, "write_manifest", COMMIT_SECONDS)
 

@@ -21,8 +21,8 @@ from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.engine.build import take_step
 from training.inputs.datasets import open_data
-from training.metrics.window import Window
-from training.runtime.ranks import Place
+from training.metrics.window import MetricsWindow
+from training.runtime.ranks import RankInfo
 from training.settings.arguments import build_parser
 from training.settings.resolve import resolve_settings
 from training.validation import validation_rows
@@ -106,7 +106,7 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     content["data"]["mixed_seq_datasets"]["24"]["other"] = "other"
     content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
     (tmp_path / "model.json").write_text(json.dumps(content))
-    place = Place(0, 0, 1, 1)
+    place = RankInfo(0, 0, 1, 1)
     (data,) = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).training
     assert data.weights == (3.0, 1.0)
     run_here([*words, "--max_steps", "20"])
@@ -119,7 +119,7 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     (tmp_path / "data" / "wiki_test_0.hdf5").rename(tmp_path / "held_out" / "24" / "wiki_test_0.h5")
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
-    place = Place(0, 0, 1, 1)
+    place = RankInfo(0, 0, 1, 1)
     validation = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).validation
     assert validation is not None
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
@@ -156,7 +156,7 @@ def test_a_folder_with_training_shards_alone_means_no_validation(
     """As `data.prepare` leaves it where the text is one document."""
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
-    assert resolve_settings(build_parser().parse_args(words), Place(0, 0, 1, 1)).validation_folder is None
+    assert resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1)).validation_folder is None
     assert "training goes without validation" in capsys.readouterr().err
 
 
@@ -194,7 +194,7 @@ def test_gradients_are_watched_for_the_first_steps_only(
     print_steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = []
-    monkeypatch.setattr(Window, "_say_dead_parameters", lambda self: finished.append(self.run.state.step))
+    monkeypatch.setattr(MetricsWindow, "_say_dead_parameters", lambda self: finished.append(self.run.state.step))
     losses(tmp_path, "--print_steps", print_steps)
     assert finished[0] == 2
 
@@ -298,7 +298,7 @@ def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
     monkeypatch.setattr("tqdm.std.tqdm.set_postfix_str", lambda _self, text, refresh=True: texts.append(text))
     monkeypatch.setattr("training.metrics.window.READ_SECONDS", 0.0)
-    monkeypatch.setattr(Window, "seconds_per_step", lambda _self: 1.0)
+    monkeypatch.setattr(MetricsWindow, "seconds_per_step", lambda _self: 1.0)
     losses(tmp_path, "--print_steps", "3", "--save_every_minutes", "100", "--max_steps_per_epoch", "4")
     assert [re.sub(r"[\d.]+ so far  rate .*  first", "… first", text) for text in texts[:2]] == [
         "epoch 0.12  loss … first report at step 3",

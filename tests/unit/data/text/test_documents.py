@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from data.text import sources as sources_module
 from data.text.documents import read_documents, unpack
-from data.text.lines import LONGEST_LINE
+from data.text.lines import MAX_LINE
 from data.text.sources import Source, detect_layout, find_sources
 from data.text.wikitext import Article, plain_text
 from tests.unit.data.reading import DOCUMENTS, LINES, documents_of, whole_documents
@@ -165,7 +165,7 @@ def test_junk_is_survived_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_line_of_many_megabytes_is_cut(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"word " * (LONGEST_LINE * 3 // 5) + b"\n\nThe end is here.\n")
+    (tmp_path / "a.txt").write_bytes(b"word " * (MAX_LINE * 3 // 5) + b"\n\nThe end is here.\n")
     counts: Counter[str] = Counter()
     documents = documents_of(tmp_path / "a.txt", counts, layout="sentences")
     assert documents[-1] == ["The end is here."]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.text import lines
-from data.text.lines import LONGEST_LINE, Extent, extent_of_range, lines_of_extent, records_of_range
+from data.text.lines import MAX_LINE, Extent, extent_of_range, lines_of_extent, records_of_range
 
 ROOT = Path(__file__).parents[4]
 
@@ -39,15 +39,15 @@ def ranges(size: int, step: int) -> list[tuple[int, int | None]]:
 def test_a_range_in_which_no_line_begins_reads_nothing_beyond_it() -> None:
     stream = Counted(b"word " * 4_000_000)
     assert lines_of_range(stream, 3_000_000, 7_000_000, Counter()) == []
-    assert stream.total <= 4_000_001 + LONGEST_LINE
-    assert stream.largest <= LONGEST_LINE
+    assert stream.total <= 4_000_001 + MAX_LINE
+    assert stream.largest <= MAX_LINE
 
 
 def test_a_document_larger_than_a_range_is_cut_between_lines() -> None:
     line = b"a sentence.\n"
     stream = Counted(line * 2_000_000)
     assert extent_of_range(stream, 3_000_000, 7_000_000) == Extent(3_000_000 + 12, 7_000_008 + 12, True)
-    assert stream.total <= 2 * 4_000_001 + LONGEST_LINE
+    assert stream.total <= 2 * 4_000_001 + MAX_LINE
     blank = line * 400_000 + b"\n" + line * 1_600_000
     assert extent_of_range(io.BytesIO(blank), 3_000_000, 7_000_000) == Extent(4_800_001, 7_000_009 + 12, False)
 
@@ -65,7 +65,7 @@ def test_the_last_range_is_small_and_cuts_no_document_in_two() -> None:
 @given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
 def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longest: int) -> None:
     """Whatever is cut into pieces: white space alone, in one line, is no end of a document unless it is the line."""
-    before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
+    before, lines.MAX_LINE = lines.MAX_LINE, longest
     try:
         content = text.encode()
         assert b"".join(lines_of_range(io.BytesIO(content), 0, None, Counter())) == content
@@ -74,13 +74,13 @@ def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longe
             found = [list(read(io.BytesIO(content), *part, Counter())) for part in ranges(len(content), size)]
             assert [line for part in found for line in part] == expected
     finally:
-        lines.LONGEST_LINE = before
+        lines.MAX_LINE = before
 
 
 @settings(max_examples=300)
 @given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
 def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: str, size: int, longest: int) -> None:
-    before, lines.LONGEST_LINE = lines.LONGEST_LINE, longest
+    before, lines.MAX_LINE = lines.MAX_LINE, longest
     try:
         content = text.encode() + b"\n"
         parts = ranges(len(content), size)
@@ -96,7 +96,7 @@ def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: 
             if stop is not None and any(b"\n" in content[place:stop] for place in starts):
                 assert extent.begin != extent.end, "a range with a line in it is not left to its neighbour"
     finally:
-        lines.LONGEST_LINE = before
+        lines.MAX_LINE = before
 
 
 BLOCKS = [b"\n", b"a sentence.\n", b"a sentence.\n" * 300, b"x" * 30_000, b" " * 30_000, b"word " * 10_000 + b"\n"]
@@ -106,7 +106,7 @@ BLOCKS = [b"\n", b"a sentence.\n", b"a sentence.\n" * 300, b"x" * 30_000, b" " *
 @given(st.lists(st.sampled_from(BLOCKS), max_size=12))
 def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[bytes]) -> None:
     """Own begin, next begin and the lines once each; the first two once more where a line is nearly all white space."""
-    before, lines.LONGEST_LINE = lines.LONGEST_LINE, 100
+    before, lines.MAX_LINE = lines.MAX_LINE, 100
     try:
         content = b"".join(blocks)
         parts = ranges(len(content), 1000)
@@ -117,12 +117,12 @@ def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[by
             total += stream.total
         assert total <= 5 * len(content) + 3 * 100 * len(parts)
     finally:
-        lines.LONGEST_LINE = before
+        lines.MAX_LINE = before
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 4, 5, 7, 100])
 def test_a_long_line_is_cut_between_characters(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", longest)
+    monkeypatch.setattr(lines, "MAX_LINE", longest)
     text = "aé漢𝄞 漢字漢字\n\nаб𝄞𝄞b\n漢"
     found = list(lines.pieces(io.BytesIO(b"\xef\xbb\xbf" + text.encode()), 0))
     assert "".join(piece.content.decode() for piece in found) == text
@@ -140,7 +140,7 @@ def test_a_byte_order_mark_is_no_text() -> None:
 
 
 def test_a_record_beyond_the_limit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_RECORD", 10)
+    monkeypatch.setattr(lines, "MAX_RECORD", 10)
     counts: Counter[str] = Counter()
     stream = io.BytesIO(b"short\n" + b"x" * 11 + b"\nalso\n" + b"y" * 20)
     assert list(records_of_range(stream, 0, None, counts)) == [b"short\n", b"also\n"]

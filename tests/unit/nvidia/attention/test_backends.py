@@ -13,7 +13,7 @@ from nvidia import pretraining, unpadding
 from nvidia.attention import backends as attention_backends
 from nvidia.attention import layer as attention
 from nvidia.attention.backends import (
-    Circumstances,
+    BackendContext,
     choose_backend,
     cuda_capability,
     flex_mask,
@@ -26,17 +26,17 @@ from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import Packing, make_packing, plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 
-HALF = Circumstances("cuda", torch.float16, head_size=64)
+HALF = BackendContext("cuda", torch.float16, head_size=64)
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (Circumstances("cpu", torch.float32, 64, dropout_prob=0.1), "grouped"),
-        (Circumstances("cpu", torch.bfloat16, 64, dropout_prob=0.1), "grouped"),
-        (Circumstances("cpu", torch.float32, 64), "sdpa"),
-        (Circumstances("cpu", torch.float32, 64, needs_plain=True), "plain"),
-        (Circumstances("cpu", torch.float32, 64, dropout_prob=0.1, is_sparse=True), "plain"),
+        (BackendContext("cpu", torch.float32, 64, dropout_prob=0.1), "grouped"),
+        (BackendContext("cpu", torch.bfloat16, 64, dropout_prob=0.1), "grouped"),
+        (BackendContext("cpu", torch.float32, 64), "sdpa"),
+        (BackendContext("cpu", torch.float32, 64, needs_plain=True), "plain"),
+        (BackendContext("cpu", torch.float32, 64, dropout_prob=0.1, is_sparse=True), "plain"),
         (HALF, "varlen"),
         (HALF._replace(dtype=torch.bfloat16), "varlen"),
         (HALF._replace(dropout_prob=0.1), "sdpa"),
@@ -58,7 +58,7 @@ HALF = Circumstances("cuda", torch.float16, head_size=64)
         (HALF._replace(is_sparse=True, capability=(6, 1)), "plain"),
     ],
 )
-def test_auto(given: Circumstances, expected: str) -> None:
+def test_auto(given: BackendContext, expected: str) -> None:
     assert choose_backend("auto", given) == expected
 
 
@@ -68,7 +68,7 @@ def test_auto(given: Circumstances, expected: str) -> None:
         ("grouped", HALF, "is for CPUs, but the model is on cuda"),
         (
             "varlen",
-            Circumstances("cpu", torch.float32, 64),
+            BackendContext("cpu", torch.float32, 64),
             "needs fp16 or bf16 on a CUDA device, but the model is float32 on cpu",
         ),
         ("varlen", HALF._replace(dropout_prob=0.1), "has no dropout, but attention_probs_dropout_prob is 0.1"),
@@ -76,19 +76,19 @@ def test_auto(given: Circumstances, expected: str) -> None:
         ("varlen", HALF._replace(head_size=20), "in multiples of 8, but theirs is 20"),
         ("flex", HALF._replace(dropout_prob=0.1), "has no dropout"),
         ("flex", HALF._replace(head_size=12), "needs heads of at least 16, but theirs is 12"),
-        ("flex", Circumstances("cpu", torch.float32, 64), "has no backward pass on CPUs"),
+        ("flex", BackendContext("cpu", torch.float32, 64), "has no backward pass on CPUs"),
         ("jagged", HALF._replace(dtype=torch.float32), "needs fp16 or bf16 on a CUDA device"),
         ("jagged", HALF._replace(capability=(7, 5)), r"needs compute capability 8.0"),
         ("jagged", HALF._replace(is_sparse=True), "has no sparse layouts"),
     ],
 )
-def test_a_backend_that_cannot_run_is_refused_with_the_reason(name: str, given: Circumstances, reason: str) -> None:
+def test_a_backend_that_cannot_run_is_refused_with_the_reason(name: str, given: BackendContext, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         choose_backend(name, given)
 
 
 def test_jagged_runs_where_it_is_asked_for_with_dropout_too() -> None:
-    for given in (HALF, HALF._replace(dropout_prob=0.1), Circumstances("cpu", torch.float32, 64, dropout_prob=0.1)):
+    for given in (HALF, HALF._replace(dropout_prob=0.1), BackendContext("cpu", torch.float32, 64, dropout_prob=0.1)):
         assert choose_backend("jagged", given) == "jagged"
         assert choose_backend("auto", given) != "jagged"
 
@@ -96,20 +96,20 @@ def test_jagged_runs_where_it_is_asked_for_with_dropout_too() -> None:
 @pytest.mark.parametrize("name", ["grouped", "sdpa", "varlen", "flex", "jagged"])
 def test_options_of_the_plain_formula_are_refused_elsewhere(name: str) -> None:
     with pytest.raises(UserError, match="relative positions, head masks"):
-        choose_backend(name, Circumstances("cpu", torch.float32, 64, needs_plain=True))
+        choose_backend(name, BackendContext("cpu", torch.float32, 64, needs_plain=True))
 
 
 def test_the_model_tells_its_head_size_and_its_device_s_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Circumstances] = []
+    seen: list[BackendContext] = []
 
-    def choose(requested: str, given: Circumstances) -> str:
+    def choose(requested: str, given: BackendContext) -> str:
         seen.append(given)
         return "sdpa"
 
     monkeypatch.setattr(attention, "choose_backend", choose)
     monkeypatch.setattr(attention, "cuda_capability", lambda device: (9, 0))
     BertForPreTrainingPreLN(tiny_config(num_hidden_layers=1, attention_probs_dropout_prob=0.2))(make_batch())
-    assert seen == [Circumstances("cpu", torch.float32, 8, dropout_prob=0.2, capability=(9, 0))]
+    assert seen == [BackendContext("cpu", torch.float32, 8, dropout_prob=0.2, capability=(9, 0))]
 
 
 def test_capability_is_asked_of_cuda_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

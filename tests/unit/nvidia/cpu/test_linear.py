@@ -23,7 +23,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take oneDNN for every product on any processor."""
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_LEAST_WORK", 1)
+    monkeypatch.setattr(module, "_MIN_WORK", 1)
 
 
 def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) -> list[Tensor]:
@@ -116,7 +116,7 @@ def test_a_model_has_the_loss_and_gradients_of_torchs_products(
 
     expected = run()
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_LEAST_WORK", 0)
+    monkeypatch.setattr(module, "_MIN_WORK", 0)
     product, shapes = module._onednn, []
 
     def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -174,7 +174,7 @@ def test_elsewhere_it_is_torchs_own_product() -> None:
 EVER_NEW_SHAPES = """
 import psutil, torch
 from nvidia.cpu import linear as module
-module.onednn_is_faster, module._LEAST_WORK = lambda: True, 0
+module.onednn_is_faster, module._MIN_WORK = lambda: True, 0
 weight = torch.randn(768, 768)
 for rows in range(100, 500):
     module.linear(torch.randn(rows, 768), weight)

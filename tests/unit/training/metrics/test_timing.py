@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.metrics.timing import Phases, training_seconds
+from training.metrics.timing import SectionTimer, training_seconds
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 
 def test_phases_add_up_and_begin_anew() -> None:
     clock = Clock()
-    phases = Phases(torch.device("cpu"), clock)
+    phases = SectionTimer(torch.device("cpu"), clock)
     for phase, seconds in (("forward", 1.0), ("backward", 2.0), ("forward", 0.5), ("checkpoint", 4.0)):
         with phases.measure(phase):
             clock.now += seconds

@@ -20,7 +20,7 @@ from training.inputs.streams import build_stream
 from training.plan.length_schedule import parse_lengths, resolve_lengths
 from training.plan.outlook import mean_tokens
 from training.plan.step_plan import Phase, StepPlan, plan_steps
-from training.runtime.ranks import Place
+from training.runtime.ranks import RankInfo
 
 
 def rows_a_step(folder: Path) -> list[int]:
@@ -88,7 +88,7 @@ def read_global_batches(data: tuple[PretrainingDataset, ...], world_size: int, n
         for index, (tokens, length) in enumerate(parse_lengths(LENGTH_SCHEDULE, 24))
     ]
     plan = plan_steps(phases, None, accumulation=1, world_size=world_size)
-    places = [Place(rank, rank, world_size, world_size) for rank in range(world_size)]
+    places = [RankInfo(rank, rank, world_size, world_size) for rank in range(world_size)]
     ranks = [walk(plan, settings, place, data, num_steps) for place in places]
     return [join(batches) for batches in zip(*ranks, strict=True)]
 
@@ -99,12 +99,12 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def walk(
-    plan: StepPlan, settings: Any, place: Place, data: tuple[PretrainingDataset, ...], num_steps: int
+    plan: StepPlan, settings: Any, rank_info: RankInfo, data: tuple[PretrainingDataset, ...], num_steps: int
 ) -> list[Batch]:
     """One rank's steps, each from a stream of its own: all that is handed on is the cursor."""
     cursor, found = 0, []
     for _ in range(num_steps):
-        steps: Any = build_stream(settings, place, data, plan.at(cursor)).steps(cursor)
+        steps: Any = build_stream(settings, rank_info, data, plan.at(cursor)).steps(cursor)
         step = next(steps)
         steps.close()
         found.append(step.micro_batches[0])

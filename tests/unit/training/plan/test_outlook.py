@@ -12,10 +12,10 @@ from tests.support import make_rows, write_nvidia_shard
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.outlook import (
-    count_people,
     find_attention_notes,
     find_early_end,
     find_notes,
+    format_count,
     look_ahead,
     mean_tokens,
 )
@@ -114,4 +114,4 @@ def test_data_that_ends_before_the_time_budget_does() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [count_people(n) for n in (12, 1234, 5.6e6, 7.8e9, 1e12)] == ["12", "1.2 k", "5.6 M", "7.8 G", "1.0 T"]
+    assert [format_count(n) for n in (12, 1234, 5.6e6, 7.8e9, 1e12)] == ["12", "1.2 k", "5.6 M", "7.8 G", "1.0 T"]

@@ -5,27 +5,27 @@ import torch
 
 from common.errors import UserError
 from tests.unit.training.in_process import own_environment
-from training.runtime.ranks import Place, find_place, pick_device, share_cores
+from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 
 
 def test_alone_fills_in_a_world_of_one() -> None:
     environment: dict[str, str] = {}
-    assert find_place(environment) == Place(rank=0, local_rank=0, world_size=1, local_size=1)
+    assert read_rank_info(environment) == RankInfo(rank=0, local_rank=0, world_size=1, local_size=1)
     assert environment["MASTER_ADDR"] == "127.0.0.1"
     assert 1024 < int(environment["MASTER_PORT"]) < 65536
 
 
 def test_two_processes_alone_take_different_ports() -> None:
     first, second = {}, {}
-    find_place(first)
-    find_place(second)
+    read_rank_info(first)
+    read_rank_info(second)
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
 
 
 def test_launchers_variables_are_kept() -> None:
     environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_SIZE": "4", "MASTER_PORT": "1"}
     environment["MASTER_ADDR"] = "node-a"
-    assert find_place(environment) == Place(rank=5, local_rank=1, world_size=8, local_size=4)
+    assert read_rank_info(environment) == RankInfo(rank=5, local_rank=1, world_size=8, local_size=4)
     assert environment["MASTER_PORT"] == "1"
 
 
@@ -37,31 +37,31 @@ def test_sruns_variables() -> None:
         "SLURM_NTASKS_PER_NODE": "8",
         "MASTER_ADDR": "node-a",
     }
-    assert find_place(environment) == Place(rank=9, local_rank=1, world_size=16, local_size=8)
+    assert read_rank_info(environment) == RankInfo(rank=9, local_rank=1, world_size=16, local_size=8)
     assert environment["RANK"] == "9"
 
 
 def test_a_world_of_one_needs_no_place_to_meet() -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "1"}
-    assert find_place(environment) == Place(rank=0, local_rank=0, world_size=1, local_size=1)
+    assert read_rank_info(environment) == RankInfo(rank=0, local_rank=0, world_size=1, local_size=1)
     assert {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
 
 
 def test_all_contradictions_are_told_at_once() -> None:
     with pytest.raises(UserError, match=r"(?s)WORLD_SIZE: found 'two'.*RANK: found '-1'.*LOCAL_RANK: found 'x'"):
-        find_place({"RANK": "-1", "WORLD_SIZE": "two", "LOCAL_RANK": "x"})
+        read_rank_info({"RANK": "-1", "WORLD_SIZE": "two", "LOCAL_RANK": "x"})
 
 
 def test_one_task_of_srun_is_a_world_of_one() -> None:
     environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    assert find_place(environment).world_size == 1
+    assert read_rank_info(environment).world_size == 1
 
 
 def test_a_local_rank_beyond_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"LOCAL_RANK: found 2, but this machine shows 2 GPUs; .*CUDA_VISIBLE_DEVICES"):
-        pick_device(Place(rank=2, local_rank=2, world_size=4, local_size=4))
+        pick_device(RankInfo(rank=2, local_rank=2, world_size=4, local_size=4))
 
 
 @pytest.mark.parametrize(("ranks", "cores", "share"), [(1, 8, 8), (2, 8, 4), (2, 2, 1), (3, 8, 2), (4, 2, 1)])
@@ -72,13 +72,13 @@ def test_ranks_share_the_cores_where_nobody_says_otherwise(
     with own_environment():
         for rank in range(ranks):
             torch.set_num_threads(7)
-            assert share_cores(Place(rank, rank, ranks, ranks), {}) == share
+            assert share_cores(RankInfo(rank, rank, ranks, ranks), {}) == share
         torch.set_num_threads(7)
-        share_cores(Place(0, 0, ranks, ranks), {"OMP_NUM_THREADS": "7"})
+        share_cores(RankInfo(0, 0, ranks, ranks), {"OMP_NUM_THREADS": "7"})
         assert torch.get_num_threads() == 7  # told by the user
 
 
 @pytest.mark.parametrize("threads", ["2", "4,2"])
 def test_openmps_thread_counts_are_taken(threads: str) -> None:
     with own_environment():
-        assert share_cores(Place(0, 0, 1, 1), {"OMP_NUM_THREADS": threads}) >= 1
+        assert share_cores(RankInfo(0, 0, 1, 1), {"OMP_NUM_THREADS": threads}) >= 1
