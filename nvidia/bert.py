@@ -1,4 +1,4 @@
-"""The encoder as a model of its own: padded batch in, states out, with the options that users of BERT know.
+"""The encoder without heads: padded batch in, states out, with the options that users of BERT know.
 
 B sequences, S padded length, T real tokens, U used tokens, H hidden size, A heads.
 """
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from nvidia.attention.layer import AttentionOptions, BertAttention
+from nvidia.block import BertBlock
 from nvidia.config import BertConfig
 from nvidia.encoder import BertEncoder
 from nvidia.heads import BertPooler
 from nvidia.layers import BertEmbeddings, initialize_weights
+from nvidia.self_attention import AttentionCall
 from nvidia.unpadding import Packing, plan_packing, real_tokens
 
 
@@ -28,17 +29,21 @@ class BertOutput(NamedTuple):
 
 
 class BertModelBase(nn.Module):
-    """Embeddings, encoder and pooler. `pre_ln` is what tells the two models apart."""
+    """Embeddings, encoder and pooler. The kind of block distinguishes the pre-LN from the post-LN model."""
 
-    pre_ln: bool
+    block_class: type[BertBlock]
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__()
         self.config = config
         self.embeddings = BertEmbeddings(config)
-        self.encoder = BertEncoder(config, self.pre_ln)
+        self.encoder = BertEncoder(config, self.block_class, has_final_norm=self.pre_ln)
         self.pooler = BertPooler(config) if add_pooling_layer else None
         initialize_weights(self, config)
+
+    @property
+    def pre_ln(self) -> bool:
+        return not self.block_class.is_post_ln
 
     def forward(
         self,
@@ -64,13 +69,14 @@ class BertModelBase(nn.Module):
         if position_ids is not None:
             position_ids = packing.pack(position_ids.expand(words.shape[:2]))
         embedded = self.embed(packing.pack(words), packing.pack(token_type_ids), packing, position_ids)
-        options = AttentionOptions(self.expand_head_mask(head_mask), output_attentions)
-        output = self.encoder(embedded, packing, options, return_states=output_hidden_states)
+        probabilities: list[Tensor] | None = [] if output_attentions else None
+        call = AttentionCall(packing, head_mask=self.expand_head_mask(head_mask), probabilities=probabilities)
+        output = self.encoder(embedded, call, return_states=output_hidden_states)
         return BertOutput(
             packing.unpack(output.last),
             self.pooler(output.last.index_select(0, packing.first)) if self.pooler is not None else None,
             tuple(packing.unpack(state) for state in output.states),
-            output.probabilities,
+            tuple(probabilities or ()),
         )
 
     def embed(self, words: Tensor, segments: Tensor, packing: Packing, position_ids: Tensor | None = None) -> Tensor:
@@ -95,7 +101,7 @@ class BertModelBase(nn.Module):
         config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
         for layer in heads_to_prune:
             before = self.config.pruned_heads.get(layer, ())
-            attention = self.encoder.layer[layer].attention
-            assert isinstance(attention, BertAttention)
-            attention.prune(before, config.pruned_heads[layer], config)
+            block = self.encoder.layer[layer]
+            assert isinstance(block, BertBlock)
+            block.attention.prune(before, config.pruned_heads[layer], config)
         self.config = config

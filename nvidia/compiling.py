@@ -3,7 +3,7 @@
 import torch
 
 from common.errors import UserError
-from nvidia.encoder import BertLayer
+from nvidia.block import BertBlock
 from nvidia.pretraining import PreTrainingModel
 
 
@@ -15,8 +15,8 @@ def compile_blocks(model: PreTrainingModel) -> None:
     masks are others than without. Parameters keep their names.
     """
     for block in model.bert.encoder.layer:
-        assert isinstance(block, BertLayer)
-        block.feed_forward = torch.compile(block.feed_forward, dynamic=True)  # type: ignore[method-assign]
+        assert isinstance(block, BertBlock)
+        block.add_feed_forward = torch.compile(block.add_feed_forward, dynamic=True)  # type: ignore[method-assign]
 
 
 def check_compiler(device: str) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from common.errors import Problems, UserError, nearest, shortened
+from nvidia.attention.registry import AUTO, BACKENDS
 from nvidia.attention.sparsity import SparseAttention
 
 VOCAB_MULTIPLE = 8  # tensor cores want matrix sizes in multiples of 8
@@ -14,7 +15,7 @@ OLD_VOCAB_KEY = "vocab_size_or_config_json_file"
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu")
 POSITION_TYPES = ("absolute", "relative_key", "relative_key_query")
 SENTENCE_HEADS = ("nsp", "sop", "none")
-ATTENTION_BACKENDS = ("auto", "plain", "grouped", "sdpa", "varlen", "flex", "jagged")
+ATTENTION_BACKENDS = (AUTO, *BACKENDS)
 
 
 def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import Problems, UserError
-from nvidia.attention.layer import AttentionOptions
 from nvidia.config import BertConfig
-from nvidia.encoder import LayerOutput, PreLNLayer
 from nvidia.interop.hugging_face import is_pre_ln
+from nvidia.modelingpreln import PreLNBlock
 from nvidia.pretraining import PreTrainingModel
-from nvidia.unpadding import Packing, select_rows
+from nvidia.self_attention import AttentionCall
 
 _KERNEL_NAME = re.compile(r"(bert\.encoder\.layer\.\d+)\.layer\.(\w+)([wb])")  # bert.encoder.layer.0.layer.attn_qkvw
 _KINDS = {"w": "weight", "b": "bias"}
@@ -30,18 +29,16 @@ class PaddedLayer(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(
-        self, hidden: Tensor, packing: Packing, options: AttentionOptions, rows: Tensor | None, scale: float = 1.0
-    ) -> LayerOutput:
-        if not options.are_default or scale != 1.0:
+    def forward(self, hidden: Tensor, call: AttentionCall, scale: float = 1.0) -> Tensor:
+        if call.has_options or scale != 1.0:
             raise UserError(
                 "--deepspeed_transformer_kernel has no head masks, returned probabilities or progressive layer drop; "
                 "leave one of them out"
             )
+        packing = call.packing
         mask = (~packing.key_mask()).to(hidden.dtype).unsqueeze(1).unsqueeze(1) * _HIDDEN
         output = self.layer(packing.unpack(hidden), mask)
-        packed = packing.pack(output[0] if isinstance(output, tuple) else output)
-        return LayerOutput(select_rows(rows, packed)[0], None)
+        return call.select(packing.pack(output[0] if isinstance(output, tuple) else output))
 
 
 def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
@@ -78,7 +75,7 @@ def check_blocks(config: BertConfig, problems: Problems) -> None:
 def kernel_weights(block: nn.Module) -> dict[str, Tensor]:
     """One of our blocks' weights under the kernel's names."""
     weights = {}
-    for kernel_name, places in _places(isinstance(block, PreLNLayer)).items():
+    for kernel_name, places in _places(isinstance(block, PreLNBlock)).items():
         for suffix, kind in _KINDS.items():
             parts = [block.get_parameter(f"{place}.{kind}").detach() for place in places]
             weights[kernel_name + suffix] = torch.cat(parts)

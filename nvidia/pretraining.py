@@ -12,12 +12,13 @@ from torch.nn import functional
 
 from common.errors import UserError
 from nvidia.bert import BertModelBase
+from nvidia.block import BertBlock
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.config import BertConfig
-from nvidia.encoder import BertLayer
 from nvidia.heads import PreTrainingHeads
 from nvidia.layer_drop import branch_scales
 from nvidia.layers import initialize_weights
+from nvidia.self_attention import AttentionCall
 from nvidia.unpadding import Packing, plan_packing, plan_with_rows, real_tokens
 
 NO_LABEL = -1  # in masked_lm_labels and next_sentence_label
@@ -99,7 +100,7 @@ class PreTrainingModel(nn.Module):
     def encode_rows(self, input_ids: Tensor, segment_ids: Tensor, packing: Packing, rows: Tensor | None) -> Tensor:
         """Final states [U, H] of the packed positions `rows`, or [T, H] of all."""
         embedded = self.bert.embed(packing.pack(input_ids), packing.pack(segment_ids), packing)
-        return self.bert.encoder(embedded, packing, rows=rows).last
+        return self.bert.encoder(embedded, AttentionCall(packing, rows)).last
 
     def masked_lm_logits(
         self, input_ids: Tensor, input_mask: Tensor, segment_ids: Tensor, positions: Tensor | None = None
@@ -142,7 +143,7 @@ class PreTrainingModel(nn.Module):
             )
         self.bert.encoder.checkpoint_chunk = choice.layers
         for layer in self.bert.encoder.layer:
-            assert isinstance(layer, BertLayer)
+            assert isinstance(layer, BertBlock)
             layer.checkpointing = choice
 
     def set_layer_drop(self, theta: float, seed: int) -> None:

@@ -3,7 +3,7 @@
 B sequences, S padded length, T real tokens, L one sequence's length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,7 @@ class Packing:
     sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
     groups: tuple[tuple[int, int], ...]
-    # What a sparse layout hides in this batch, made by the first layer that asks: (backend, pruned heads) → its mask
-    masks: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict, compare=False)
+    masks: dict[Hashable, Any] = field(default_factory=dict, compare=False)  # what `mask` has made
 
     @property
     def num_tokens(self) -> int:
@@ -45,11 +44,11 @@ class Packing:
         flat = packed.new_zeros(self.num_rows * self.row_length, *packed.shape[1:])
         return flat.index_copy(0, self.indices, packed).view(self.num_rows, self.row_length, *packed.shape[1:])
 
-    def mask(self, backend: str, pruned: tuple[int, ...], make: Callable[[], Any]) -> Any:
-        """A sparse layout's mask for this batch; layers that have the same heads left share one."""
-        if (backend, pruned) not in self.masks:
-            self.masks[backend, pruned] = make()
-        return self.masks[backend, pruned]
+    def mask(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The attention mask of this batch under `key`, made on first use and shared by all layers with that key."""
+        if key not in self.masks:
+            self.masks[key] = make()
+        return self.masks[key]
 
     def key_mask(self) -> Tensor:
         """[B, S] bool, true where a token is real."""
@@ -57,9 +56,9 @@ class Packing:
         return flat.index_fill(0, self.indices, True).view(self.num_rows, self.row_length)
 
 
-def select_rows(rows: Tensor | None, *packed: Tensor) -> tuple[Tensor, ...]:
-    """[T, …] → [U, …] each, or as they are where all rows are wanted."""
-    return packed if rows is None else tuple(tensor.index_select(0, rows) for tensor in packed)
+def select_rows(rows: Tensor | None, packed: Tensor) -> Tensor:
+    """[T, …] → [U, …], or all rows if `rows` is None."""
+    return packed if rows is None else packed.index_select(0, rows)
 
 
 def real_tokens(input_mask: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
 from nvidia.cpu.dropout import MaskStream, draw_seed
+from nvidia.unpadding import Packing
 
 Groups = tuple[tuple[int, int], ...]  # (number of sequences, their length), as they lie in the packed rows
 
@@ -33,11 +35,6 @@ def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float) -> Tenso
 def attention_of_some(q: Tensor, kv: Tensor, groups: Groups, counts: Sequence[int], dropout_prob: float) -> Tensor:
     """The same for some queries only, [U, A, D], `counts` of them a sequence, on all keys and values [T, 2, A, D]."""
     return _GroupedAttention.apply(kv, q, _runs_of_some(groups, counts), dropout_prob)
-
-
-def some_are_cheaper(groups: Groups, heads: int) -> bool:
-    """Whether leaving queries out is worth taking each sequence by itself: not where all are short."""
-    return any(not _is_short(heads, length) for _, length in groups)
 
 
 class _Run(NamedTuple):
@@ -211,3 +208,25 @@ def _put_back(tokens: Tensor, parts: Sequence[Tensor], run: _Run) -> None:
         pairs, length, size = part.shape
         by_token = part.view(run.sequences, pairs // run.sequences, length, size).transpose(1, 2)
         tokens[:, kind].view(by_token.shape).copy_(by_token)
+
+
+def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
+    return grouped_attention(qkv, inputs.packing.groups, inputs.dropout_prob), None
+
+
+def attend_some(q: Tensor, kv: Tensor, inputs: AttentionInputs, counts: Sequence[int]) -> Tensor:
+    return attention_of_some(q, kv, inputs.packing.groups, counts, inputs.dropout_prob)
+
+
+def should_skip_queries(packing: Packing, num_heads: int) -> bool:
+    """Whether skipping queries outweighs computing each sequence by itself: not where all are short."""
+    return any(not _is_short(num_heads, length) for _, length in packing.groups)
+
+
+def reason_against(context: BackendContext) -> str | None:
+    if (reason := context.reason_against_options()) is not None:
+        return reason
+    return None if context.device == "cpu" else f"is for CPUs, but the model is on {context.device}"
+
+
+BACKEND = Backend(attend, reason_against, attend_some, should_skip_queries)

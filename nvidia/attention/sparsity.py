@@ -87,7 +87,7 @@ class SparseAttention:
         return sorted(mapping.keys() - self.parameters.keys() - {"mode"})
 
     @property
-    def looks_back_only(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether a token sees no token after it."""
         return bool(self.parameters.get("attention") == "unidirectional")
 
@@ -161,19 +161,35 @@ def make_layout(sparse: SparseAttention, num_heads: int, length: int) -> Tensor:
         "bslongformer": _bslongformer,
     }[sparse.mode]
     layout = torch.stack([build(sparse, head, num_blocks, generator) for head in range(heads)])
-    return layout.tril() if sparse.looks_back_only else layout
+    return layout.tril() if sparse.is_causal else layout
 
 
-def visible_keys(sparse: SparseAttention, layout: Tensor, length: int) -> Tensor:
-    """A layout of blocks as one of tokens: bool [A or 1, S, S]. Inside a block, too, tokens may only look back."""
-    block = sparse["block"]
-    visible = layout.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :length, :length]
-    return visible.tril() if sparse.looks_back_only else visible
+@dataclass(frozen=True)
+class SparseHeads:
+    """The sparse layout of one layer, of which heads may have been pruned."""
 
+    sparse: SparseAttention
+    num_heads: int  # before pruning
+    kept: tuple[int, ...]  # indices of the heads that were kept
 
-def draw_layout(layout: Tensor) -> str:
-    """A picture of one head's layout for the terminal, a row of queries a line: ██ where keys are seen."""
-    return "\n".join("".join("██" if seen else "··" for seen in row) for row in layout.tolist())
+    @property
+    def block_size(self) -> int:
+        return int(self.sparse["block"])
+
+    @property
+    def is_causal(self) -> bool:
+        return self.sparse.is_causal
+
+    def blocks(self, length: int) -> Tensor:
+        """Which blocks of keys a block of queries sees in sequences of up to `length` tokens, [A or 1, N, N]."""
+        layout = make_layout(self.sparse, self.num_heads, length)
+        return layout[list(self.kept)] if len(layout) > 1 else layout
+
+    def visible_keys(self, length: int) -> Tensor:
+        """The layout by token, bool [A or 1, S, S]; within a block, too, a causal layout hides later tokens."""
+        tokens = self.blocks(length).repeat_interleave(self.block_size, 1).repeat_interleave(self.block_size, 2)
+        visible = tokens[:, :length, :length]
+        return visible.tril() if self.is_causal else visible
 
 
 def _dense(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
@@ -247,6 +263,6 @@ def _see_globally(layout: Tensor, start: int, stop: int, horizontal: bool) -> No
 def _see_randomly(layout: Tensor, sparse: SparseAttention, generator: torch.Generator) -> None:
     """Each row sees `num_random_blocks` more, drawn among those the direction allows."""
     for row in range(len(layout)):
-        allowed = row + 1 if sparse.looks_back_only else len(layout)
+        allowed = row + 1 if sparse.is_causal else len(layout)
         chosen = torch.randperm(allowed, generator=generator)[: sparse["num_random_blocks"]]
         layout[row, chosen] = True

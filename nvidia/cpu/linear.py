@@ -7,6 +7,7 @@ products: forward, for the gradient of x, and for that of W where W is wide. All
 """
 
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,13 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from nvidia.activations import activation, canonical
-
-# oneDNN keeps what it built for each shape, about 0.7 MB, and packed batches have ever new numbers of tokens: without
-# these limits that is a gigabyte. A pass has about ten shapes. oneDNN and torch's layer above it read them at the first
-# product.
-for _cache_size in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache_size, "64")
 # Activations that oneDNN computes with the product: its names for them and for the formula. Not relu: its relu makes 0
 # of NaN, and a validation of a broken model would look sound.
 _FUSED = {
@@ -29,6 +23,7 @@ _FUSED = {
     "gelu_tanh": ("gelu", "tanh"),
     "tanh": ("tanh", ""),
     "silu": ("swish", ""),
+    "swish": ("swish", ""),
 }
 _MIN_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
 
@@ -40,12 +35,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
-    """act(x·Wᵀ + b): one kernel where oneDNN has it and nobody needs gradients, which take what came before `act`."""
-    fused = _FUSED.get(canonical(act))
+def linear_activation(
+    x: Tensor, weight: Tensor, bias: Tensor | None, name: str, act: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """act(x·Wᵀ + b) for the activation of that name.
+
+    One kernel where oneDNN has it and gradients are off: they need the input of `act`.
+    """
+    fused = _FUSED.get(name)
     if fused is not None and not torch.is_grad_enabled() and is_for_onednn(x, weight):
         return _onednn(x, weight, bias, fused)
-    return activation(act)(linear(x, weight, bias))
+    return act(linear(x, weight, bias))
 
 
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:

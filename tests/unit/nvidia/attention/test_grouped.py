@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvidia.attention import grouped
-from nvidia.attention import layer as attention
-from nvidia.attention.backends import sdpa_attention
+from nvidia.attention import grouped, sdpa
+from nvidia.attention.backend import AttentionInputs
 from nvidia.checkpointing import Checkpointing
 from nvidia.cpu.dropout import MaskStream, draw_seed
 from nvidia.modeling import BertForPreTraining
@@ -43,7 +42,7 @@ def assert_near(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], bound: f
 def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     packing = plan_packing(make_batch()[2].bool())
     qkv = random_tensor(packing.num_tokens, 3, 3, 8)
-    expected = value_and_gradients(lambda x: sdpa_attention(x, packing), qkv)
+    expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
     monkeypatch.setattr(grouped, "_PIECE", piece)
     monkeypatch.setattr(grouped, "_SHORT", short)
     assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
@@ -162,11 +161,13 @@ def test_the_last_block_asks_for_the_queries_that_are_read(
     model.to(dtype)
     asked: list[int] = []
 
+    original = grouped.attention_of_some
+
     def spy(q: Tensor, *others: object) -> Tensor:
         asked.append(len(q))
-        return grouped.attention_of_some(q, *others)
+        return original(q, *others)
 
-    monkeypatch.setattr(attention, "attention_of_some", spy)
+    monkeypatch.setattr(grouped, "attention_of_some", spy)
     results = []
     for short in (TOGETHER, ALONE):
         monkeypatch.setattr(grouped, "_SHORT", short)

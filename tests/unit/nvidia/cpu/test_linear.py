@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -66,16 +67,17 @@ def test_without_gradients_the_activation_is_part_of_the_product(
 ) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(9, 24), torch.randn(40, 24), torch.randn(40)
+    layer = partial(linear_activation, name=act, act=activation(act))
     plain = activation(act)(functional.linear(x, weight, bias))
-    torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(x, weight, bias), plain, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(layer(x, weight, bias), plain, rtol=1e-5, atol=1e-5)
         x[2, 3] = weight[1, 1] = float("nan")
         broken = activation(act)(functional.linear(x, weight, bias))
-        assert torch.equal(linear_activation(x, weight, bias, act).isnan(), broken.isnan())
+        assert torch.equal(layer(x, weight, bias).isnan(), broken.isnan())
         # Now the product alone would be seen: what oneDNN does not have (or has without NaN) still takes it.
         monkeypatch.setattr(module, "linear", lambda *_: torch.zeros(9, 40))
-        assert bool(linear_activation(x, weight, bias, act).any()) == (act not in ("relu", "geglu"))
+        assert bool(layer(x, weight, bias).any()) == (act not in ("relu", "geglu"))
 
 
 @needs_onednn
@@ -174,6 +176,8 @@ def test_elsewhere_it_is_torchs_own_product() -> None:
 EVER_NEW_SHAPES = """
 import psutil, torch
 from nvidia.cpu import linear as module
+from nvidia.cpu.startup import configure_onednn
+configure_onednn()
 module.onednn_is_faster, module._MIN_WORK = lambda: True, 0
 weight = torch.randn(768, 768)
 for rows in range(100, 500):
