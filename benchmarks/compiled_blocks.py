@@ -20,6 +20,7 @@ from common.console import console
 from common.errors import run_command
 from nvidia.compiling import check_compiler, compile_blocks
 from nvidia.config import BertConfig
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
 VOCAB_SIZE = 1000  # the head is the same in both
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     flags = parser.parse_args(argv)
+    configure_onednn()
     check_compiler("cpu")
     results = {}
     for dropout in (0.1, 0.0):

@@ -13,6 +13,7 @@ from torch.nn import functional
 from nvidia.activations import activation
 from nvidia.cpu import linear as module
 from nvidia.cpu.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import PROJECT
 from tests.unit.nvidia.helpers import make_batch, tiny_config
@@ -196,3 +197,16 @@ def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
     child = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) < 60
+
+
+def test_importing_the_model_sets_no_environment_variables() -> None:
+    code = "import os; before = dict(os.environ); import nvidia.modelingpreln; assert dict(os.environ) == before"
+    child = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stderr
+
+
+def test_start_up_keeps_the_limits_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    configure_onednn()
+    assert (os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], os.environ["LRU_CACHE_CAPACITY"]) == ("7", "64")
