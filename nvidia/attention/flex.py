@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as flex
 
 from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
 from nvidia.attention.sparsity import SparseHeads
 from nvidia.unpadding import Packing
+
+if TYPE_CHECKING:  # the import takes seconds because it loads torch's compiler; only its users wait for it
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
@@ -20,7 +22,7 @@ def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
     return _kernel(qkv.is_cuda)(query, key, value, block_mask=mask)[0].transpose(0, 1), None
 
 
-def make_block_mask(packing: Packing, sparse: SparseHeads | None = None) -> flex.BlockMask:
+def make_block_mask(packing: Packing, sparse: SparseHeads | None = None) -> "BlockMask":
     """The mask by which a token sees the tokens of its own sequence, or those of them that `sparse` allows."""
     sequence, position = packing.sequence_of, packing.position_of
     layout = None if sparse is None else sparse.blocks(packing.row_length).to(sequence.device)
@@ -41,14 +43,18 @@ def make_block_mask(packing: Packing, sparse: SparseHeads | None = None) -> flex
 @lru_cache(maxsize=2)
 def _kernel(compiled: bool) -> Callable[..., Any]:
     """FlexAttention is a fused kernel only when compiled. Sizes are symbolic because they change with every batch."""
-    kernel: Any = flex.flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
+
+    kernel: Any = flex_attention
     return torch.compile(kernel, dynamic=True) if compiled else kernel
 
 
 @lru_cache(maxsize=2)
-def _mask_maker(compiled: bool) -> Callable[..., flex.BlockMask]:
+def _mask_maker(compiled: bool) -> Callable[..., "BlockMask"]:
     """When compiled, it counts blocks without materializing the [A, T, T] mask."""
-    maker: Any = flex.create_block_mask
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    maker: Any = create_block_mask
     return torch.compile(maker, dynamic=True) if compiled else maker
 
 

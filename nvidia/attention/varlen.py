@@ -1,12 +1,13 @@
 """torch's variable-length FlashAttention: CUDA, fp16 or bf16, no dropout, no padding."""
 
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
+    from torch.nn.attention.varlen import varlen_attn  # loads torch's compiler, which takes seconds
+
     query, key, value = qkv.unbind(1)
     starts, max_length = inputs.packing.boundaries, inputs.packing.row_length
     context = varlen_attn(query, key, value, starts, starts, max_length, max_length)
