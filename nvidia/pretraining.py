@@ -57,11 +57,18 @@ class PreTrainingModel(nn.Module):
     def reset_parameters(self) -> None:
         initialize_weights(self, self.config)
 
-    def forward(self, batch: Sequence[Any], log: bool = True, masked_lm_total: Tensor | None = None) -> Tensor:
-        """Total loss of a batch (DESIGN's six fields): masked tokens' mean cross entropy + next sentence's mean.
+    def forward(
+        self,
+        batch: Sequence[Any],
+        log: bool = True,
+        masked_lm_total: Tensor | None = None,
+        next_sentence_total: Tensor | None = None,
+    ) -> Tensor:
+        """Total loss of a batch (DESIGN's six fields): mean cross entropy of masked tokens + that of labelled pairs.
 
-        `masked_lm_total` takes the place of this batch's number of masked tokens, so that a global batch gives the same
-        gradient however it is cut into micro-batches and ranks. `log` is taken for old callers and ignored.
+        Each total replaces the number of labels of that kind in this batch as the divisor, so that the gradient of a
+        global batch does not depend on how it is split into micro-batches and ranks. `log` is accepted for old callers
+        and ignored.
         """
         _, input_ids, input_mask, segment_ids, next_sentence_label, masked_lm_labels = batch
         packing, masked = plan_with_rows(real_tokens(input_mask), masked_lm_labels != NO_LABEL)  # masked: [M]
@@ -72,8 +79,7 @@ class PreTrainingModel(nn.Module):
         scores = self.cls.predictions(predicted).float()  # [M, tokens]
         masked_loss = functional.cross_entropy(scores, masked_labels, reduction="sum")
         count = scores.new_full((), masked.shape[0])
-        total = count if masked_lm_total is None else masked_lm_total.to(count)
-        loss = masked_loss / torch.where(total > 0, total, torch.ones_like(total))
+        loss = masked_loss / _divisor(count, masked_lm_total)
 
         zero = torch.zeros_like(count)
         sentence_loss = sentence_correct = sentence_count = zero
@@ -85,7 +91,7 @@ class PreTrainingModel(nn.Module):
             )
             sentence_count = (sentence_labels != NO_LABEL).sum().to(count)
             sentence_correct = (sentence_scores.detach().argmax(-1) == sentence_labels).sum().to(count)
-            loss = loss + sentence_loss / sentence_count.clamp(min=1)
+            loss = loss + sentence_loss / _divisor(sentence_count, next_sentence_total)
         self.details = PreTrainingDetails(
             masked_lm_loss_sum=masked_loss.detach(),
             masked_lm_correct=(scores.detach().argmax(-1) == masked_labels).sum().to(count),
@@ -153,3 +159,9 @@ class PreTrainingModel(nn.Module):
         step alone: then every rank and a resumed run leave out the same blocks.
         """
         self.bert.encoder.branch_scales = branch_scales(self.config.num_hidden_layers, theta, seed)
+
+
+def _divisor(count: Tensor, total: Tensor | None) -> Tensor:
+    """`total`, or `count` without one, in the type of `count`; 1 instead of 0, where the summed loss is 0."""
+    divisor = count if total is None else total.to(count)
+    return torch.where(divisor > 0, divisor, torch.ones_like(divisor))
