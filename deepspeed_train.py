@@ -14,6 +14,7 @@ from common.console import console
 from common.errors import run_command
 from common.outcome import leave_outcome, sign_of_life
 from common.processes import STOPPED_EXIT_CODE
+from nvidia.cpu.startup import configure_onednn
 from training.build import build_run, keep_time
 from training.dry_run import dry_run
 from training.engine.compile_locks import guard_compiles
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.enter_context(sign_of_life(rank_info.rank))
         console.enabled = rank_info.is_main
         avoid_broken_amx()
+        configure_onednn()
         share_cores(rank_info)
         guard_compiles()
         settings = resolve_settings(flags, rank_info, problems)

@@ -26,6 +26,7 @@ from common.console import console
 from common.errors import run_command
 from common.memory import peak_resident_mib
 from nvidia.config import BertConfig
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
 CONTENDERS = ("ours", "engine", "transformers", "reference")
@@ -194,6 +195,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     config = BertConfig(vocab_size=30522, num_hidden_layers=arguments.layers).with_padded_vocab()
+    configure_onednn()
     torch.manual_seed(0)
     if arguments.only_memory:
         report_memory(arguments.only_memory, config, arguments.lengths[0], arguments.accumulation)

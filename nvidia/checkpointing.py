@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what the forward pass does not keep and the backward pass computes again."""
+"""Gradient checkpointing: what the forward pass drops and the backward pass recomputes."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,9 @@ from common.errors import UserError
 class Checkpointing:
     """What to recompute. Gradients are bit-equal with any choice, random state included.
 
-    `layers`: whole blocks, this many at a time (0 = none). Cheaper choices, inside a block: `activation`, that of the
-    wide layer; `attention`, scores and probabilities; `norm`, the outputs of a pre-LN block's layer norms.
+    `layers`: whole blocks, this many at a time (0 = none). Cheaper choices inside a block: `activation`, the output of
+    the feed-forward activation; `attention`, scores and probabilities; `norm`, the outputs of a pre-LN block's layer
+    norms.
     """
 
     layers: int = 0
@@ -30,13 +31,18 @@ class Checkpointing:
 
 
 def default_chunk(num_layers: int) -> int:
-    """⌈√layers⌉ blocks a chunk: the states kept and the states recomputed at once are then about as many."""
+    """⌈√layers⌉ blocks per chunk, so that about as many states are kept as are recomputed at once."""
     return math.ceil(math.sqrt(num_layers))
 
 
 def recomputed(active: bool, function: Callable[..., Any], *tensors: Tensor) -> Any:
-    """function(*tensors), whose inner results are dropped and recomputed in the backward pass if `active`.
+    """function(*tensors); if `active`, its intermediate results are dropped and recomputed in the backward pass.
 
-    Recomputation stops as soon as the last dropped tensor is back: a matmul at the function's end is not done again.
+    Recomputation stops as soon as the last dropped tensor is available: a matmul at the end is not repeated.
     """
     return checkpoint(function, *tensors, use_reentrant=False) if active else function(*tensors)
+
+
+def then(first: Callable[[Tensor], Tensor] | None, second: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """x → second(first(x)). Recomputed as one, the output of `first` is not kept for the gradients of `second`."""
+    return second if first is None else lambda x: second(first(x))

@@ -1,4 +1,4 @@
-"""The small parts every block is made of: layer norm, linear + activation, embeddings, the residual branch's end.
+"""The parts that blocks are made of: layer norm, linear + activation, embeddings, the projection ending a branch.
 
 T real tokens, H hidden size, I intermediate size.
 """
@@ -8,15 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nvidia.activations import activation, is_gated
-from nvidia.checkpointing import recomputed
 from nvidia.config import BertConfig
-from nvidia.cpu.dropout import dropout, dropout_add
+from nvidia.cpu.dropout import dropout
 from nvidia.cpu.linear import Linear, linear, linear_activation
 from nvidia.unpadding import Packing
 
 
 class LayerNorm(nn.Module):
-    """Layer norm whose statistics and affine step are computed in fp32, whatever type its input and weights have."""
+    """Layer norm with statistics and affine step computed in fp32 for inputs and weights of any type."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class LayerNorm(nn.Module):
 
 
 class LinearActivation(nn.Module):
-    """x·Wᵀ + b, then an activation. A gated activation has twice as many rows in W as outputs."""
+    """x·Wᵀ + b, then an activation. With a gated activation W has twice as many rows as there are outputs."""
 
     def __init__(self, in_size: int, out_size: int, act: str, bias: bool = True) -> None:
         super().__init__()
@@ -46,11 +45,11 @@ class LinearActivation(nn.Module):
         """`activate=False` leaves the activation to the caller."""
         if not activate:
             return linear(x, self.weight, self.bias)
-        return linear_activation(x, self.weight, self.bias, self.act_name)
+        return linear_activation(x, self.weight, self.bias, self.act_name, self.act)
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of word, position and segment embeddings, normed, with dropout; on packed tokens."""
+    """The sum of word, position and segment embeddings, with layer norm and dropout; on packed tokens."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class BertEmbeddings(nn.Module):
         packing: Packing,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """`words` are packed ids [T], or packed embeddings [T, H] given in their place → [T, H]"""
+        """`words` are packed ids [T] or packed embeddings [T, H] → [T, H]"""
         summed = self.word_embeddings(words) if words.dim() == 1 else words
         summed = summed + self.token_type_embeddings(segments)
         if self.position_embeddings is not None:
@@ -79,31 +78,23 @@ class BertEmbeddings(nn.Module):
         return dropout(self.LayerNorm(summed), self.dropout_prob, self.training)
 
 
-class ResidualOutput(nn.Module):
-    """The end of a branch: project back to the stream, dropout, add. `scale` is progressive layer drop's."""
+class BranchOutput(nn.Module):
+    """The projection that ends a branch and, in a post-LN block, the norm after the sum, under checkpoints' names."""
 
-    def __init__(self, in_size: int, config: BertConfig) -> None:
+    LayerNorm: nn.Module  # in post-LN blocks only
+
+    def __init__(self, in_size: int, config: BertConfig, is_post_ln: bool) -> None:
         super().__init__()
         self.dense = Linear(in_size, config.hidden_size, bias=config.use_bias)
-        self.dropout_prob = config.hidden_dropout_prob
+        if is_post_ln:
+            self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
 
-    def forward(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        return dropout_add(self.dense(x), residual, self.dropout_prob, self.training, scale)
-
-
-class NormedResidualOutput(ResidualOutput):
-    """The same with the layer norm that a post-LN block has after the sum."""
-
-    def __init__(self, in_size: int, config: BertConfig) -> None:
-        super().__init__(in_size, config)
-        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
-
-    def forward(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        return self.LayerNorm(super().forward(x, residual, scale))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x)
 
 
 class BertIntermediate(nn.Module):
-    """The wide half of the feed-forward layer."""
+    """The first, wide half of the feed-forward layer."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -111,21 +102,22 @@ class BertIntermediate(nn.Module):
             config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.use_bias
         )
 
-    def forward(self, x: Tensor, norm: nn.Module | None = None, activate: bool = True) -> Tensor:
-        """`norm` goes before the product and is recomputed in the backward pass."""
-        if norm is None:
-            return self.dense_act(x, activate)
-        return recomputed(True, lambda rows: self.dense_act(norm(rows), activate), x)
+    def forward(self, x: Tensor, activate: bool = True) -> Tensor:
+        return self.dense_act(x, activate)
+
+    def project(self, x: Tensor) -> Tensor:
+        """The product alone. A call of the module, as ZeRO-3 gathers parameters when their module is called."""
+        return self(x, activate=False)
 
 
 def initialize_weights(model: nn.Module, config: BertConfig) -> None:
-    """All initialisation: N(0, range) for matrices and embeddings, zero biases, layer norms 1 and 0.
+    """Initialize all parameters: N(0, range) for matrices and embeddings, zero biases, layer norms 1 and 0.
 
-    The projections that write into the residual stream get range/√(2·layers), so that the stream's variance does not
-    grow with depth.
+    The projections that write into the residual stream get range/√(2·layers), so that the variance of the stream does
+    not grow with depth.
     """
     shrunk = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
-    writers = {id(module.dense) for module in model.modules() if isinstance(module, ResidualOutput)}
+    writers = {id(module.dense) for module in model.modules() if isinstance(module, BranchOutput)}
     for module in model.modules():
         std = shrunk if id(module) in writers else config.initializer_range
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,16 +1,38 @@
 """The pre-LN BERT: layer norm before each branch, and one after the last block."""
 
+from torch import Tensor
+
 from nvidia.bert import BertModelBase, BertOutput
+from nvidia.block import BertBlock
 from nvidia.config import BertConfig
+from nvidia.layers import LayerNorm
 from nvidia.pretraining import PreTrainingDetails, PreTrainingModel
+from nvidia.self_attention import AttentionCall
 
 __all__ = ["BertConfig", "BertForPreTrainingPreLN", "BertModel", "BertOutput", "PreTrainingDetails"]
 
 
-class BertModel(BertModelBase):
-    """The pre-LN encoder on its own."""
+class PreLNBlock(BertBlock):
+    """a = x + dropout(attention(LN(x))), y = a + dropout(feed_forward(LN(a)))"""
 
-    pre_ln = True
+    is_post_ln = False
+
+    def __init__(self, config: BertConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.PreAttentionLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.PostAttentionLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def add_attention(self, x: Tensor, call: AttentionCall, scale: float) -> Tensor:
+        return self.add(call.select(x), self.attend(x, call, norm=self.PreAttentionLayerNorm), scale)
+
+    def add_feed_forward(self, a: Tensor, scale: float) -> Tensor:
+        return self.add(a, self.feed_forward(a, norm=self.PostAttentionLayerNorm), scale)
+
+
+class BertModel(BertModelBase):
+    """The pre-LN encoder without heads."""
+
+    block_class = PreLNBlock
 
 
 class BertForPreTrainingPreLN(PreTrainingModel):

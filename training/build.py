@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.words import counted
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import TrainingStream
-from nvidia.attention.backends import cuda_capability
+from nvidia.attention.registry import cuda_capability
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.interop.hugging_face import export_obstacles

@@ -1,1 +1,1 @@
-"""Self-attention: the layer, its backends, and sparse layouts."""
+"""Self-attention over packed sequences: one registry of backends, a file for each, and sparse layouts."""

@@ -1,10 +1,13 @@
 """Two real gloo ranks give the losses that one rank gives, at every ZeRO stage and under the real launcher."""
 
+import json
 from pathlib import Path
 
+import h5py
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from data.shards.schema import ATTRIBUTE, FORMAT_VERSION
 from tests.rank_server import RankServer
 from tests.support import VOCAB, read_metrics, run_deepspeed, run_plain, write_project
 
@@ -92,6 +95,23 @@ def test_accumulation_gives_the_same_losses(one_rank: Path, tmp_path: Path) -> N
     outcome = run_plain([*words, "--max_steps", str(NUM_STEPS)])
     assert outcome.returncode == 0, outcome.stderr
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=TOLERANCE)
+
+
+def test_mixed_sentence_labels_give_the_same_losses_for_any_split(rank_server: RankServer, tmp_path: Path) -> None:
+    """Rows of one shard have no sentence labels, so micro-batches differ in the number of labelled pairs."""
+    found = []
+    for ranks, micro_batch in ((1, 8), (1, 2), (2, 1)):
+        folder = tmp_path / f"{ranks}_{micro_batch}"
+        words = write_project(folder, train_micro_batch_size_per_gpu=micro_batch)
+        without_dropout(folder)
+        with h5py.File(folder / "data" / "wiki_training_0.hdf5", "r+") as shard:
+            shard.attrs[ATTRIBUTE] = json.dumps({"format_version": FORMAT_VERSION, "objective": "mlm"})
+        outcome = rank_server.run([*words, "--max_steps", str(NUM_STEPS)], ranks, folder)
+        assert outcome.codes == [0] * ranks, outcome.text
+        found.append(losses(folder))
+        assert len(found[-1]) == NUM_STEPS
+    assert found[1] == pytest.approx(found[0], abs=TOLERANCE)
+    assert found[2] == pytest.approx(found[0], abs=TOLERANCE)
 
 
 def test_layer_drop_decides_alike_on_all_ranks_and_after_a_resume(rank_server: RankServer, tmp_path: Path) -> None:

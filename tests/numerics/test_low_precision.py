@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nvidia.attention import grouped as grouped_attention
-from nvidia.attention.backends import plain_attention, sdpa_attention
+from nvidia.attention import grouped, plain, sdpa
+from nvidia.attention.backend import AttentionInputs
 from nvidia.layers import LayerNorm
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN, BertModel
@@ -27,7 +27,7 @@ def test_loss_and_gradients_stay_near_fp32(
     kind: type[PreTrainingModel], backend: str, short: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`short`: with 0 no sequence counts as short, so the last block leaves out queries that are not read."""
-    monkeypatch.setattr(grouped_attention, "_SHORT", short)
+    monkeypatch.setattr(grouped, "_SHORT", short)
     torch.manual_seed(0)
     half = kind(tiny_config(attention_backend=backend, initializer_range=0.1)).to(dtype)
     single = kind(tiny_config(initializer_range=0.1))
@@ -150,18 +150,17 @@ def test_layer_norm_is_fp32_inside(dtype: torch.dtype) -> None:
 def test_softmax_is_fp32_inside(dtype: torch.dtype) -> None:
     """Equal scores over many keys: a sum in half precision would be off by whole percents."""
     length = 2047
-    packing = plan_packing(torch.ones(1, length, dtype=torch.bool))
+    inputs = AttentionInputs(plan_packing(torch.ones(1, length, dtype=torch.bool)))
     qkv = torch.zeros(length, 3, 1, 8, dtype=dtype)
     qkv[:, 2] = 1
-    for context in (grouped_attention.grouped_attention(qkv, packing.groups, 0.0), plain_attention(qkv, packing)[0]):
-        assert (context.float() - 1).abs().max() <= 2 * EPSILON[dtype]
-    assert (sdpa_attention(qkv, packing).float() - 1).abs().max() <= 2 * EPSILON[dtype]
+    for backend in (grouped, plain, sdpa):
+        assert (backend.attend(qkv, inputs)[0].float() - 1).abs().max() <= 2 * EPSILON[dtype]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
     """The scale comes before the rounding: 64 · 40² is past fp16's range, an eighth of it is not."""
-    packing = plan_packing(torch.ones(1, 3, dtype=torch.bool))
+    inputs = AttentionInputs(plan_packing(torch.ones(1, 3, dtype=torch.bool)))
     qkv = torch.full((3, 3, 1, 64), 40.0, dtype=dtype)
-    assert grouped_attention.grouped_attention(qkv, packing.groups, 0.0).isfinite().all()
-    assert plain_attention(qkv, packing)[0].isfinite().all()
+    assert grouped.attend(qkv, inputs)[0].isfinite().all()
+    assert plain.attend(qkv, inputs)[0].isfinite().all()

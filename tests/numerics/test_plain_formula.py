@@ -8,16 +8,15 @@ from torch.nn import functional
 
 from benchmarks.plain_preln import PlainPreLN
 from nvidia.activations import activation, is_gated
-from nvidia.attention.layer import AttentionOptions, BertSelfAttention
 from nvidia.bert import BertModelBase
 from nvidia.modeling import BertModel as PostLNModel
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.modelingpreln import BertModel as PreLNModel
+from nvidia.self_attention import AttentionCall, BertSelfAttention
 from nvidia.unpadding import plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 
 BOUND = 1e-5
-NO_OPTIONS = AttentionOptions()
 ENCODERS = [PreLNModel, PostLNModel]
 
 
@@ -52,11 +51,11 @@ def test_dropout_of_attention_keeps_the_mean(backend: str, num_draws: int) -> No
     """Over many draws the mean of the context is the context without dropout."""
     model = make_encoder(num_hidden_layers=1, attention_probs_dropout_prob=0.3, attention_backend=backend).train()
     attention = model.encoder.layer[0].attention.self
-    packing = plan_packing(torch.ones(1, 9, dtype=torch.bool))
+    call = AttentionCall(plan_packing(torch.ones(1, 9, dtype=torch.bool)))
     qkv = torch.randn(9, 3, 3, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    draws = torch.stack([attention.attend(qkv, packing, NO_OPTIONS)[0] for _ in range(num_draws)])
-    exact = attention.eval().attend(qkv, packing, NO_OPTIONS)[0]
+    draws = torch.stack([attention.attend(qkv, call)[0] for _ in range(num_draws)])
+    exact = attention.eval().attend(qkv, call)[0]
     error = (draws.mean(0) - exact).abs()
     assert (error <= 5 * draws.std(0) / num_draws**0.5 + 1e-6).all()
     assert draws.std(0).min() > 0

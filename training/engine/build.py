@@ -9,7 +9,7 @@ import deepspeed
 import torch
 from torch import nn
 
-from data.stream.batches import Batch
+from data.stream.batches import NO_LABEL, Batch
 from data.stream.loader import StepBatches
 from training.engine.checkpoint_files import CheckedFiles
 from training.metrics.tally import Tally
@@ -66,14 +66,15 @@ def take_step(
     """
     batches = [to_device(batch, device) for batch in step.micro_batches]
     phases.begin("meeting the other ranks")
-    share = masked_tokens_per_micro_step(batches, engine.world_size)
+    masked_total, sentence_total = all_ranks_labels_per_micro_step(batches, engine.world_size)
     for index, batch in enumerate(batches):
         if index > 0 and should_stop is not None and should_stop():
             return False
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
         torch.manual_seed(seed_of("dropout", seed, step.next_sample, index, engine.global_rank))
         with phases.measure("forward"):
-            loss = spoil_unless_finite(engine(batch, masked_lm_total=share))
+            loss = engine(batch, masked_lm_total=masked_total, next_sentence_total=sentence_total)
+            loss = spoil_unless_finite(loss)
             tally.add(engine.module.details)
         with phases.measure("backward"):
             engine.backward(loss)
@@ -95,14 +96,17 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return Batch(*(field.to(device, non_blocking=True) for field in batch))
 
 
-def masked_tokens_per_micro_step(batches: list[Batch], world_size: int) -> torch.Tensor:
-    """Masked tokens of the global batch divided by its number of micro-steps.
+def all_ranks_labels_per_micro_step(batches: list[Batch], world_size: int) -> torch.Tensor:
+    """[masked tokens, labelled sentence pairs] of the global batch, each divided by its number of micro-steps.
 
-    As the divisor of each micro-step's summed loss it makes the gradient that of the global mean, however unevenly
-    masked tokens fall on ranks and micro-batches.
+    As divisors of the summed losses of a micro-step they make the gradient that of the global means, however unevenly
+    labels are spread over ranks and micro-batches.
     """
-    masked = torch.stack([(batch.masked_lm_labels != -1).sum() for batch in batches]).sum().double()
-    return collectives.all_ranks_sum(masked) / (len(batches) * world_size)
+    counts = [
+        torch.stack([(batch.masked_lm_labels != NO_LABEL).sum(), (batch.next_sentence_label != NO_LABEL).sum()])
+        for batch in batches
+    ]
+    return collectives.all_ranks_sum(torch.stack(counts).sum(0).double()) / (len(batches) * world_size)
 
 
 def seed_of(purpose: str, *numbers: int) -> int:

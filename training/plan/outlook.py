@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from data.shards.dataset import PretrainingDataset
-from nvidia.attention.backends import BackendContext, choose_backend
+from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.config import BertConfig
 from training.metrics.formatting import format_seconds
 from training.plan.horizon import Horizon

@@ -1,5 +1,7 @@
 """BertConfig: what it takes, what it refuses, and how it says so."""
 
+from typing import Any
+
 import pytest
 
 from common.errors import UserError
@@ -58,9 +60,39 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": 10**5000}, "hidden_size is a number of thousands of digits, expected a whole number from 1"),
+        ({"hidden_size": 8.0}, "hidden_size is 8.0, expected a whole number from 1 up"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan, expected a number between 0 and 1"),
+        ({"hidden_dropout_prob": True}, "hidden_dropout_prob is True, expected a number from 0 to below 1"),
+        ({"use_bias": 1}, "use_bias is 1, expected true or false"),
+        ({"attention_backend": ["sdpa"]}, r"attention_backend is \['sdpa'\], expected one of auto, "),
+        ({"unpadded_vocab_size": 0}, "unpadded_vocab_size is 0"),
+        ({"pruned_heads": {"0": 1}}, "pruned_heads is .*expected lists of heads by layer"),
+        ({"pruned_heads": [1]}, "pruned_heads is .*expected lists of heads by layer"),
+        ({"sparse_attention": 5}, "sparse_attention is 5, expected a mapping with a mode"),
+        ({"sparse_attention": {"mode": "fixd"}}, "sparse_attention: mode is 'fixd'"),
+        ({"self": 1}, "unknown key 'self'"),
+    ],
+)
+def test_each_invalid_value_is_named_with_what_is_expected(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BertConfig.from_dict({"vocab_size": 8, **values})
+
+
+def test_unknown_keys_missing_keys_and_invalid_values_are_reported_together() -> None:
+    with pytest.raises(UserError) as caught:
+        BertConfig.from_dict({"hidden_sise": 4, "hidden_act": "gelo", "sparse_attention": {"mode": "fixd"}})
+    assert len(caught.value.parts) == 4
+    for part in ("vocab_size is missing", "unknown key 'hidden_sise'", "hidden_act is 'gelo'", "mode is 'fixd'"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_attention_heads": 5}, "which 5 attention heads do not divide"),
+        ({"num_attention_heads": 5}, "24, which is not divisible by 5 attention heads"),
         ({"pad_token_id": 200}, "pad_token_id 200 is past"),
         ({"unpadded_vocab_size": 300}, "unpadded_vocab_size is 300"),
         ({"pruned_heads": {7: (0,)}}, "names layer 7"),

@@ -118,19 +118,31 @@ def test_details_count_what_was_predicted_right() -> None:
     assert int(model.details.next_sentence_correct) == 4
 
 
-def test_gradients_do_not_depend_on_how_a_batch_is_cut() -> None:
-    model = BertForPreTrainingPreLN(tiny_config(sentence_head="none"))
+@pytest.mark.parametrize("head", ["none", "nsp"])
+@pytest.mark.parametrize("splits", [[4], [1, 3], [2, 2], [1, 1, 2], [1, 1, 1, 1]], ids=str)
+def test_gradients_do_not_depend_on_how_a_batch_is_split(splits: list[int], head: str) -> None:
+    """Rows have different numbers of masked tokens, and two of the four have no sentence label."""
+    model = BertForPreTrainingPreLN(tiny_config(sentence_head=head))
     spread_weights(model)
     batch = make_batch((11, 7, 9, 3))
+    batch[4][1] = -1
+    assert (batch[4] != -1).tolist() == [True, False, True, False]
     model(batch).backward()
     whole = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
-    total = (batch[5] != -1).sum() / 2  # masked tokens of the global batch / number of pieces
-    for piece in (slice(0, 1), slice(1, 4)):
-        part = (2, *(field[piece] for field in batch[1:]))
-        (model(part, masked_lm_total=total) / 2).backward()
+    # Labels of the global batch / number of micro-steps, whose gradients are averaged.
+    totals = [(labels != -1).sum() / len(splits) for labels in (batch[5], batch[4])]
+    for fields in zip(*(field.split(splits) for field in batch[1:]), strict=True):
+        (model((2, *fields), True, *totals) / len(splits)).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_totals_that_equal_the_counts_change_no_bit() -> None:
+    model = BertForPreTrainingPreLN(tiny_config())
+    batch = make_batch()
+    totals = [(labels != -1).sum().double() for labels in (batch[5], batch[4])]
+    assert torch.equal(model(batch), model(batch, True, *totals))
 
 
 def no_labels(batch: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -167,7 +179,8 @@ def test_degenerate_batches_stay_finite(
 ) -> None:
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     model = kind(tiny_config(attention_backend=backend, **rates)).to(dtype)
-    loss = model(change(make_batch()), masked_lm_total=torch.tensor(0.0) if change is no_labels else None)
+    total = torch.tensor(0.0) if change is no_labels else None
+    loss = model(change(make_batch()), masked_lm_total=total, next_sentence_total=total)
     loss.backward()
     assert loss.isfinite()
     assert (loss == 0) == (change is no_labels)

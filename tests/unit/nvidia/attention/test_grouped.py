@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvidia.attention import grouped
-from nvidia.attention import layer as attention
-from nvidia.attention.backends import sdpa_attention
+from nvidia.attention import grouped, sdpa
+from nvidia.attention.backend import AttentionInputs
 from nvidia.checkpointing import Checkpointing
 from nvidia.cpu.dropout import MaskStream, draw_seed
 from nvidia.modeling import BertForPreTraining
@@ -43,8 +42,8 @@ def assert_near(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], bound: f
 def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     packing = plan_packing(make_batch()[2].bool())
     qkv = random_tensor(packing.num_tokens, 3, 3, 8)
-    expected = value_and_gradients(lambda x: sdpa_attention(x, packing), qkv)
-    monkeypatch.setattr(grouped, "_PIECE", piece)
+    expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
+    monkeypatch.setattr(grouped, "_TILE", piece)
     monkeypatch.setattr(grouped, "_SHORT", short)
     assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
 
@@ -79,7 +78,7 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
         q,
         kv,
     )
-    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_TILE", piece)
     context, q_gradient, kv_gradient = value_and_gradients(
         lambda q, kv: grouped.attention_of_some(q, kv, groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
     )
@@ -92,7 +91,7 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
 def test_gradients_of_some_queries_are_those_of_the_function(
     piece: int, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_TILE", piece)
 
     def compute(q: Tensor, kv: Tensor) -> Tensor:
         torch.manual_seed(5)
@@ -162,11 +161,13 @@ def test_the_last_block_asks_for_the_queries_that_are_read(
     model.to(dtype)
     asked: list[int] = []
 
+    original = grouped.attention_of_some
+
     def spy(q: Tensor, *others: object) -> Tensor:
         asked.append(len(q))
-        return grouped.attention_of_some(q, *others)
+        return original(q, *others)
 
-    monkeypatch.setattr(attention, "attention_of_some", spy)
+    monkeypatch.setattr(grouped, "attention_of_some", spy)
     results = []
     for short in (TOGETHER, ALONE):
         monkeypatch.setattr(grouped, "_SHORT", short)

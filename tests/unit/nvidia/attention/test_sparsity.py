@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from common.errors import UserError
-from nvidia.attention import layer as attention
-from nvidia.attention.backends import flex_attention, flex_mask, plain_attention
-from nvidia.attention.sparsity import SparseAttention, draw_layout, make_layout, visible_keys
+from nvidia.attention import flex, plain
+from nvidia.attention.backend import AttentionInputs
+from nvidia.attention.sparsity import SparseAttention, SparseHeads, make_layout
 from nvidia.modelingpreln import BertForPreTrainingPreLN, BertModel
 from nvidia.unpadding import plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
@@ -85,10 +85,6 @@ def test_every_block_sees_itself(mode: str) -> None:
         assert layout_of(length, mode=mode)[0].diagonal().all()
 
 
-def test_layouts_are_drawn() -> None:
-    assert draw_layout(picture("#. ##")) == "██··\n████"
-
-
 @pytest.mark.parametrize(
     ("attention", "expected"),
     [
@@ -97,9 +93,10 @@ def test_layouts_are_drawn() -> None:
     ],
 )
 def test_blocks_become_tokens(attention: str, expected: str) -> None:
-    sparse = SparseAttention.from_dict({"mode": "fixed", "block": 3, "attention": attention})
-    visible = visible_keys(sparse, picture("#. ##")[None], length=5)
-    assert torch.equal(visible[0], picture(expected))
+    values = {"mode": "variable", "block": 3, "local_window_blocks": [1], "attention": attention}
+    heads = SparseHeads(SparseAttention.from_dict(values), num_heads=1, kept=(0,))
+    assert torch.equal(heads.blocks(5)[0], picture("#. ##"))
+    assert torch.equal(heads.visible_keys(5)[0], picture(expected))
 
 
 # The example of DeepSpeed's documentation (its None written as JSON's null), where each mode reads its own keys.
@@ -140,10 +137,10 @@ def test_a_block_may_name_the_keys_of_all_modes(mode: str) -> None:
         ({"mode": "fixed", "num_random_blocks": -1}, "num_random_blocks is -1"),  # of other modes, but no value for any
         ({"mode": "fixed", "num_local_blocks": 3, "num_global_blocks": 2}, "must divide"),
         ({"mode": "fixed", "num_different_global_patterns": 2}, "needs different_layout_per_head"),
-        ({"mode": "fixed", "num_different_global_patterns": 9, "different_layout_per_head": True}, "is past"),
+        ({"mode": "fixed", "num_different_global_patterns": 9, "different_layout_per_head": True}, "is greater than"),
         ({"mode": "fixed", "attention": "unidirectional", "horizontal_global_attention": True}, "needs attention"),
-        ({"mode": "variable", "global_block_indices": [0], "global_block_end_indices": [0]}, "a block past it"),
-        ({"mode": "variable", "global_block_indices": [0, 1], "global_block_end_indices": [2]}, "a block past it"),
+        ({"mode": "variable", "global_block_indices": [0], "global_block_end_indices": [0]}, "a greater index"),
+        ({"mode": "variable", "global_block_indices": [0, 1], "global_block_end_indices": [2]}, "a greater index"),
         ({"mode": "bigbird", "block": 0}, "block is 0"),
         ({"mode": "variable", "local_window_blocks": 4}, "expected a list"),
     ],
@@ -161,7 +158,7 @@ def test_a_sparse_model_sees_what_its_layout_allows() -> None:
     spread_weights(model)
     _, ids, mask, segments, *_ = make_batch()
     attentions = model.eval()(ids, segments, mask, output_attentions=True).attentions
-    visible = visible_keys(SPARSE, make_layout(SPARSE, 3, 11), 11)
+    visible = SparseHeads(SPARSE, num_heads=3, kept=(0, 1, 2)).visible_keys(11)
     allowed = visible[None] & mask.bool()[:, None, None, :]
     real_queries = mask.bool()[:, None, :, None].expand(5, 3, 11, 11)
     for probabilities in attentions:
@@ -195,17 +192,15 @@ def test_flex_attention_means_the_same(per_head: bool, attention: str) -> None:
             "attention": attention,
         }
     )
-    layout = make_layout(sparse, 3, 11)
     packing = plan_packing(make_batch()[2].bool())
+    inputs = AttentionInputs(packing, sparse=SparseHeads(sparse, num_heads=3, kept=(0, 1, 2)))
     qkv = torch.randn(packing.num_tokens, 3, 3, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        flexed = flex_attention(qkv, flex_mask(packing, 3, layout, 2, sparse.looks_back_only))
-        plain, _ = plain_attention(qkv, packing, visible=visible_keys(sparse, layout, 11))
-    assert largest_difference(flexed, plain) <= 1e-5
+        assert largest_difference(flex.attend(qkv, inputs)[0], plain.attend(qkv, inputs)[0]) <= 1e-5
 
 
 @pytest.mark.parametrize("backend", ["plain", "flex"])
-def test_a_model_that_looks_back_only_never_sees_what_comes_after(backend: str) -> None:
+def test_a_causal_model_never_sees_later_tokens(backend: str) -> None:
     sparse = SparseAttention.from_dict({"mode": "fixed", "block": 4, "attention": "unidirectional"})
     model = BertModel(tiny_config(sparse_attention=sparse, attention_backend=backend, num_attention_heads=1))
     spread_weights(model)
@@ -240,7 +235,7 @@ def written_out_loss(model: BertModel, batch: tuple[Any, ...], weights: torch.Te
                 for query in range(length):
                     seen = [key for key in range(length)
                             if layout[head if len(layout) > 1 else 0, query // sparse["block"], key // sparse["block"]]
-                            and (key <= query or not sparse.looks_back_only)]  # fmt: skip
+                            and (key <= query or not sparse.is_causal)]  # fmt: skip
                     rows.append((q[query] @ k[seen].T / 8**0.5).softmax(-1) @ v[seen])
                 contexts.append(torch.stack(rows))
             x = x + block.attention.output.dense(torch.cat(contexts, -1))
@@ -277,10 +272,10 @@ def test_states_and_gradients_are_the_formulas(pruned: dict[int, list[int]], att
 def test_a_batch_s_mask_is_made_once_for_layers_with_the_same_heads(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = {"plain": "visible_keys", "flex": "flex_mask"}[backend]
+    owner, name = {"plain": (SparseHeads, "visible_keys"), "flex": (flex, "make_block_mask")}[backend]
     made: list[Any] = []
-    original = getattr(attention, name)
-    monkeypatch.setattr(attention, name, lambda *arguments: made.append(arguments) or original(*arguments))
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments: made.append(arguments) or original(*arguments))
     model = BertModel(tiny_config(sparse_attention=SPARSE, attention_backend=backend, num_hidden_layers=4))
     model.prune_heads({3: [0]})
     _, ids, mask, segments, *_ = make_batch()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 from nvidia.activations import activation
 from nvidia.cpu import linear as module
 from nvidia.cpu.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import PROJECT
 from tests.unit.nvidia.helpers import make_batch, tiny_config
@@ -66,16 +68,17 @@ def test_without_gradients_the_activation_is_part_of_the_product(
 ) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(9, 24), torch.randn(40, 24), torch.randn(40)
+    layer = partial(linear_activation, name=act, act=activation(act))
     plain = activation(act)(functional.linear(x, weight, bias))
-    torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(x, weight, bias), plain, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(linear_activation(x, weight, bias, act), plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(layer(x, weight, bias), plain, rtol=1e-5, atol=1e-5)
         x[2, 3] = weight[1, 1] = float("nan")
         broken = activation(act)(functional.linear(x, weight, bias))
-        assert torch.equal(linear_activation(x, weight, bias, act).isnan(), broken.isnan())
+        assert torch.equal(layer(x, weight, bias).isnan(), broken.isnan())
         # Now the product alone would be seen: what oneDNN does not have (or has without NaN) still takes it.
         monkeypatch.setattr(module, "linear", lambda *_: torch.zeros(9, 40))
-        assert bool(linear_activation(x, weight, bias, act).any()) == (act not in ("relu", "geglu"))
+        assert bool(layer(x, weight, bias).any()) == (act not in ("relu", "geglu"))
 
 
 @needs_onednn
@@ -174,6 +177,8 @@ def test_elsewhere_it_is_torchs_own_product() -> None:
 EVER_NEW_SHAPES = """
 import psutil, torch
 from nvidia.cpu import linear as module
+from nvidia.cpu.startup import configure_onednn
+configure_onednn()
 module.onednn_is_faster, module._MIN_WORK = lambda: True, 0
 weight = torch.randn(768, 768)
 for rows in range(100, 500):
@@ -192,3 +197,16 @@ def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
     child = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) < 60
+
+
+def test_importing_the_model_sets_no_environment_variables() -> None:
+    code = "import os; before = dict(os.environ); import nvidia.modelingpreln; assert dict(os.environ) == before"
+    child = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stderr
+
+
+def test_start_up_keeps_the_limits_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    configure_onednn()
+    assert (os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], os.environ["LRU_CACHE_CAPACITY"]) == ("7", "64")
