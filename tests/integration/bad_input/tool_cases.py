@@ -98,11 +98,11 @@ CORPUS = {
 }  # fmt: skip
 
 INSPECT = {
-    "no folder": (only("{root}/lost"), "lost", "no such folder", "one with .hdf5 shards", "give one"),
-    "an empty folder": (only("{root}/tokenizer"), "tokenizer", "no .hdf5 file", "lie in <output_dir>/<length>", "data.prepare"),
+    "no folder": (only("{root}/lost"), "lost", "no such folder", "one with .hdf5 shards", "Give one"),
+    "an empty folder": (only("{root}/tokenizer"), "tokenizer", "no .hdf5 file", "to <output_dir>/<length>", "data.prepare"),
     "a flag that is none": (words("--verify"), "--verify", "unknown flag", "did you mean '--verify_data'?", "did you mean '--verify_data'?"),
-    "a shard cut short": (cut_short("prepared/24/training*.hdf5"), "training_0000", "damaged or incomplete", "expected a whole HDF5 file", "copy it again"),
-    "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "no manifest", "expected one that `python -m data.prepare` wrote", "prepare it anew"),
+    "a shard cut short": (cut_short("prepared/24/training*.hdf5"), "training_0000", "damaged or incomplete", "expected a complete HDF5 file", "copy it again"),
+    "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "is not a manifest", "expected one that `python -m data.prepare` wrote", "Prepare it again"),
     "no such tokenizer": (words("--vocab_file", "{root}/lost"), "lost", "no such tokenizer", "a vocab.txt, a tokenizer.json or a folder with one", "give a vocab.txt"),
     "the report's folder is a file": (words("--report_dir", "{root}/model.json"), "--report_dir", "is a file", "expected a folder", "another"),
 }  # fmt: skip
