@@ -1,7 +1,6 @@
 """The DeepSpeed engine: built around our model and optimizer, and stepped."""
 
 import glob
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import deepspeed
 import torch
 from torch import nn
 
+from data.randomness import seed_of
 from data.stream.batches import Batch
 from data.stream.loader import StepBatches
 from training.engine.checkpoint_files import CheckedFiles
@@ -103,9 +103,3 @@ def masked_tokens_per_micro_step(batches: list[Batch], world_size: int) -> torch
     """
     masked = torch.stack([(batch.masked_lm_labels != -1).sum() for batch in batches]).sum().double()
     return collectives.all_ranks_sum(masked) / (len(batches) * world_size)
-
-
-def seed_of(purpose: str, *numbers: int) -> int:
-    """A seed that is a pure function of what it is for and of `numbers`."""
-    digest = hashlib.blake2b(f"{purpose} {' '.join(map(str, numbers))}".encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "big") >> 1
