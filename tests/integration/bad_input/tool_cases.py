@@ -146,7 +146,7 @@ PREDICT = {
 PLOT = {
     "no run": (only("{root}/lost", "--output", "{root}/a.png"), "lost", "no such file", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "give that one"),
     "another kind of picture": (words("--output", "{root}/a.jpg"), "a.jpg", ".jpg", "expected a name that ends with .png or .html", ".png or .html"),
-    "figures without one": (replaced(METRICS, ""), "metrics.jsonl", "no figures", "after --print_steps steps", "--print_steps"),
+    "figures without one": (replaced(METRICS, ""), "metrics.jsonl", "has no metrics", "after --print_steps steps", "--print_steps"),
     "figures that are none": (replaced(METRICS, "[1]\n"), "metrics.jsonl", "line 1", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "metrics.jsonl"),
     "figures that are no text": (replaced(METRICS, b"\xff\xfe\n"), "metrics.jsonl", "line 1", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "metrics.jsonl"),
     "the output is below a file": (words("--output", "{root}/model.json/a.png"), "--output", "is a file", "expected a folder", "another"),
