@@ -17,6 +17,7 @@ from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
 from common.launchers import find_deepspeed
+from common.words import counted
 
 try:
     import torch
@@ -53,15 +54,13 @@ class Finding:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="doctor.py", description=__doc__)
-    parser.add_argument(
-        "--ranks", type=positive_int, metavar="N", help="ranks to start on this machine (default: one per GPU)"
-    )
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to start here (default: one per GPU)")
     parser.add_argument(
         "--output_dir",
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="output folder of the run (default: the current folder)",
+        help="output folder of the run (default: .)",
     )
     return parser
 
@@ -149,9 +148,7 @@ def check_accelerator() -> Finding:
     if not torch.cuda.is_available():
         built = "built for CUDA" if torch.version.cuda else "a CPU build"
         has_driver = shutil.which("nvidia-smi") is not None
-        remedy = (
-            "a driver is installed, but torch finds no GPU; install the CUDA build of torch" if has_driver else None
-        )
+        remedy = "a driver is installed, but torch finds no GPU; install its CUDA build" if has_driver else None
         return Finding("accelerator", f"none ({built} of torch); the CPU supports {kinds}", remedy)
     memory = torch.cuda.get_device_properties(0).total_memory / GIB
     count = torch.cuda.device_count()
@@ -178,30 +175,31 @@ def check_launcher() -> Finding:
     return Finding("launcher", found)
 
 
-def check_cores(ranks: int, visible: int, allowed: float | None, environment: dict[str, str]) -> Finding:
+def check_cores(num_ranks: int, visible: int, allowed: float | None, environment: dict[str, str]) -> Finding:
     """Compare the threads of all ranks with the cores they may use.
 
     By default ranks share the visible cores, which can be more than a control group allows.
     """
     cores = visible if allowed is None else max(1, min(visible, int(allowed)))
-    share = max(1, cores // ranks)
+    share = max(1, cores // num_ranks)
     found = f"{cores}" if cores == visible else f"{cores} of {visible} visible"
+    ranks = counted(num_ranks, "rank")
     remedy = "unset OMP_NUM_THREADS; ranks then share the cores"
     if cores < visible:
         remedy = f"export OMP_NUM_THREADS={share}, or allow more cores; by default ranks share all {visible}"
     threads = environment.get("OMP_NUM_THREADS")
-    if ranks > cores:
-        return Finding("cores", f"{found}, for {ranks} ranks", f"start at most {cores} ranks on this machine")
+    if num_ranks > cores:
+        return Finding("cores", f"{found}, for {ranks}", f"start at most {cores} ranks on this machine")
     if threads is None:
-        return Finding("cores", f"{found}, {share} for each of {ranks} ranks", remedy if cores < visible else None)
+        return Finding("cores", f"{found}; {share} per rank for {ranks}", remedy if cores < visible else None)
     if not threads.isdecimal() or int(threads) < 1:
         return Finding("cores", f"{found}; OMP_NUM_THREADS is {threads!r}, expected a number of threads", remedy)
-    total = int(threads) * ranks
-    text = f"{found}; OMP_NUM_THREADS={threads} gives {total} threads in {ranks} ranks"
+    total = int(threads) * num_ranks
+    text = f"{found}; OMP_NUM_THREADS={threads} gives {counted(total, 'thread')} for {ranks}"
     if total > cores:
         return Finding("cores", text, remedy)
     if int(threads) < share and not (torch and torch.cuda.is_available()):
-        return Finding("cores", text, f"{cores - total} cores stay idle; export OMP_NUM_THREADS={share}")
+        return Finding("cores", text, f"idle cores: {cores - total}; export OMP_NUM_THREADS={share}")
     return Finding("cores", text)
 
 
@@ -220,9 +218,8 @@ def read_limits(
     sizes = [_words(group / "memory.max") for group in groups] + [_words(root / "memory" / "memory.limit_in_bytes")]
     cores = [int(quota) / int(period) for quota, period in (q for q in quotas if len(q) == 2) if quota.isdecimal()]
     memory = [int(size) / GIB for (size,) in (s for s in sizes if len(s) == 1) if size.isdecimal()]
-    return min(cores, default=None), min(
-        (size for size in memory if size < 2**30), default=None
-    )  # v1 writes about 2^63 bytes for "no limit"
+    limits = [size for size in memory if size < 2**30]  # v1 writes about 2^63 bytes for "no limit"
+    return min(cores, default=None), min(limits, default=None)
 
 
 def _words(path: Path) -> list[str]:
@@ -257,11 +254,7 @@ def check_disk(folder: Path) -> Finding:
         return Finding("disk", f"{existing} is a file, not a folder", "pass another --output_dir")
     if not os.access(existing, os.W_OK):
         return Finding("disk", f"{existing} is not writable", "pass another --output_dir")
-    remedy = (
-        "free some space; a checkpoint of BERT-base takes 1.3 GiB (--keep_last limits their number)"
-        if free < 5
-        else None
-    )
+    remedy = "free some space, or set --keep_last; a checkpoint of BERT-base takes 1.3 GiB" if free < 5 else None
     return Finding("disk", f"{free:.0f} GiB free in {existing}", remedy)
 
 

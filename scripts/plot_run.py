@@ -122,9 +122,8 @@ def page(runs: dict[str, Rows], over: str) -> str:
 def latest_metrics(rows: Rows) -> str:
     """Table cells of the last training line and the last validation line; empty where there is no value."""
     last = {row["kind"]: row for row in rows}
-    return "".join(
-        f"<td>{_format_number(last.get(kind, {}).get(key))}</td>" for kind, keys in TABLE.items() for key in keys
-    )
+    values = [last.get(kind, {}).get(key) for kind, keys in TABLE.items() for key in keys]
+    return "".join(f"<td>{_format_number(value)}</td>" for value in values)
 
 
 def _format_number(value: Any) -> str:

@@ -23,7 +23,7 @@ def test_versions_are_compared_with_the_pinned_ones() -> None:
         (9, None, None, "at most 8 ranks"),
         (2, None, "8", "unset OMP_NUM_THREADS"),
         (2, None, "4", None),
-        (2, None, "1", "6 cores stay idle; export OMP_NUM_THREADS=4"),
+        (2, None, "1", "idle cores: 6; export OMP_NUM_THREADS=4"),
         (3, None, "2", None),  # two cores stay idle, but no number of threads would use them
         (2, None, "all", "unset OMP_NUM_THREADS"),
         (2, None, "0", "unset OMP_NUM_THREADS"),
@@ -36,7 +36,7 @@ def test_versions_are_compared_with_the_pinned_ones() -> None:
         (1, 2.0, "8", "export OMP_NUM_THREADS=2"),
         (1, 2.0, "all", "export OMP_NUM_THREADS=2"),
         (1, 2.0, "2", None),  # as recommended: no further advice
-        (1, 2.0, "1", "1 cores stay idle; export OMP_NUM_THREADS=2"),
+        (1, 2.0, "1", "idle cores: 1; export OMP_NUM_THREADS=2"),
         (4, 2.0, "1", "at most 2 ranks"),
     ],
 )
