@@ -1,9 +1,9 @@
 """The batches of a rank: a training stream that can start at any sample, and one pass for evaluation."""
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import NamedTuple
 
 from data.masking import MaskingPolicy
@@ -12,7 +12,7 @@ from data.shards.schema import concatenate_rows
 from data.stream.batches import Batch, batch_from_rows, blank_rows
 from data.stream.row_source import RowSource
 
-PREFETCHED_STEPS = 2  # beyond the step in training
+PREFETCHED_STEPS = 3  # beyond the step in training
 
 
 class StepBatches(NamedTuple):
@@ -53,48 +53,37 @@ class TrainingStream:
         self.micro_batch_size = micro_batch_size
         self.masking = masking
         self.stream_start = stream_start
-        self.failure: BaseException | None = None  # of the prefetch thread; set before `steps` raises it
-        self._ready: queue.Queue[StepBatches | BaseException] | None = None
+        self._pending: deque[Future[StepBatches]] = deque()
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
         self.rows_per_step = world_size * self.rows_per_rank
 
     @property
+    def failure(self) -> BaseException | None:
+        """The error of a prefetched step, known before `steps` raises it."""
+        finished = [future for future in self._pending if future.done() and not future.cancelled()]
+        return next((error for future in finished if (error := future.exception()) is not None), None)
+
+    @property
     def has_next(self) -> bool:
         """Whether the next step can be taken without waiting or failing."""
-        is_ready = self._ready is not None and not self._ready.empty()
-        return is_ready and self.failure is None  # in this order: `failure` is set before the error is queued
+        return len(self._pending) > 0 and self._pending[0].done() and self.failure is None
 
     def steps(self, first_sample: int) -> Iterator[StepBatches]:
         """Yield the steps from `first_sample` on; a thread prefetches them. Closing the iterator ends the thread."""
-        ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=PREFETCHED_STEPS)
-        self._ready = ready
-        stop = threading.Event()
-        worker = threading.Thread(target=self._produce, args=(first_sample, ready, stop), name="prefetch", daemon=True)
-        worker.start()
+        source = RowSource(self.dataset, self.seed, self.masking)
+        worker = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        samples = count(first_sample, self.rows_per_step)
+        self._pending = deque()
         try:
             while True:
-                item = ready.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+                while len(self._pending) < 1 + PREFETCHED_STEPS:
+                    self._pending.append(worker.submit(self._make_step, source, next(samples)))
+                step = self._pending[0].result()  # a failed step stays, for `failure`
+                self._pending.popleft()
+                yield step
         finally:
-            stop.set()
-            worker.join()
-
-    def _produce(self, sample: int, ready: "queue.Queue[StepBatches | BaseException]", stop: threading.Event) -> None:
-        source: RowSource | None = None
-        try:
-            source = RowSource(self.dataset, self.seed, self.masking)
-            while not stop.is_set():
-                step = self._make_step(source, sample)
-                sample = step.next_sample
-                _put(ready, step, stop)
-        except BaseException as error:  # re-raised unchanged by `steps`
-            self.failure = error
-            _put(ready, error, stop)
-        finally:
-            if source is not None:
-                source.close()
+            worker.shutdown(cancel_futures=True)
+            source.close()
 
     def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
         own_sample = first_sample - self.stream_start
@@ -107,16 +96,6 @@ class TrainingStream:
         micro = self.micro_batch_size
         batches = tuple(batch_from_rows(rows.take(slice(i, i + micro))) for i in range(0, len(rows), micro))
         return StepBatches(batches, first_sample + self.rows_per_step, tuple(numbers.tolist()))
-
-
-def _put(
-    ready: "queue.Queue[StepBatches | BaseException]", item: StepBatches | BaseException, stop: threading.Event
-) -> None:
-    """Put `item` into the queue, waiting for space until `stop` is set."""
-    while not stop.is_set():
-        with suppress(queue.Full):
-            ready.put(item, timeout=0.1)
-            return
 
 
 def evaluation_batches(
