@@ -17,7 +17,7 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_IDS
 
 
 def make_rows(count: int, first: int = 0, width: int = 24, predictions: int = 4, seed: int = 0) -> Rows:
-    """Rows of two segments with random lengths and static masks; token 1 of row k is 5 + (first + k)."""
+    """Rows of two segments with random lengths and masks; token 1 of row k is 5 + (first + k)."""
     rng = np.random.default_rng([seed, first])
     ids = rng.integers(5, VOCAB_SIZE, (count, width)).astype(np.int32)
     ids[:, 1] = 5 + first + np.arange(count)
