@@ -30,10 +30,14 @@ def inspect_folder(
         raise UserError(
             f"{folder}: has no .hdf5 file. `python -m data.prepare` writes shards to <output_dir>/<length>."
         )
+    names = {split_of(path) for path in files}
+    splits: list[Split] = [split for split in SPLITS if split in names]
+    if not splits:
+        raise UserError(f"{folder}: no file has {' or '.join(SPLITS)} in its name. Rename them, as in training_0.hdf5.")
     first = ShardFile(files[0])
     first.close()
     found = []
-    for split in _splits(files):
+    for split in splits:
         dataset = open_dataset(
             [folder],
             split=split,
@@ -43,15 +47,6 @@ def inspect_folder(
         )
         found.append(describe(dataset, split, tokenizer, None if totals is None else totals[split]))
         dataset.close()
-    return found
-
-
-def _splits(files: Sequence[Path]) -> list[Split]:
-    found: list[Split] = [split for split in SPLITS if split in {split_of(path) for path in files}]
-    if not found:
-        raise UserError(
-            f"{files[0].parent}: no file has {' or '.join(SPLITS)} in its name. Rename them, as in training_0.hdf5."
-        )
     return found
 
 

@@ -119,10 +119,9 @@ class PretrainingDataset:
 
     def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
         """Read several blocks in file order and concatenate them in the given order."""
-        parts: list[Rows | None] = [None] * len(shards)
-        for i in np.lexsort((starts, shards)):
-            parts[i] = self.read(int(shards[i]), int(starts[i]), int(stops[i]))
-        return concatenate_rows([part for part in parts if part is not None])
+        file_order = np.lexsort((starts, shards))
+        parts = {i: self.read(int(shards[i]), int(starts[i]), int(stops[i])) for i in file_order.tolist()}
+        return concatenate_rows([parts[i] for i in range(len(parts))])
 
     def close(self) -> None:
         """Free files and memory; they are opened and read again when needed."""

@@ -43,17 +43,10 @@ def _labels_of(rows: Rows) -> np.ndarray:
 
 def blank_rows(count: int, like: Rows) -> Rows:
     """Rows without labels, so without a loss, and with one visible token. They pad the last batch to its full shape."""
-    width, predictions = like.input_ids.shape[1], like.masked_lm_positions.shape[1]
-    input_mask = np.zeros((count, width), dtype=np.int8)
-    input_mask[:, 0] = 1
-    return Rows(
-        input_ids=np.zeros((count, width), dtype=np.int32),
-        input_mask=input_mask,
-        segment_ids=np.zeros((count, width), dtype=np.int8),
-        masked_lm_positions=np.zeros((count, predictions), dtype=np.int32),
-        masked_lm_ids=np.zeros((count, predictions), dtype=np.int32),
-        next_sentence_labels=np.full(count, NO_LABEL, dtype=np.int8),
-    )
+    arrays = {name: np.zeros((count, *array.shape[1:]), array.dtype) for name, array in like.arrays.items()}
+    arrays["input_mask"][:, 0] = 1
+    arrays["next_sentence_labels"][:] = NO_LABEL
+    return Rows(**arrays)
 
 
 def _int64(array: np.ndarray) -> torch.Tensor:
