@@ -54,8 +54,8 @@ def test_the_report_shows_rows_as_text_with_marked_predictions(tmp_path: Path) -
     for number, text in enumerate(shown):
         predictions = dict(zip(rows.masked_lm_positions[number], rows.masked_lm_ids[number], strict=True))
         expected = [
-            f"⟨{names[token]}←{names[predictions[place]]}⟩" if predictions.get(place) else names[token]
-            for place, token in enumerate(rows.input_ids[number][: rows.input_mask[number].sum()])
+            f"⟨{names[token]}←{names[predictions[position]]}⟩" if predictions.get(position) else names[token]
+            for position, token in enumerate(rows.input_ids[number][: rows.input_mask[number].sum()])
         ]
         label = "B is random or swapped" if rows.next_sentence_labels[number] else "B follows A"
         assert text == f"({label}) {' '.join(expected).replace(' ##', '')}"

@@ -168,7 +168,7 @@ def test_rows_across_chunks(tmp_path: Path) -> None:
 def test_an_empty_range_can_be_read_anywhere(tmp_path: Path) -> None:
     write_tall(tmp_path / "training_0.hdf5")
     file = ShardFile(tmp_path / "training_0.hdf5")
-    for place in (0, 100, 4096, 8192):
-        rows = file.read(place, place)
+    for offset in (0, 100, 4096, 8192):
+        rows = file.read(offset, offset)
         assert rows.input_ids.shape == (0, 24)
         assert rows.input_ids.dtype == np.int32

@@ -30,21 +30,21 @@ target = source.with_name("fuzzed.hdf5")
 for way in sys.argv[3:]:
     refused = same = 0
     for number in range(rounds):
-        content, place, size = bytearray(good), int(rng.integers(0, len(good))), int(rng.integers(1, 512))
+        content, offset, size = bytearray(good), int(rng.integers(0, len(good))), int(rng.integers(1, 512))
         if way == "flips":
-            for place in rng.integers(0, len(good), rng.integers(1, 4)):
-                content[place] ^= rng.integers(1, 256)
+            for offset in rng.integers(0, len(good), rng.integers(1, 4)):
+                content[offset] ^= rng.integers(1, 256)
         elif way == "flips in the head":  # where most of the metadata is
-            for place in rng.integers(0, min(4096, len(good)), rng.integers(1, 4)):
-                content[place] ^= rng.integers(1, 256)
+            for offset in rng.integers(0, min(4096, len(good)), rng.integers(1, 4)):
+                content[offset] ^= rng.integers(1, 256)
         elif way == "zeros":  # a sector that was never written
-            content[place : place + size] = bytes(len(content[place : place + size]))
+            content[offset : offset + size] = bytes(len(content[offset : offset + size]))
         elif way == "splices":  # bytes of the file copied to another offset
             start = int(rng.integers(0, len(good)))
             part = good[start : start + size]
-            content[place : place + len(part)] = part
+            content[offset : offset + len(part)] = part
         else:
-            del content[place:]
+            del content[offset:]
         target.write_bytes(content)
         try:
             rows = read_all(target)

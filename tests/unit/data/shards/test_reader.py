@@ -118,11 +118,11 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize("kind", BAD_VALUES)
 def test_values_out_of_range_are_refused(tmp_path: Path, kind: str) -> None:
-    name, place, value = BAD_VALUES[kind]
+    name, index, value = BAD_VALUES[kind]
     rows = make_rows(50)
     if kind == "positions after the end":
         rows.masked_lm_positions[3, 2] = 0
-    getattr(rows, name)[place] = value
+    getattr(rows, name)[index] = value
     path = write_nvidias(tmp_path / "training_0.hdf5", rows)
     with pytest.raises(UserError, match="rows 0–49"):
         read_all(path)
