@@ -1,8 +1,7 @@
-"""How fast batches come out of shards, and how much memory a rank takes: `python benchmarks/read.py`.
+"""Measure the speed of the training stream and the memory of a rank: `python benchmarks/read.py`.
 
-The whole stream is measured as a rank uses it: read, check, shuffle, mask anew, int64 tensors, micro-batches of 64 at
-128 tokens. Rates are rows for each second of processor time, all threads counted, so they hold for one core; the wall
-clock is printed beside them.
+Measures the whole stream as a rank uses it: read, check, shuffle, mask, convert to int64 tensors, micro-batches of 64
+rows of 128 tokens. The main rate is rows per second of CPU time of all threads, that is, per core.
 """
 
 import argparse
@@ -23,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.memory import peak_resident_mib
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
+MAX_SEQ_LENGTH, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 MICRO_BATCH = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measure reading.")
-    parser.add_argument("--rows", type=int, default=200_000, help="rows to read of each kind of shard")
-    parser.add_argument("--file_rows", type=int, default=50_000, help="rows a shard, of which there are four")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=200_000, help="rows to read from each kind of shard")
+    parser.add_argument("--file_rows", type=int, default=50_000, help="rows per shard; there are four shards")
     parser.add_argument("--child", nargs=2, metavar=("DIR", "MASKING"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -39,17 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="read-") as name:
         folder = Path(name)
         _write(folder, 4, arguments.file_rows)
-        print(f"{'shards':<16} {'masking':<8} {'rows/s of CPU':>14} {'rows/s':>9} {'first batch s':>14} {'peak MB':>8}")
+        print(f"{'shards':<16} {'masking':<8} {'rows/s/core':>15} {'rows/s':>9} {'first batch s':>14} {'peak MB':>8}")
         results = {}
         for kind in ("ours", "uncompressed", "nvidia"):
             for masking in ("static", "token", "word") if kind == "ours" else ("token",):
                 results[kind, masking] = _run(folder / kind, masking, arguments.rows)
                 found = results[kind, masking]
                 print(
-                    f"{kind:<16} {masking:<8} {found['rows_per_cpu_s']:>14,.0f} {found['rows_per_s']:>9,.0f} "
+                    f"{kind:<16} {masking:<8} {found['rows_per_cpu_s']:>15,.0f} {found['rows_per_s']:>9,.0f} "
                     f"{found['first_s']:>14.2f} {found['rss_mb']:>8.0f}"
                 )
-    print("peak MB is the whole process; torch and h5py alone take about", round(results["ours", "static"]["base_mb"]))
+    print("peak MB of the whole process; torch and h5py alone take about", round(results["ours", "static"]["base_mb"]))
     print(
         json.dumps(
             {
@@ -64,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(folder: Path, files: int, rows_a_file: int) -> None:
-    """The same rows as our shards, compressed and not, and as NVIDIA's tool writes them."""
+def _write(folder: Path, num_files: int, rows_per_file: int) -> None:
+    """Write the same rows as our shards, compressed and uncompressed, and as NVIDIA's tool writes them."""
     import h5py
 
     from data.shards.schema import DATASETS
     from data.shards.writer import write_shard
 
-    for number in range(files):
-        rows = _rows(rows_a_file, number)
+    for number in range(num_files):
+        rows = _rows(rows_per_file, number)
         name = f"training_{number}.hdf5"
         write_shard(folder / "ours" / name, rows, {"masked": True})
         write_shard(folder / "uncompressed" / name, rows, {"masked": True}, compression=None)
@@ -87,16 +86,16 @@ def _rows(count: int, seed: int):
     from data.shards.schema import Rows
 
     rng = np.random.default_rng(seed)
-    ranks = np.exp(rng.random((count, WIDTH)) * np.log(VOCAB_SIZE - 1000)).astype(np.int32)  # common words are common
-    lengths = np.where(rng.random(count) < 0.9, WIDTH, rng.integers(20, WIDTH, count))
-    column = np.arange(WIDTH)
+    ranks = np.exp(rng.random((count, MAX_SEQ_LENGTH)) * np.log(VOCAB_SIZE - 1000)).astype(np.int32)  # log-uniform
+    lengths = np.where(rng.random(count) < 0.9, MAX_SEQ_LENGTH, rng.integers(20, MAX_SEQ_LENGTH, count))
+    column = np.arange(MAX_SEQ_LENGTH)
     input_mask = (column < lengths[:, None]).astype(np.int8)
     ids = np.where(input_mask == 1, 999 + ranks, 0).astype(np.int32)
     ids[:, 0] = 101
     ids[np.arange(count), lengths - 1] = 102
     segments = ((column > lengths[:, None] // 2) & (input_mask == 1)).astype(np.int8)
-    empty = np.zeros((count, PREDICTIONS), dtype=np.int32)
-    starts = np.packbits(rng.random((count, WIDTH)) < 0.8, axis=1)
+    empty = np.zeros((count, MAX_PREDICTIONS), dtype=np.int32)
+    starts = np.packbits(rng.random((count, MAX_SEQ_LENGTH)) < 0.8, axis=1)
     rows = Rows(ids, input_mask, segments, empty, empty, rng.integers(0, 2, count).astype(np.int8), starts)
     return mask_rows(rows, _policy("token"), seed=1, epoch=0, row_numbers=np.arange(count))
 
@@ -106,12 +105,12 @@ def _policy(unit: str):
 
     return MaskingPolicy(
         mask_id=103, special_ids=(0, 100, 101, 102, 103), vocab_size=VOCAB_SIZE,
-        max_predictions_per_seq=PREDICTIONS, unit=unit,  # type: ignore[arg-type]
+        max_predictions_per_seq=MAX_PREDICTIONS, unit=unit,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def _run(folder: Path, masking: str, rows: int) -> dict[str, float]:
-    """In a process of its own, so that its memory is its own; torch gets one thread."""
+    """Run in a subprocess, to measure its memory; torch gets one thread."""
     command = [sys.executable, "-m", "benchmarks.read", "--child", str(folder), masking, "--rows", str(rows)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return json.loads(subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True).stdout)
@@ -123,7 +122,11 @@ def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
 
     base = peak_resident_mib()
     dataset = open_dataset(
-        [folder], split="training", max_seq_length=WIDTH, max_predictions_per_seq=PREDICTIONS, vocab_size=VOCAB_SIZE
+        [folder],
+        split="training",
+        max_seq_length=MAX_SEQ_LENGTH,
+        max_predictions_per_seq=MAX_PREDICTIONS,
+        vocab_size=VOCAB_SIZE,
     )
     stream = TrainingStream(
         dataset,

@@ -1,4 +1,4 @@
-"""Look into any folder of shards: `python -m data.inspect DIR`."""
+"""Describe a folder of shards: `python -m data.inspect DIR`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,9 +7,10 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import HelpFormatter, Parser
-from data.shards.dataset import list_shards, open_dataset, split_of
+from data.shards.dataset import open_dataset
+from data.shards.folder import list_shards, split_of
 from data.shards.reader import ShardFile
-from data.shards.report import Description, Whole, describe, render, report_files
+from data.shards.report import Description, SplitTotals, describe, render, report_files
 from data.shards.schema import SPLITS, Split
 from data.tokenizer import BertTokenizer, load_tokenizer
 
@@ -19,18 +20,24 @@ def inspect_folder(
     tokenizer: BertTokenizer | None,
     *,
     verify: bool = False,
-    wholes: Mapping[Split, Whole] | None = None,
+    totals: Mapping[Split, SplitTotals] | None = None,
 ) -> list[Description]:
-    """Describe every split that the folder has; `wholes`: what the folder holds only a few shards of."""
+    """Describe every split in the folder; `totals`: the sizes of the splits if the folder has only some shards."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give one with .hdf5 shards")
+        raise UserError(f"{folder}: no such folder. Give one with .hdf5 shards.")
     files = list_shards(folder)
     if not files:
-        raise UserError(f"{folder}: has no .hdf5 file; shards of `python -m data.prepare` lie in <output_dir>/<length>")
+        raise UserError(
+            f"{folder}: has no .hdf5 file. `python -m data.prepare` writes shards to <output_dir>/<length>."
+        )
+    names = {split_of(path) for path in files}
+    splits: list[Split] = [split for split in SPLITS if split in names]
+    if not splits:
+        raise UserError(f"{folder}: no file has {' or '.join(SPLITS)} in its name. Rename them, as in training_0.hdf5.")
     first = ShardFile(files[0])
     first.close()
     found = []
-    for split in _splits(files):
+    for split in splits:
         dataset = open_dataset(
             [folder],
             split=split,
@@ -38,22 +45,13 @@ def inspect_folder(
             max_predictions_per_seq=max(first.max_predictions_per_seq, 1),
             verify=verify,
         )
-        found.append(describe(dataset, split, tokenizer, None if wholes is None else wholes[split]))
+        found.append(describe(dataset, split, tokenizer, None if totals is None else totals[split]))
         dataset.close()
     return found
 
 
-def _splits(files: Sequence[Path]) -> list[Split]:
-    found: list[Split] = [split for split in SPLITS if split in {split_of(path) for path in files}]
-    if not found:
-        raise UserError(
-            f"{files[0].parent}: no file has {' or '.join(SPLITS)} in its name; rename them, such as training_0.hdf5"
-        )
-    return found
-
-
 def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
-    """The given tokenizer, or the one that lies beside prepared shards."""
+    """The given tokenizer, or else the one next to the prepared shards, if there is one."""
     if given is not None:
         return load_tokenizer(given)
     for candidate in (folder / "tokenizer", folder.parent / "tokenizer"):
@@ -65,16 +63,16 @@ def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m data.inspect",
-        description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, samples, warnings.",
+        description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, sample rows, warnings.",
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder with .hdf5 shards")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with .hdf5 shards")
     parser.add_argument(
-        "--vocab_file", type=Path, metavar="FILE", help="the tokenizer (default: the one beside the shards)"
+        "--vocab_file", type=Path, metavar="FILE", help="tokenizer (default: the one next to the shards)"
     )
-    parser.add_argument("--verify_data", action="store_true", help="compare every file with the manifest's digest")
+    parser.add_argument("--verify_data", action="store_true", help="compare every file with its digest in the manifest")
     parser.add_argument(
-        "--report_dir", type=Path, metavar="DIR", help="write report.md, report.json and lengths.png there"
+        "--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.png to"
     )
     arguments = parser.parse_args(argv)
     if arguments.report_dir is not None:

@@ -334,17 +334,17 @@ def _write_report(
 ) -> None:
     # Imported here: torch and matplotlib are slow to load and no worker needs them.
     from data.inspect import inspect_folder
-    from data.shards.report import Whole, report_files
+    from data.shards.report import SplitTotals, report_files
 
     folder = f"{output.root}/{length}"
     if output.is_local:
         found = inspect_folder(output.path(str(length)), tokenizer)
     else:
-        wholes = {}
+        totals = {}
         for split in SPLITS:
             mine = [shard for shard in shards if shard["split"] == split]
-            wholes[split] = Whole(folder, len(mine), sum(shard["rows"] for shard in mine))
-        found = inspect_folder(_fetch_some(output, length, shards, work), tokenizer, wholes=wholes)
+            totals[split] = SplitTotals(folder, len(mine), sum(shard["rows"] for shard in mine))
+        found = inspect_folder(_fetch_some(output, length, shards, work), tokenizer, totals=totals)
     for name, content in report_files(found, counts).items():
         output.write(f"{length}/{name}", content)
     for description in found:

@@ -1,4 +1,4 @@
-"""Draw a sparse-attention layout as a PNG: which blocks of keys each block of queries sees."""
+"""Draw a sparse-attention layout as a PNG: which blocks of keys each block of queries attends to."""
 
 import argparse
 import math
@@ -25,17 +25,17 @@ BLOCK = "sparse_attention"
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="draw_layout.py", description=__doc__, allow_abbrev=False)
-    parser.add_argument("config", type=Path, metavar="FILE", help=f"a DeepSpeed JSON with a block '{BLOCK}'")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the .png to write")
+    parser.add_argument("config", type=Path, metavar="FILE", help=f"DeepSpeed JSON with a block '{BLOCK}'")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=".png file to write")
     parser.add_argument(
-        "--max_seq_length", type=positive_int, default=512, metavar="N", help="tokens in a row (default: %(default)s)"
+        "--max_seq_length", type=positive_int, default=512, metavar="N", help="tokens per row (default: %(default)s)"
     )
     parser.add_argument(
         "--num_attention_heads",
         type=positive_int,
         default=12,
         metavar="N",
-        help="drawn side by side where they differ (default: %(default)s)",
+        help="drawn side by side if they differ (default: %(default)s)",
     )
     return parser
 
@@ -46,17 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--output {flags.output}: expected a name that ends with .png")
     content = load_json(flags.config, "a DeepSpeed JSON")
     if BLOCK not in content:
-        raise UserError(f"{flags.config}: has no block '{BLOCK}' to draw")
+        raise UserError(f"{flags.config}: has no block '{BLOCK}'. Add one, or give another file.")
     sparse = SparseAttention.from_dict(content[BLOCK])
     layout = make_layout(sparse, flags.num_attention_heads, flags.max_seq_length)
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     draw(layout, sparse, flags.max_seq_length, flags.output)
-    console.say(f"{layout.float().mean():.1%} of the blocks are seen; drawn to {flags.output}")
+    console.say(f"{layout.float().mean():.1%} of the blocks are attended to; drawn to {flags.output}")
     return 0
 
 
 def draw(layout: Tensor, sparse: SparseAttention, length: int, output: Path) -> None:
-    """One panel for each layout [A or 1, N, N], with axes in tokens."""
+    """Draw one panel per layout of [A or 1, N, N], with axes in tokens."""
     columns = math.ceil(math.sqrt(len(layout)))
     rows = math.ceil(len(layout) / columns)
     figure, grid = pyplot.subplots(

@@ -9,6 +9,7 @@ import torch
 from common.console import console
 from common.errors import UserError
 from common.words import counted
+from data.randomness import seed_of
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import TrainingStream
 from nvidia.attention.registry import cuda_capability
@@ -23,7 +24,7 @@ from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.random_states import restore, seed_all
 from training.checkpoints.reshard import load_for_other_ranks
 from training.checkpoints.resume import locked_resume_point
-from training.engine.build import build_engine, seed_of
+from training.engine.build import build_engine
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
 from training.faults.skips import Skips, read_skips

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from common.console import console
 from common.errors import UserError
+from data.randomness import seed_of
 from data.stream.loader import StepBatches
 from nvidia.layer_drop import keep_theta
 from training.build import Run, load_engine, take_random_states
@@ -20,7 +21,7 @@ from training.checkpoints.match import ResumePoint
 from training.checkpoints.random_states import RandomStates
 from training.checkpoints.retention import Best
 from training.checkpoints.saving import Saver
-from training.engine.build import seed_of, set_batch, take_step
+from training.engine.build import set_batch, take_step
 from training.export.final_export import export_last_checkpoint
 from training.faults.guard import BadSteps, Spikes, describe_spike, guard_engine
 from training.faults.skips import SKIPS, Skips, count_rollbacks, next_unskipped, note_skips

@@ -1,4 +1,4 @@
-"""A dataset on disk: folders of shards, checked when opened, read block by block."""
+"""A dataset on disk: the shards of one or more folders, checked when opened, read in blocks."""
 
 import hashlib
 import json
@@ -12,24 +12,24 @@ import numpy as np
 
 from common.errors import Problems, UserError
 from common.files import file_digest
+from data.shards.folder import ManifestEntry, check_complete, find_shards, read_manifest
 from data.shards.reader import PREPARE_COMMAND, REMEDY, Identity, ShardFile
-from data.shards.schema import MANIFEST_NAME, SPLITS, SUFFIXES, Rows, Split, concatenate_rows
-from data.stream.order import Extent
+from data.shards.schema import NO_LABEL, Rows, Split, concatenate_rows
 
-_OPEN_FILES = 32
-_FIRST_ROWS = 64
+_MAX_OPEN_FILES = 32
+_NUM_FIRST_ROWS = 64  # read when a dataset is opened
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What is known of a shard without keeping it open."""
+    """What is known about a shard without keeping it open."""
 
     path: Path
-    folder: int  # which of the dataset's folders it lies in
+    folder: int  # index of its folder among the dataset's folders
     num_rows: int
     block_rows: int
-    attributes: dict[str, Any] | None  # None: made elsewhere
-    digest: str  # the manifest's sha256, or a digest of name, size and rows where there is no manifest
+    attributes: dict[str, Any] | None  # None: made by another tool
+    digest: str  # the manifest's sha256; without a manifest, a digest of name, size and number of rows
     identity: Identity  # of the file that was checked
 
     @property
@@ -43,7 +43,7 @@ class ShardInfo:
 
 
 class PretrainingDataset:
-    """Rows of several shards under one numbering. Holds a few open files, never the corpus."""
+    """The rows of several shards, numbered from 0. Keeps a few files open and one block in memory."""
 
     def __init__(
         self,
@@ -54,10 +54,11 @@ class PretrainingDataset:
     ) -> None:
         self.shards = tuple(shards)
         self.max_predictions_per_seq = max_predictions_per_seq
-        self.vocab_size = vocab_size  # ids from here on are refused; None: not known
-        self.weights = None if weights is None else tuple(weights)
+        self.vocab_size = vocab_size  # larger ids are refused; None: not known
+        self.weights = None if weights is None else tuple(weights)  # one per folder
         self._first_rows = np.cumsum([0] + [shard.num_rows for shard in self.shards])
-        self._open: OrderedDict[int, ShardFile] = OrderedDict()
+        self._open: OrderedDict[int, ShardFile] = OrderedDict()  # by shard, least recently used first
+        self._last_block: tuple[tuple[int, int], Rows] | None = None  # ((shard, start), rows)
 
     @property
     def num_rows(self) -> int:
@@ -68,77 +69,89 @@ class PretrainingDataset:
         return tuple(shard.path for shard in self.shards)
 
     @property
-    def extents(self) -> list[Extent]:
-        return [Extent(shard.num_rows, shard.block_rows) for shard in self.shards]
-
-    @property
     def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer that made the shards, as those that say it agree; None where none does."""
+        """Digest of the tokenizer that made the shards; None if no shard states it."""
         return next((shard.tokenizer_digest for shard in self.shards if shard.tokenizer_digest is not None), None)
 
     @property
     def digest(self) -> str:
-        """The identity of the data: names, row counts and digests of all shards, in order, and the weights."""
+        """Identity of the data: names, row counts and digests of all shards, in order, and the weights."""
         identity = [[shard.path.name, shard.num_rows, shard.digest] for shard in self.shards]
         return hashlib.sha256(json.dumps([identity, self.weights]).encode()).hexdigest()
 
     @property
     def is_masked(self) -> bool:
-        """Whether every shard carries masks of its own."""
+        """Whether every shard was prepared with masks."""
         return all(shard.is_masked for shard in self.shards)
 
-    def row_numbers(self, located: np.ndarray) -> np.ndarray:
-        """[K] numbers within the dataset of [K, 2] (shard, row)."""
-        return self._first_rows[located[:, 0]] + located[:, 1]
+    def row_numbers(self, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Numbers in the dataset of the rows with these numbers in their shards."""
+        return self._first_rows[shards] + rows
 
     def describe_row(self, number: int) -> str:
-        """`file, row` of a row's number, for messages about a bad batch."""
-        shard = int(np.searchsorted(self._first_rows, number, side="right")) - 1
-        return f"{self.shards[shard].path}, row {number - int(self._first_rows[shard])}"
+        """`file, row` of the row with this number, for messages about a bad batch."""
+        shard, row = self._locate(number)
+        return f"{self.shards[shard].path}, row {row}"
 
     def read(self, shard: int, start: int, stop: int) -> Rows:
-        """Rows [start, stop) of one shard, with room for as many predictions in every shard."""
+        """Rows [start, stop) of one shard, padded to `max_predictions_per_seq`."""
         rows = self._shard_file(shard).read(start, stop, vocab_size=self.vocab_size)
         attributes = self.shards[shard].attributes
         if attributes is not None and attributes.get("objective") == "mlm":
-            # There are no pairs to tell apart: the shard's zeros are no labels.
-            rows = rows.replace(next_sentence_labels=np.full(len(rows), -1, dtype=np.int8))
-        return rows.with_room_for(self.max_predictions_per_seq)
+            # Without sentence pairs the zeros in the shard are not labels.
+            rows = rows.replace(next_sentence_labels=np.full(len(rows), NO_LABEL, dtype=np.int8))
+        return rows.padded_to_predictions(self.max_predictions_per_seq)
 
     def read_range(self, start: int, stop: int) -> Rows:
-        """Rows [start, stop) of the dataset's own numbering; an empty range gives rows of the right shape."""
+        """Rows [start, stop) by their numbers in the dataset; an empty range gives 0 rows of the right shape.
+
+        Reads whole blocks and keeps the last one, so that reading a few rows at a time decodes nothing twice.
+        """
         parts: list[Rows] = []
-        for shard, info in enumerate(self.shards):
-            first = int(self._first_rows[shard])
-            low, high = max(start, first), min(stop, first + info.num_rows)
-            if low < high:
-                parts.append(self.read(shard, low - first, high - first))
-        return concatenate_rows(parts) if parts else self.read(0, 0, 1).take(slice(0, 0))
+        while start < stop:
+            shard, row = self._locate(start)
+            block, offset = divmod(row, self.shards[shard].block_rows)
+            rows = self._read_block(shard, block)
+            count = min(stop - start, len(rows) - offset)
+            parts.append(rows.take(np.arange(offset, offset + count)))  # a copy: a view would keep the whole block
+            start += count
+        return concatenate_rows(parts) if parts else self.read(0, 0, 0)
 
     def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
-        """Several blocks laid end to end; read in file order, returned in the order asked for."""
-        parts: list[Rows | None] = [None] * len(shards)
-        for i in np.lexsort((starts, shards)):
-            parts[i] = self.read(int(shards[i]), int(starts[i]), int(stops[i]))
-        return concatenate_rows([part for part in parts if part is not None])
+        """Read several blocks in file order and concatenate them in the given order."""
+        file_order = np.lexsort((starts, shards))
+        parts = {i: self.read(int(shards[i]), int(starts[i]), int(stops[i])) for i in file_order.tolist()}
+        return concatenate_rows([parts[i] for i in range(len(parts))])
 
     def close(self) -> None:
+        """Free files and memory; they are opened and read again when needed."""
+        self._last_block = None
         while self._open:
             self._open.popitem()[1].close()
 
+    def _locate(self, number: int) -> tuple[int, int]:
+        """(shard, row in the shard) of the row with this number."""
+        shard = int(np.searchsorted(self._first_rows, number, side="right")) - 1
+        return shard, number - int(self._first_rows[shard])
+
+    def _read_block(self, shard: int, block: int) -> Rows:
+        if self._last_block is None or self._last_block[0] != (shard, block):
+            self._last_block = None  # free the memory before the next block is read
+            info = self.shards[shard]
+            start = block * info.block_rows
+            rows = self.read(shard, start, min(start + info.block_rows, info.num_rows))
+            self._last_block = (shard, block), rows
+        return self._last_block[1]
+
     def _shard_file(self, shard: int) -> ShardFile:
-        """An open file, the least recently used closed first when there are many; only this one keeps decoded rows."""
-        last = next(reversed(self._open), shard)
-        if last != shard:
-            self._open[last].forget()
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
         file = ShardFile(self.shards[shard].path, checked=self.shards[shard].identity)
         if file.num_rows != self.shards[shard].num_rows:
-            raise UserError(f"{file.path}: has changed since the run began; stop writing to it, or start the run again")
+            raise UserError(f"{file.path}: has changed since the run began. Stop writing to it, or restart the run.")
         self._open[shard] = file
-        if len(self._open) > _OPEN_FILES:
+        if len(self._open) > _MAX_OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return file
 
@@ -154,13 +167,13 @@ def open_dataset(
     verify: bool = False,
     share: tuple[int, int] = (0, 1),
 ) -> PretrainingDataset:
-    """Find and check one split's shards in `folders`. All that is wrong with any file is reported at once.
+    """Find and check the shards of one split in `folders`; one UserError lists the problems of all files.
 
-    `verify` also compares files with the manifest's digests, a full read of the data: of every file, or of this
-    process's `share` (number, of how many) where several read the same folders.
+    `verify` also compares the files with the manifest's digests, which reads all data. Where several processes open
+    the same folders, each verifies its `share` (index, number of processes) of the files.
     """
     problems = Problems()
-    _check_folders(folders, problems)
+    _check_folders(folders, weights, problems)
     shards: list[ShardInfo] = []
     for number, folder in enumerate(folders):
         try:
@@ -169,195 +182,84 @@ def open_dataset(
         except UserError as error:
             problems.add(str(error))
             continue
-        _check_complete(Path(folder), split, paths, manifest, problems)
+        check_complete(Path(folder), split, paths, manifest, problems)
         for position, path in enumerate(paths):
-            is_mine = verify and position % share[1] == share[0]
+            should_verify = verify and position % share[1] == share[0]
             try:
-                shards.append(_check_shard(path, number, manifest, max_seq_length, max_predictions_per_seq, is_mine))
+                shape = max_seq_length, max_predictions_per_seq
+                shards.append(_check_shard(path, number, manifest.get(path.name), shape, should_verify))
             except UserError as error:
                 problems.add(str(error))
-    if not folders:
-        problems.add("no data folder was given; name one in the model JSON under data.mixed_seq_datasets")
-    _check_weights(weights, len(folders), problems)
     problems.raise_if_any()
-    _check_one_tokenizer(shards)
+    check_same_tokenizer(shards)
     dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights)
     if vocab_size is not None:
-        # All values are checked as they are read; the first rows tell at once that the tokenizer is another one.
-        dataset.read(0, 0, min(_FIRST_ROWS, shards[0].num_rows))
+        # Every read checks its values; reading a few rows now reports a wrong tokenizer early.
+        dataset.read(0, 0, min(_NUM_FIRST_ROWS, shards[0].num_rows))
     return dataset
 
 
-def split_of(path: Path) -> Split | None:
-    """The one split that a file belongs to: the first of these words that its name holds. No file is in two."""
-    return next((split for split in SPLITS if split in path.name), None)
-
-
-def list_shards(folder: Path) -> list[Path]:
-    """The HDF5 files that lie directly in `folder`, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
-
-
-def find_shards(folder: Path, split: Split) -> list[Path]:
-    """The shards of one split that lie directly in `folder`, by name.
-
-    NVIDIA's tools know `training` and `test` only: without `validation` files, the `test` files serve as validation.
-    """
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: no such folder; expected one with shards; check --data_path_prefix and the model JSON's "
-            f"data.mixed_seq_datasets, or prepare data with `{PREPARE_COMMAND} --output_dir …`"
-        )
-    files = list_shards(folder)
-    found = [path for path in files if split_of(path) == split]
-    if not found and split == "validation":
-        found = [path for path in files if split_of(path) == "test"]
-    if not found:
-        held = f"{len(files)} HDF5 files, but none" if files else "no HDF5 file"
-        raise UserError(
-            f"{folder}: has {held} with {split!r} in its name; "
-            f"prepare data with `{PREPARE_COMMAND} --output_dir …`"
-            + (" and a larger --validation_share" if split == "validation" and files else "")
-            + ", or point the model JSON at another folder"
-        )
-    return found
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """name → {rows, bytes, sha256} of a folder's shards; empty where there is no manifest."""
-    path = folder / MANIFEST_NAME
-    if not path.is_file():
-        return {}
-    try:
-        files = json.loads(path.read_text())["files"]
-        found = {str(entry["name"]): {key: entry[key] for key in ("rows", "bytes", "sha256")} for entry in files}
-        for name, entry in found.items():
-            if type(entry["rows"]) is not int or type(entry["bytes"]) is not int:
-                raise ValueError(f"rows and bytes of {name} are no whole numbers")
-        return found
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path}: is no manifest of shards ({error}); expected one that `{PREPARE_COMMAND}` wrote; {REMEDY}"
-        ) from error
-
-
-def _check_shard(
-    path: Path, folder: int, manifest: dict[str, Any], width: int, predictions: int, verify: bool
-) -> ShardInfo:
-    size = path.stat().st_size if path.is_file() else 0  # what is no file is told when it is opened
-    entry = manifest.get(path.name)
-    if entry is not None and entry["bytes"] != size:
-        raise UserError(f"{path}: has {size:,} bytes, the manifest says {entry['bytes']:,}; {REMEDY}")
-    if entry is not None and verify and file_digest(path) != entry["sha256"]:
-        raise UserError(f"{path}: its content is not what the manifest's sha256 says; {REMEDY}")
-    file = ShardFile(path)
-    try:
-        if file.max_seq_length != width:
-            raise UserError(
-                f"{path}: rows are {file.max_seq_length} tokens wide, but --max_seq_length is {width}; "
-                f"prepare data for {width} with `{PREPARE_COMMAND} --max_seq_length {width} …` "
-                f"or pass --max_seq_length {file.max_seq_length}"
-            )
-        if file.max_predictions_per_seq > predictions:
-            raise UserError(
-                f"{path}: rows hold up to {file.max_predictions_per_seq} predictions, but --max_predictions_per_seq is "
-                f"{predictions}; pass --max_predictions_per_seq {file.max_predictions_per_seq}"
-            )
-        if entry is not None and entry["rows"] != file.num_rows:
-            raise UserError(f"{path}: has {file.num_rows:,} rows, the manifest says {entry['rows']:,}; {REMEDY}")
-        digest = (
-            entry["sha256"] if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
-        )
-        return ShardInfo(
-            path, folder, file.num_rows, file.block_rows, file.attributes, str(digest), identity=file.identity
-        )
-    finally:
-        file.close()
-
-
-def _check_complete(
-    folder: Path, split: Split, paths: Sequence[Path], manifest: dict[str, Any], problems: Problems
-) -> None:
-    """Hold the files of a split against the manifest, where there is one: all that it lists, and no others."""
-    there = {path.name for path in paths}
-    for name in manifest:
-        if split_of(Path(name)) == split and name not in there:
-            problems.add(f"{folder / name}: is missing, but {MANIFEST_NAME} lists it; {REMEDY}")
-    for path in paths:
-        if manifest and path.name not in manifest:
-            problems.add(
-                f"{path}: is not listed in the {MANIFEST_NAME} beside it, so it is of another preparation; move it "
-                f"to a folder of its own"
-            )
-
-
-def _check_one_tokenizer(shards: Sequence[ShardInfo]) -> None:
-    """The same id is another word to another tokenizer: shards that say which one made them must agree."""
+def check_same_tokenizer(shards: Sequence[ShardInfo]) -> None:
+    """Refuse shards that state different tokenizers: the same id is another word in each."""
     stated = [shard for shard in shards if shard.tokenizer_digest is not None]
     other = next((shard for shard in stated if shard.tokenizer_digest != stated[0].tokenizer_digest), None)
     if other is not None:
         raise UserError(
-            f"{other.path}: was made with another tokenizer than {stated[0].path}; prepare both with the same "
-            f"--vocab_file, or train on one of them"
+            f"{other.path}: was made with another tokenizer than {stated[0].path}. Prepare both with the same "
+            f"--vocab_file, or train on one of them."
         )
 
 
-def check_tokenizer(datasets: Sequence[PretrainingDataset], digest: str | None) -> None:
-    """Refuse data of another tokenizer than `digest`, where it is known, or than the other datasets."""
-    stated = [data for data in datasets if data.tokenizer_digest is not None]
-    for data in stated:
-        if digest is not None and data.tokenizer_digest != digest:
-            raise UserError(
-                f"{data.files[0].parent}: was made with another tokenizer than the model JSON's bert_token_file; "
-                f"name the tokenizer that the data was prepared with, or prepare the data again"
-            )
-    _check_one_tokenizer([shard for data in stated for shard in data.shards])
-
-
-def check_masked(data: PretrainingDataset, remedy: str) -> None:
-    """Refuse shards that were prepared without masks; `remedy`: what helps, beside preparing them with masks."""
-    bare = next((shard for shard in data.shards if not shard.is_masked), None)
-    if bare is not None:
-        raise UserError(
-            f"{bare.path}: was prepared without masks (--dupe_factor 0); {remedy}, or prepare it with --dupe_factor 1 "
-            f"or more"
-        )
-
-
-def check_apart(training: Sequence[PretrainingDataset], validation: PretrainingDataset) -> None:
-    """Refuse a validation file that is trained on too: the same file, or one of the same content by its manifest."""
-    trained = {identity: path for data in training for path, identity in _identities(data)}
-    for path, identity in _identities(validation):
-        if identity in trained:
-            raise UserError(
-                f"{path}: is validation data, but {trained[identity]} is the same file and is trained on; a loss on it "
-                f"would say nothing. Prepare a split of its own with `{PREPARE_COMMAND} --validation_share 0.01`"
-            )
-
-
-def _identities(data: PretrainingDataset) -> list[tuple[Path, object]]:
-    """Each file twice: by where it lies, links followed, and by its content's digest."""
-    places: list[tuple[Path, object]] = [(shard.path, shard.path.resolve()) for shard in data.shards]
-    return places + [(shard.path, shard.digest) for shard in data.shards]
-
-
-def _check_folders(folders: Sequence[Path], problems: Problems) -> None:
+def _check_folders(folders: Sequence[Path], weights: Sequence[float] | None, problems: Problems) -> None:
+    if not folders:
+        problems.add("no data folder was given. Add one to the model JSON under data.mixed_seq_datasets.")
     seen: set[Path] = set()
     for folder in folders:
-        if (place := Path(folder).resolve()) in seen:
+        if (resolved := Path(folder).resolve()) in seen:
             problems.add(
-                f"{folder}: is named twice among the datasets of one length, so its rows would be read twice an epoch; "
-                f"name it once, and give it a weight if it should count for more"
+                f"{folder}: is listed twice among the datasets of one length, so its rows would be read twice per "
+                f"epoch. List it once, and give it a larger weight if it should count for more."
             )
-        seen.add(place)
-
-
-def _check_weights(weights: Sequence[float] | None, num_folders: int, problems: Problems) -> None:
-    if weights is None:
-        return
-    if len(weights) != num_folders:
-        problems.add(f"dataset weights: found {len(weights)} for {num_folders} folders; give one for each")
-    if not all(weight > 0 for weight in weights):
+        seen.add(resolved)
+    if weights is not None and len(weights) != len(folders):
+        problems.add(f"dataset weights: found {len(weights)} for {len(folders)} folders. Give one for each folder.")
+    if weights is not None and not all(weight > 0 for weight in weights):
         problems.add(
-            f"dataset weights: found {list(weights)}, expected positive numbers; leave a folder out instead of 0"
+            f"dataset weights: found {list(weights)}, expected positive numbers. Remove a folder instead of giving it "
+            f"the weight 0."
         )
+
+
+def _check_shard(
+    path: Path, folder: int, entry: ManifestEntry | None, shape: tuple[int, int], verify: bool
+) -> ShardInfo:
+    """Open a shard once and compare it with its manifest entry and the requested `shape` (S, P)."""
+    size = path.stat().st_size if path.is_file() else 0  # ShardFile reports a path that is not a file
+    if entry is not None and entry.num_bytes != size:
+        raise UserError(
+            f"{path}: its size differs from the manifest's (found {size:,} bytes, expected "
+            f"{entry.num_bytes:,}). {REMEDY}"
+        )
+    if entry is not None and verify and file_digest(path) != entry.sha256:
+        raise UserError(f"{path}: its content does not match the manifest's sha256. {REMEDY}")
+    file = ShardFile(path)
+    file.close()
+    width, num_predictions = shape
+    if file.max_seq_length != width:
+        raise UserError(
+            f"{path}: rows are {file.max_seq_length} tokens wide, but --max_seq_length is {width}. Prepare data for "
+            f"{width} with `{PREPARE_COMMAND} --max_seq_length {width} …`, or pass "
+            f"--max_seq_length {file.max_seq_length}."
+        )
+    if file.max_predictions_per_seq > num_predictions:
+        raise UserError(
+            f"{path}: rows have up to {file.max_predictions_per_seq} predictions, but --max_predictions_per_seq is "
+            f"{num_predictions}. Pass --max_predictions_per_seq {file.max_predictions_per_seq}."
+        )
+    if entry is not None and entry.num_rows != file.num_rows:
+        raise UserError(
+            f"{path}: its number of rows differs from the manifest's (found {file.num_rows:,}, expected "
+            f"{entry.num_rows:,}). {REMEDY}"
+        )
+    digest = entry.sha256 if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
+    return ShardInfo(path, folder, file.num_rows, file.block_rows, file.attributes, str(digest), file.identity)

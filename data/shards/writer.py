@@ -1,4 +1,4 @@
-"""Writes one shard: NVIDIA's layout, row-wise checksummed chunks, our attributes; whole or not at all."""
+"""Writes one shard atomically: NVIDIA's layout, row-wise chunks with checksums, our attributes."""
 
 import io
 import json
@@ -12,16 +12,16 @@ import numpy as np
 from common.files import write_atomically
 from data.shards.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, WORD_STARTS, Rows
 
-CHUNK_ROWS = 256  # what the reader fetches at once; 256 rows of 128 tokens are about 240 kB
-# Deflate is the one filter every HDF5 reader has, and the same bytes in give the same bytes out (h5py's lzf does not:
-# its hash table starts uninitialised). Level 1: a quarter of the size for 8 µs a row; level 4 gains 3 % for 15 µs.
+CHUNK_ROWS = 256  # the block that the reader reads; 256 rows of 128 tokens are about 240 kB
+# Every HDF5 reader supports deflate, and its output is reproducible (that of h5py's lzf is not: its hash table starts
+# uninitialized). Level 1: a quarter of the size for 8 µs per row; level 4 saves 3 % more for 15 µs.
 DEFLATE_LEVEL = 1
 
 
 def write_shard(
     path: Path, rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL
 ) -> bytes:
-    """Write `rows` to `path` and return the bytes written: the same rows always give the same bytes."""
+    """Write `rows` to `path` and return the bytes written; the same rows always give the same bytes."""
     content = shard_bytes(rows, attributes, compression=compression)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
@@ -29,17 +29,17 @@ def write_shard(
 
 
 def shard_bytes(rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL) -> bytes:
-    """The shard as a file image: a shard is bounded, its rows are in memory anyway, and an image can go anywhere."""
+    """The content of the file. It fits in memory like the rows, and can be written to any storage."""
     buffer = io.BytesIO()
-    # The v1.10 format carries a checksum on every piece of metadata, fletcher32 one on every chunk of data:
-    # a flipped byte is an error when read, never other rows.
+    # The v1.10 format has checksums on all metadata, and fletcher32 adds one to every chunk: a flipped byte is an error
+    # when read, never other rows.
     with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
         for name in DATASETS:
             _add_dataset(file, name, getattr(rows, name).astype(DATASETS[name][1], copy=False), compression)
         if rows.word_starts is not None:
             _add_dataset(file, WORD_STARTS, rows.word_starts, compression)
         described = {"format_version": FORMAT_VERSION, **attributes}
-        # Bytes of a fixed length: they lie in the checksummed metadata, strings in a heap that has no checksum.
+        # Bytes of a fixed length, which are part of the checksummed metadata; strings are in a heap without checksum.
         file.attrs[ATTRIBUTE] = np.bytes_(json.dumps(described, sort_keys=True).encode())
     return buffer.getvalue()
 
@@ -55,11 +55,11 @@ def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: in
         fletcher32=True,
         track_times=False,
     )
-    # Chunks get their places in the file when they are flushed. Left to the end of the object's life, that moment, and
-    # so the bytes, would depend on when it is collected, which other threads can delay.
+    # Chunks get their offsets when they are flushed. Without this call that happens when the object is collected, which
+    # other threads can delay, so the bytes would not be reproducible.
     dataset.flush()
 
 
 def shard_name(split: str, index: int, total: int) -> str:
-    """`training_0003_of_0012.hdf5`: the split is part of the name, which is how NVIDIA's tools tell them apart."""
+    """`training_0003_of_0012.hdf5`: NVIDIA's tools, too, find the split of a file by its name."""
     return f"{split}_{index:04d}_of_{total:04d}.hdf5"

@@ -1,1 +1,1 @@
-"""Shards become batches: the order of samples, mixtures, the loader."""
+"""Turns shards into batches: the order of samples, mixtures, the loader."""

@@ -1,41 +1,40 @@
-"""The batch that leaves the data side and enters the model."""
+"""The batch that `data` produces and the model takes."""
 
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from data.shards.schema import Rows
+from data.shards.schema import NO_LABEL, Rows
 
 PRETRAINING_KIND = 2
-NO_LABEL = -1
 
 
 class Batch(NamedTuple):
-    """Six fields whose order is a contract, so that names and old indices both work. B rows, S tokens; all int64."""
+    """Six int64 fields; their order is a contract, since old code uses indices. B rows, S tokens."""
 
     kind: torch.Tensor  # []; 2 = pretraining
     input_ids: torch.Tensor  # [B, S]
     input_mask: torch.Tensor  # [B, S]; 1 = real token
     segment_ids: torch.Tensor  # [B, S]
-    next_sentence_label: torch.Tensor  # [B]; 0 = B follows A, 1 = B is random, -1 = a blank row
-    masked_lm_labels: torch.Tensor  # [B, S]; the original id where a token is to be predicted, else -1
+    next_sentence_label: torch.Tensor  # [B]; 0 = B follows A, 1 = B is random, -1 = no label
+    masked_lm_labels: torch.Tensor  # [B, S]; the original id of a token to predict, else -1
 
 
 def batch_from_rows(rows: Rows) -> Batch:
-    """Turn the shard's positions and ids into labels, and everything into int64 tensors."""
+    """Convert rows to int64 tensors, their masked positions and ids to labels."""
     return Batch(
         kind=torch.tensor(PRETRAINING_KIND, dtype=torch.int64),
         input_ids=_int64(rows.input_ids),
         input_mask=_int64(rows.input_mask),
         segment_ids=_int64(rows.segment_ids),
         next_sentence_label=_int64(rows.next_sentence_labels),
-        masked_lm_labels=torch.from_numpy(labels_of(rows)),
+        masked_lm_labels=torch.from_numpy(_labels_of(rows)),
     )
 
 
-def labels_of(rows: Rows) -> np.ndarray:
-    """[B, S] int64 labels from [B, P] positions and ids; position 0 means "no more"."""
+def _labels_of(rows: Rows) -> np.ndarray:
+    """[B, S] int64 labels from [B, P] positions and ids; position 0 means no prediction."""
     labels = np.full(rows.input_ids.shape, NO_LABEL, dtype=np.int64)
     row_index, column = np.nonzero(rows.masked_lm_positions)
     labels[row_index, rows.masked_lm_positions[row_index, column]] = rows.masked_lm_ids[row_index, column]
@@ -43,18 +42,11 @@ def labels_of(rows: Rows) -> np.ndarray:
 
 
 def blank_rows(count: int, like: Rows) -> Rows:
-    """Rows that carry no loss: one visible token, no label. They fill the last batch up to its full shape."""
-    width, predictions = like.input_ids.shape[1], like.masked_lm_positions.shape[1]
-    input_mask = np.zeros((count, width), dtype=np.int8)
-    input_mask[:, 0] = 1
-    return Rows(
-        input_ids=np.zeros((count, width), dtype=np.int32),
-        input_mask=input_mask,
-        segment_ids=np.zeros((count, width), dtype=np.int8),
-        masked_lm_positions=np.zeros((count, predictions), dtype=np.int32),
-        masked_lm_ids=np.zeros((count, predictions), dtype=np.int32),
-        next_sentence_labels=np.full(count, NO_LABEL, dtype=np.int8),
-    )
+    """Rows without labels, so without a loss, and with one visible token. They pad the last batch to its full shape."""
+    arrays = {name: np.zeros((count, *array.shape[1:]), array.dtype) for name, array in like.arrays.items()}
+    arrays["input_mask"][:, 0] = 1
+    arrays["next_sentence_labels"][:] = NO_LABEL
+    return Rows(**arrays)
 
 
 def _int64(array: np.ndarray) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Batches for a rank: a training stream that can start at any sample, and one pass for evaluation."""
+"""The batches of a rank: a training stream that can start at any sample, and one pass for evaluation."""
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import NamedTuple
 
 from data.masking import MaskingPolicy
@@ -12,24 +12,24 @@ from data.shards.schema import concatenate_rows
 from data.stream.batches import Batch, batch_from_rows, blank_rows
 from data.stream.row_source import RowSource
 
-PREFETCHED_STEPS = 2  # made ahead of the one being trained on
+PREFETCHED_STEPS = 3  # beyond the step in training
 
 
 class StepBatches(NamedTuple):
-    """What one rank feeds to one optimizer step."""
+    """The data of one rank for one optimizer step."""
 
     micro_batches: tuple[Batch, ...]
-    next_sample: int  # the global sample index the next step begins with: all that a checkpoint must hold
-    rows: tuple[int, ...]  # numbers of this rank's rows, for `PretrainingDataset.describe_row`
+    next_sample: int  # global index of the first sample of the next step: the whole state of the stream
+    rows: tuple[int, ...]  # numbers of this rank's rows in the dataset, for `PretrainingDataset.describe_row`
 
 
 class TrainingStream:
-    """The endless sequence of a rank's steps.
+    """The infinite sequence of steps of one rank.
 
-    The cursor is one integer, the global sample index. A step takes the next `world_size * micro_batch_size *
-    gradient_accumulation_steps` samples, whatever epoch they lie in: a batch that reaches an epoch's end is completed
-    with the first rows of the next, and every rank has the same number of batches. A rank takes a contiguous slice.
-    Where other data was read before this, its first sample has the number `origin`.
+    The position is one integer, the global sample index. A step takes the next `world_size * micro_batch_size *
+    gradient_accumulation_steps` samples. A batch that reaches the end of an epoch is filled with the first rows of the
+    next one, so every rank has the same number of batches. A rank takes a contiguous slice of each global batch.
+    `stream_start` is the global index of the stream's first sample; it is not 0 if other data was read before.
     """
 
     def __init__(
@@ -42,67 +42,55 @@ class TrainingStream:
         micro_batch_size: int,
         gradient_accumulation_steps: int,
         masking: MaskingPolicy | None = None,
-        origin: int = 0,
+        stream_start: int = 0,
     ) -> None:
-        assert masking is not None or dataset.is_masked  # as data.shards.check_masked() sees to
+        assert masking is not None or dataset.is_masked  # check_masked() reports it to the user
         if masking is not None and dataset.vocab_size is None:
             dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
         self.seed = seed
         self.rank = rank
         self.micro_batch_size = micro_batch_size
-        self.gradient_accumulation_steps = gradient_accumulation_steps
         self.masking = masking
-        self.origin = origin
-        self.failure: BaseException | None = None  # that ended the thread: known steps before it is raised
-        self._ready: queue.Queue[StepBatches | BaseException] | None = None
+        self.stream_start = stream_start
+        self._pending: deque[Future[StepBatches]] = deque()
         self.rows_per_rank = micro_batch_size * gradient_accumulation_steps
         self.rows_per_step = world_size * self.rows_per_rank
 
     @property
+    def failure(self) -> BaseException | None:
+        """The error of a prefetched step, known before `steps` raises it."""
+        finished = [future for future in self._pending if future.done() and not future.cancelled()]
+        return next((error for future in finished if (error := future.exception()) is not None), None)
+
+    @property
     def has_next(self) -> bool:
-        """Whether the next step is there: asking for it will neither wait nor fail."""
-        is_there = self._ready is not None and not self._ready.empty()
-        return is_there and self.failure is None  # in this order: a failure is noted before it is put there
+        """Whether the next step can be taken without waiting or failing."""
+        return len(self._pending) > 0 and self._pending[0].done() and self.failure is None
 
     def steps(self, first_sample: int) -> Iterator[StepBatches]:
-        """Steps from `first_sample` on, made ahead in a thread. Closing the iterator ends the thread."""
-        ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=PREFETCHED_STEPS)
-        self._ready = ready
-        stop = threading.Event()
-        worker = threading.Thread(target=self._produce, args=(first_sample, ready, stop), name="prefetch", daemon=True)
-        worker.start()
+        """Yield the steps from `first_sample` on; a thread prefetches them. Closing the iterator ends the thread."""
+        source = RowSource(self.dataset, self.seed, self.masking)
+        worker = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        samples = count(first_sample, self.rows_per_step)
+        self._pending = deque()
         try:
             while True:
-                item = ready.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+                while len(self._pending) < 1 + PREFETCHED_STEPS:
+                    self._pending.append(worker.submit(self._make_step, source, next(samples)))
+                step = self._pending[0].result()  # a failed step stays, for `failure`
+                self._pending.popleft()
+                yield step
         finally:
-            stop.set()
-            worker.join()
-
-    def _produce(self, sample: int, ready: "queue.Queue[StepBatches | BaseException]", stop: threading.Event) -> None:
-        source: RowSource | None = None
-        try:
-            source = RowSource(self.dataset, self.seed, self.masking)
-            while not stop.is_set():
-                step = self._make_step(source, sample)
-                sample = step.next_sample
-                _put(ready, step, stop)
-        except BaseException as error:  # handed over whole: it is raised as itself where the step is asked for
-            self.failure = error
-            _put(ready, error, stop)
-        finally:
-            if source is not None:
-                source.close()
+            worker.shutdown(cancel_futures=True)
+            source.close()
 
     def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
-        own_sample = first_sample - self.origin
+        own_sample = first_sample - self.stream_start
         start = own_sample + self.rank * self.rows_per_rank
         step = own_sample // self.rows_per_step
         rows, numbers = source.read(start, start + self.rows_per_rank, step=step)
-        # About one window before it is needed, the window after this one is being read.
+        # Read the next window while this one is in use.
         later = start + max(1, source.window_rows // self.rows_per_step) * self.rows_per_step
         source.read_ahead(later, later + self.rows_per_rank)
         micro = self.micro_batch_size
@@ -110,24 +98,14 @@ class TrainingStream:
         return StepBatches(batches, first_sample + self.rows_per_step, tuple(numbers.tolist()))
 
 
-def _put(
-    ready: "queue.Queue[StepBatches | BaseException]", item: StepBatches | BaseException, stop: threading.Event
-) -> None:
-    """Wait for room, but not for a reader that has gone."""
-    while not stop.is_set():
-        with suppress(queue.Full):
-            ready.put(item, timeout=0.1)
-            return
-
-
 def evaluation_batches(
     dataset: PretrainingDataset, *, rank: int, world_size: int, micro_batch_size: int
 ) -> Iterator[Batch]:
-    """One pass in file order with the shards' own masks: every row once over all ranks, as many batches on each rank.
+    """One pass in file order with the stored masks: every row once over all ranks, equally many batches per rank.
 
-    Where rows run out, blank rows without labels fill the batch, so shapes are constant.
+    Blank rows without labels fill the last batches, so shapes are constant.
     """
-    assert dataset.is_masked  # as data.shards.check_masked() sees to
+    assert dataset.is_masked  # check_masked() reports it to the user
     total = dataset.num_rows
     rows_per_round = world_size * micro_batch_size
     for first in range(0, total, rows_per_round):

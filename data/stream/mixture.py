@@ -1,93 +1,77 @@
-"""Several datasets in one stream: by size (every row once an epoch) or by given weights."""
+"""Several datasets in one stream: by size (every row once per epoch) or by given weights."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from data.randomness import derive_key, generator
 from data.shards.dataset import PretrainingDataset
-from data.stream.order import Plan
+from data.stream.order import SampleOrder, ShardSize
 
-PATTERN_LENGTH = 4096  # weights are met to 1/4096, and over every run of that many samples
+PATTERN_LENGTH = 4096  # samples; every sequence of that many meets the weights to 1/4096
 
 
-@dataclass(frozen=True)
-class Run:
-    """Positions [start, stop) of one part's epoch, and which global samples they are."""
+class Component(NamedTuple):
+    """Shards that share one order of samples."""
 
-    part: int
-    plan: Plan
+    order: SampleOrder
+    shards: np.ndarray  # their indices in the dataset
+
+
+class Span(NamedTuple):
+    """Positions [start, stop) of one epoch of one component, and their global sample indices."""
+
+    component: int
     epoch: int
     start: int
     stop: int
     samples: np.ndarray  # [stop - start]
-    shards: np.ndarray  # the part's shards, as numbers within the dataset
-
-    def globally(self, located: np.ndarray) -> np.ndarray:
-        """(shard of the part, row) → (shard of the dataset, row)."""
-        return np.stack([self.shards[located[:, 0]], located[:, 1]], axis=1)
 
 
 class Mixture:
-    """Which part, and which of the part's samples, a global sample index is. A pure function, like the plan."""
+    """Maps global sample indices to components and positions in their epochs. A pure function, like the order."""
 
-    def __init__(self, parts: Sequence[tuple[Plan, np.ndarray]], weights: Sequence[float] | None, seed: int) -> None:
-        self.parts = list(parts)
-        if len(self.parts) == 1:
-            weights = None
-        self._pattern = None if weights is None else _pattern(weights, seed)
-
-    @classmethod
-    def of(cls, dataset: PretrainingDataset, seed: int) -> "Mixture":
-        """By size, all shards are one part. By weight, each folder is a part with an order of its own."""
-        extents = dataset.extents
+    def __init__(self, dataset: PretrainingDataset, seed: int) -> None:
+        """By size, all shards are one component. By weight, each folder is a component with its own order."""
         folders = np.array([shard.folder for shard in dataset.shards])
         if dataset.weights is None:
-            return cls([(Plan(extents, seed), np.arange(len(extents)))], None, seed)
-        parts = []
-        for folder in range(len(dataset.weights)):
-            shards = np.flatnonzero(folders == folder)
-            parts.append((Plan([extents[shard] for shard in shards], derive_key(seed, "part", folder)), shards))
-        return cls(parts, dataset.weights, seed)
+            groups = [(np.arange(len(folders)), seed)]
+        else:
+            numbers = range(len(dataset.weights))
+            groups = [(np.flatnonzero(folders == folder), derive_key(seed, "part", folder)) for folder in numbers]
+        sizes = [ShardSize(shard.num_rows, shard.block_rows) for shard in dataset.shards]
+        self.components = [Component(SampleOrder([sizes[i] for i in shards], key), shards) for shards, key in groups]
+        is_weighted = dataset.weights is not None and len(dataset.weights) > 1
+        self._pattern = _draw_pattern(dataset.weights or (), seed) if is_weighted else None
 
-    @property
-    def num_parts(self) -> int:
-        return len(self.parts)
-
-    def shards_of(self, part: int, shards: np.ndarray) -> np.ndarray:
-        return self.parts[part][1][shards]
-
-    def globally(self, part: int, located: np.ndarray) -> np.ndarray:
-        return np.stack([self.shards_of(part, located[:, 0]), located[:, 1]], axis=1)
-
-    def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """The samples [start, stop) as runs of consecutive positions, part by part."""
-        if self._pattern is None:
-            yield from self._epochs_of(0, start, np.arange(start, stop))
-            return
+    def spans(self, start: int, stop: int) -> Iterator[Span]:
+        """Split the samples [start, stop) into spans, one component after another."""
         samples = np.arange(start, stop)
+        if self._pattern is None:
+            yield from self._split_by_epoch(0, start, samples)
+            return
         rounds, offsets = samples // PATTERN_LENGTH, samples % PATTERN_LENGTH
-        for part in range(self.num_parts):
-            mine = self._pattern[offsets] == part
-            if mine.any():
-                before = np.cumsum(self._pattern == part)  # of this part, up to and including each offset
-                first = int(rounds[mine][0] * before[-1] + before[offsets[mine][0]] - 1)
-                yield from self._epochs_of(part, first, samples[mine])
+        for component in range(len(self.components)):
+            chosen = self._pattern[offsets] == component
+            if chosen.any():
+                counts = np.cumsum(self._pattern == component)  # of this component, up to and including each offset
+                first = int(rounds[chosen][0] * counts[-1] + counts[offsets[chosen][0]] - 1)
+                yield from self._split_by_epoch(component, first, samples[chosen])
 
-    def _epochs_of(self, part: int, first: int, samples: np.ndarray) -> Iterator[Run]:
-        """Cut a part's consecutive samples, the first of which is its `first`, where its epochs end."""
-        plan, shards = self.parts[part]
+    def _split_by_epoch(self, component: int, first: int, samples: np.ndarray) -> Iterator[Span]:
+        """Split consecutive samples of a component, starting with its sample `first`, where its epochs end."""
+        num_rows = self.components[component].order.num_rows
         done = 0
         while done < len(samples):
-            epoch, position = divmod(first + done, plan.num_rows)
-            count = min(len(samples) - done, plan.num_rows - position)
-            yield Run(part, plan, epoch, position, position + count, samples[done : done + count], shards)
+            epoch, position = divmod(first + done, num_rows)
+            count = min(len(samples) - done, num_rows - position)
+            yield Span(component, epoch, position, position + count, samples[done : done + count])
             done += count
 
 
-def _pattern(weights: Sequence[float], seed: int) -> np.ndarray:
-    """[PATTERN_LENGTH] part numbers in the given shares (largest remainders), every part at least once, shuffled."""
+def _draw_pattern(weights: Sequence[float], seed: int) -> np.ndarray:
+    """[PATTERN_LENGTH] shuffled component indices in the given shares (largest remainders), each at least once."""
     shares = np.array(weights, dtype=np.float64) / sum(weights) * PATTERN_LENGTH
     counts = np.maximum(1, np.floor(shares)).astype(int)
     while counts.sum() != PATTERN_LENGTH:

@@ -1,119 +1,117 @@
-"""Rows of any global samples: reads the windows of the plan ahead, holds a few, draws new masks where asked to."""
+"""Rows of any global samples: reads shuffle windows ahead, keeps a few in memory, draws new masks if asked to."""
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from data.masking import MaskingPolicy, mask_rows
 from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows, concatenate_rows
-from data.stream.mixture import Mixture
-from data.stream.order import Plan
+from data.stream.mixture import Component, Mixture, Span
 
-_WINDOWS_HELD = 3  # for each part: the one in use, its neighbour when a batch lies across both, the one read ahead
-_MASKED_AT_ONCE = 512  # positions; masking a handful of rows costs as much as masking a few hundred
-_MASKED_HELD = 4
+_WINDOWS_KEPT = 3  # per component: the one in use, its neighbour when a batch covers both, the one read ahead
+_MASKED_TOGETHER = 512  # positions; masking a few rows costs as much as masking a few hundred
+_MASKED_KEPT = 4  # per component: groups of positions that were masked together
 
-WindowKey = tuple[int, int, int]  # part, epoch, number of the window
+
+class WindowKey(NamedTuple):
+    """Identifies one shuffle window of a stream."""
+
+    component: int
+    epoch: int
+    window: int  # index within the epoch
 
 
 class RowSource:
-    """Samples by number. All files are read in one thread of its own, so reading goes on while rows are handed out."""
+    """Rows by global sample index. One thread reads all files, in parallel with the caller."""
 
     def __init__(self, dataset: PretrainingDataset, seed: int, masking: MaskingPolicy | None) -> None:
         self._dataset = dataset
         self._seed = seed
         self._masking = masking
-        self._mixture = Mixture.of(dataset, seed)
-        self._windows: OrderedDict[Hashable, Future[Rows]] = OrderedDict()
-        self._masked: OrderedDict[Hashable, Rows] = OrderedDict()
+        self._mixture = Mixture(dataset, seed)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="shard-reader")
+        num_components = len(self._mixture.components)
+        self._window = lru_cache(maxsize=_WINDOWS_KEPT * num_components)(self._start_reading)
+        self._masked_group = lru_cache(maxsize=_MASKED_KEPT * num_components)(self._mask_group)
 
     def close(self) -> None:
         self._reader.shutdown(wait=True, cancel_futures=True)
-        self._windows.clear()
-        self._masked.clear()
+        self._window.cache_clear()
+        self._masked_group.cache_clear()
         self._dataset.close()
 
     def read(self, start: int, stop: int, *, step: int = 0) -> tuple[Rows, np.ndarray]:
-        """The rows of the samples [start, stop), masked, and their numbers in the dataset."""
+        """The masked rows of the samples [start, stop), and their row numbers in the dataset."""
         parts: list[Rows] = []
         numbers: list[np.ndarray] = []
         samples: list[np.ndarray] = []
-        for run in self._mixture.runs(start, stop):
-            for window, first, last in run.plan.pieces(run.epoch, run.start, run.stop):
-                parts.append(self._piece((run.part, run.epoch, window), first, last, step))
-                numbers.append(self._numbers((run.part, run.epoch, window), first, last))
-            samples.append(run.samples)
+        for span in self._mixture.spans(start, stop):
+            for key, first, last in self._windows_of(span):
+                parts.append(self._rows(key, first, last, step))
+                numbers.append(self._row_numbers(key, first, last))
+            samples.append(span.samples)
         if len(parts) == 1:
             return parts[0], numbers[0]
         order = np.argsort(np.concatenate(samples), kind="stable")
         return concatenate_rows(parts).take(order), np.concatenate(numbers)[order]
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Begin to read the windows of samples that will be asked for later."""
-        for run in self._mixture.runs(start, stop):
-            for window, _, _ in run.plan.pieces(run.epoch, run.start, run.stop):
-                self._window((run.part, run.epoch, window))
+        """Start to read the windows of the samples [start, stop) in the background."""
+        for span in self._mixture.spans(start, stop):
+            for key, _, _ in self._windows_of(span):
+                self._window(key)
 
     @property
     def window_rows(self) -> int:
-        """About how many samples one window of each part lasts for."""
-        return min(plan.num_rows // plan.num_windows for plan, _ in self._mixture.parts)
+        """Approximate number of samples that one window of each component lasts for."""
+        return min(order.num_rows // order.num_windows for order, _ in self._mixture.components)
 
-    def _plan(self, key: WindowKey) -> Plan:
-        return self._mixture.parts[key[0]][0]
+    def _component(self, key: WindowKey) -> Component:
+        return self._mixture.components[key.component]
 
-    def _numbers(self, key: WindowKey, start: int, stop: int) -> np.ndarray:
-        located = self._plan(key).locate_in_window(key[1], key[2], start, stop)
-        return self._dataset.row_numbers(self._mixture.globally(key[0], located))
+    def _windows_of(self, span: Span) -> Iterator[tuple[WindowKey, int, int]]:
+        """The windows of a span, each with the start and the stop of the span within it."""
+        order = self._mixture.components[span.component].order
+        for index, start, stop in order.split_by_window(span.epoch, span.start, span.stop):
+            yield WindowKey(span.component, span.epoch, index), start, stop
 
-    def _piece(self, key: WindowKey, start: int, stop: int, step: int) -> Rows:
-        """Positions [start, stop) of a window."""
+    def _row_numbers(self, key: WindowKey, start: int, stop: int) -> np.ndarray:
+        order, component_shards = self._component(key)
+        shards, rows = order.locate(key.epoch, key.window, start, stop)
+        return self._dataset.row_numbers(component_shards[shards], rows)
+
+    def _rows(self, key: WindowKey, start: int, stop: int, step: int) -> Rows:
+        """Positions [start, stop) of a window, masked if asked to."""
         if self._masking is None:
-            return self._plain(key, start, stop)
-        if self._masking.rate_schedule:  # the same row is masked otherwise at another step
+            return self._stored_rows(key, start, stop)
+        if self._masking.rate_schedule:  # the masks of a row depend on the step
             return self._mask(key, start, stop, step)
-        chunks = range(start // _MASKED_AT_ONCE, -(-stop // _MASKED_AT_ONCE))
-        first = chunks[0] * _MASKED_AT_ONCE
-        return concatenate_rows([self._masked_chunk(key, chunk) for chunk in chunks]).take(
-            slice(start - first, stop - first)
-        )
+        groups = range(start // _MASKED_TOGETHER, -(-stop // _MASKED_TOGETHER))
+        offset = groups[0] * _MASKED_TOGETHER
+        rows = concatenate_rows([self._masked_group(key, group) for group in groups])
+        return rows.take(slice(start - offset, stop - offset))
 
-    def _masked_chunk(self, key: WindowKey, chunk: int) -> Rows:
-        def make() -> Rows:
-            end = len(self._plan(key).window(key[1], key[2]).order)
-            return self._mask(key, chunk * _MASKED_AT_ONCE, min(end, (chunk + 1) * _MASKED_AT_ONCE), 0)
-
-        if (key, chunk) not in self._masked:
-            self._masked[key, chunk] = make()
-            _forget_oldest(self._masked, _MASKED_HELD * self._mixture.num_parts)
-        self._masked.move_to_end((key, chunk))
-        return self._masked[key, chunk]
+    def _mask_group(self, key: WindowKey, group: int) -> Rows:
+        end = len(self._component(key).order.window(key.epoch, key.window).order)
+        return self._mask(key, group * _MASKED_TOGETHER, min(end, (group + 1) * _MASKED_TOGETHER), 0)
 
     def _mask(self, key: WindowKey, start: int, stop: int, step: int) -> Rows:
         assert self._masking is not None
-        rows = self._plain(key, start, stop).with_originals()
-        numbers = self._numbers(key, start, stop)
-        return mask_rows(rows, self._masking, seed=self._seed, epoch=key[1], row_numbers=numbers, step=step)
+        rows = self._stored_rows(key, start, stop).with_originals()
+        numbers = self._row_numbers(key, start, stop)
+        return mask_rows(rows, self._masking, seed=self._seed, epoch=key.epoch, row_numbers=numbers, step=step)
 
-    def _plain(self, key: WindowKey, start: int, stop: int) -> Rows:
-        order = self._plan(key).window(key[1], key[2]).order[start:stop]
+    def _stored_rows(self, key: WindowKey, start: int, stop: int) -> Rows:
+        """Positions [start, stop) of a window as the shards hold them."""
+        order = self._component(key).order.window(key.epoch, key.window).order[start:stop]
         return self._window(key).result().take(order)
 
-    def _window(self, key: WindowKey) -> "Future[Rows]":
-        if key not in self._windows:
-            window = self._plan(key).window(key[1], key[2])
-            shards = self._mixture.shards_of(key[0], window.shards)
-            self._windows[key] = self._reader.submit(self._dataset.read_blocks, shards, window.starts, window.stops)
-            _forget_oldest(self._windows, _WINDOWS_HELD * self._mixture.num_parts)
-        self._windows.move_to_end(key)
-        return self._windows[key]
-
-
-def _forget_oldest(held: OrderedDict[Hashable, Any], limit: int) -> None:
-    while len(held) > limit:
-        held.popitem(last=False)
+    def _start_reading(self, key: WindowKey) -> "Future[Rows]":
+        order, component_shards = self._component(key)
+        window = order.window(key.epoch, key.window)
+        shards = component_shards[window.shards]
+        return self._reader.submit(self._dataset.read_blocks, shards, window.starts, window.stops)

@@ -23,7 +23,6 @@ def _reader_dies(fault: Fault) -> None:
         files.append(self.path)
         if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
             self._file.close()
-            self.forget()  # what was decoded before would be read as if nothing had happened
 
     if "since" in fault:
         before(loop, fault["since"], lambda *_: None if files else before(ShardFile, "read", lose))

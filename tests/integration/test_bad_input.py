@@ -216,7 +216,7 @@ def test_with_good_json_files_the_rest_is_judged_whatever_the_command_line_holds
         "max_position_embeddings is 8",
         "GiB of memory",
         "--use_pretrain: lost is no folder",
-        "wiki_training_0.hdf5: is no HDF5 file",
+        "wiki_training_0.hdf5: is not an HDF5 file",
         "wiki_test_0.hdf5: validation rows are 24 tokens wide",
     ):
         assert part in message
@@ -290,7 +290,7 @@ def test_mistakes_in_all_data_are_told_together(tmp_path: Path) -> None:
         (tmp_path / name).write_text("no data")
     message = told(words)
     assert message.startswith("3 problems were found")
-    assert message.count("is no HDF5 file") == 3
+    assert message.count("is not an HDF5 file") == 3
 
 
 def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(

@@ -134,7 +134,7 @@ def test_quickstart_goes_the_whole_road_and_goes_on(tmp_path: Path) -> None:
 def test_quickstart_learns(tmp_path: Path) -> None:
     copy_project(tmp_path)
     printed = run_until("scripts/quickstart.sh", None, tmp_path)
-    gain = next(line for line in printed.splitlines() if line.startswith("the model is below it by"))
+    gain = next(line for line in printed.splitlines() if line.startswith("gain of the model over the unigram"))
     assert float(gain.split()[-2]) >= 2.0
 
 

@@ -226,7 +226,7 @@ def test_a_tied_copy_that_differs_is_refused() -> None:
     model = make_model(BertForPreTraining, tiny_config())
     tensors, config_dict, _ = to_hugging_face(model.state_dict(), model.config)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
-    with pytest.raises(UserError, match="but config.json says that they are tied"):
+    with pytest.raises(UserError, match=r"but config.json says that they are tied"):
         from_hugging_face(tensors, config_dict)
 
 

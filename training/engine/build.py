@@ -1,7 +1,6 @@
 """The DeepSpeed engine: built around our model and optimizer, and stepped."""
 
 import glob
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,9 @@ import deepspeed
 import torch
 from torch import nn
 
-from data.stream.batches import NO_LABEL, Batch
+from data.randomness import seed_of
+from data.shards.schema import NO_LABEL
+from data.stream.batches import Batch
 from data.stream.loader import StepBatches
 from training.engine.checkpoint_files import CheckedFiles
 from training.metrics.tally import Tally
@@ -107,9 +108,3 @@ def all_ranks_labels_per_micro_step(batches: list[Batch], world_size: int) -> to
         for batch in batches
     ]
     return collectives.all_ranks_sum(torch.stack(counts).sum(0).double()) / (len(batches) * world_size)
-
-
-def seed_of(purpose: str, *numbers: int) -> int:
-    """A seed that is a pure function of what it is for and of `numbers`."""
-    digest = hashlib.blake2b(f"{purpose} {' '.join(map(str, numbers))}".encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "big") >> 1

@@ -9,14 +9,9 @@ from typing import Any, NamedTuple
 
 from common.errors import Problems, UserError
 from common.words import counted
-from data.shards.dataset import (
-    PretrainingDataset,
-    check_apart,
-    check_masked,
-    check_tokenizer,
-    find_shards,
-    open_dataset,
-)
+from data.shards.compatibility import check_disjoint, check_masked, check_tokenizer
+from data.shards.dataset import PretrainingDataset, open_dataset
+from data.shards.folder import find_shards
 from data.shards.reader import ShardFile
 from data.shards.schema import Split
 from nvidia.config import BertConfig
@@ -107,7 +102,7 @@ def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
             problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
     if validation is not None:
         problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
-        problems.attempt(lambda: check_apart(training, validation))
+        problems.attempt(lambda: check_disjoint(training, validation))
     problems.raise_if_any()
     return Datasets(training, validation, length)
 

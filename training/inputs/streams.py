@@ -24,7 +24,7 @@ def build_stream(
         micro_batch_size=phase.micro,
         gradient_accumulation_steps=segment.accumulation,
         masking=build_masking(settings, segment) if settings.flags.dynamic_masking else None,
-        origin=phase.first_sample,
+        stream_start=phase.first_sample,
     )
 
 

@@ -8,7 +8,8 @@ import torch
 
 from common.console import console
 from common.memory import peak_resident_mib
-from data.stream.batches import NO_LABEL, Batch
+from data.shards.schema import NO_LABEL
+from data.stream.batches import Batch
 from data.stream.loader import StepBatches
 from training.build import Run
 from training.engine.gradients import GradientNorm, GradientWatch

@@ -8,7 +8,7 @@ from typing import Any
 
 from common.console import console
 from common.errors import Problems, UserError
-from data.shards.dataset import list_shards, split_of
+from data.shards.folder import list_shards, split_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig

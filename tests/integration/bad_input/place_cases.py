@@ -161,37 +161,37 @@ SHARDS = {
     "a file for a folder": (both(NO_DATA, replaced("data", "x")), "data", "no such folder", "expected one with shards", "data.prepare"),
     "a link to nothing": (both(NO_DATA, link_to_nothing("data")), "data", "no such folder", "expected one with shards", "data.prepare"),
     "only validation files": (removed("data/*training*"), "data", "none with 'training'", "with 'training' in its name", "data.prepare"),
-    "no HDF5": (replaced(f"data/{SHARD}", "text"), SHARD, "is no HDF5 file", "expected a shard, as docs/data_format.md describes it", "remove it"),
-    "an empty file": (replaced(f"data/{SHARD}", ""), SHARD, "(0 bytes)", "expected a shard, as docs/data_format.md describes it", "remove it"),
-    "cut short": (cut_short(f"data/{SHARD}"), SHARD, "damaged or incomplete", "expected a whole HDF5 file", "copy it again"),
+    "no HDF5": (replaced(f"data/{SHARD}", "text"), SHARD, "is not an HDF5 file", "expected a shard as described in docs/data_format.md", "Remove it"),
+    "an empty file": (replaced(f"data/{SHARD}", ""), SHARD, "found 0 bytes", "expected a shard as described in docs/data_format.md", "Remove it"),
+    "cut short": (cut_short(f"data/{SHARD}"), SHARD, "damaged or incomplete", "expected a complete HDF5 file", "copy it again"),
     "another width": (shard_of(5, 16), SHARD, "16 tokens wide", "but --max_seq_length is 24", "pass --max_seq_length 16"),
-    "a dataset missing": (shard_with("segment_ids", None), SHARD, "no dataset 'segment_ids'", "need input_ids, input_mask, segment_ids", "prepare it anew"),
-    "floats": (shard_with("input_ids", np.zeros((ROWS, 24), np.float32)), SHARD, "float32", "not integers", "prepare it anew"),
-    "other rows": (shard_with("input_mask", np.ones((4, 24), np.int8)), SHARD, "(4, 24)", "expected (37, 24)", "prepare it anew"),
+    "a dataset missing": (shard_with("segment_ids", None), SHARD, "no dataset 'segment_ids'", "expected input_ids, input_mask, segment_ids", "Prepare it again"),
+    "floats": (shard_with("input_ids", np.zeros((ROWS, 24), np.float32)), SHARD, "float32", "expected integers", "Prepare it again"),
+    "other rows": (shard_with("input_mask", np.ones((4, 24), np.int8)), SHARD, "(4, 24)", "expected (37, 24)", "Prepare it again"),
     "ids beyond the vocabulary": (
-        shard_with("input_ids", np.full((ROWS, 24), 1000, np.int32)), SHARD, "found 1000", "0…60 of the tokenizer", "outside 0…60"
+        shard_with("input_ids", np.full((ROWS, 24), 1000, np.int32)), SHARD, "found 1000", "outside 0…60", "expected the tokenizer that made the shard"
     ),
     "a link to another file": (shard_linked_outside, SHARD, "ExternalLink", "expected a dataset in the file itself", "refused"),
-    "a broken link among them": (link_to_nothing("data/wiki_training_9.hdf5"), "wiki_training_9", "no such file", "expected a shard", "check"),
-    "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "expected a shard", "check"),
-    "a manifest of another size": (manifest_of(bytes=1), SHARD, " bytes, the", "the manifest says 1", "copy it again"),
-    "a manifest of other rows": (manifest_of(rows=7), SHARD, "has 37 rows", "the manifest says 7", "copy it again"),
+    "a broken link among them": (link_to_nothing("data/wiki_training_9.hdf5"), "wiki_training_9", "no such file", "expected a shard", "Check"),
+    "a folder among them": (replaced("data/wiki_training_9.hdf5/x", ""), "wiki_training_9.hdf5", "no such file", "expected a shard", "Check"),
+    "a manifest of another size": (manifest_of(bytes=1), SHARD, "differs from the manifest's", "expected 1)", "copy it again"),
+    "a manifest of other rows": (manifest_of(rows=7), SHARD, "found 37", "expected 7", "copy it again"),
     "a manifest of another file": (manifest_of(name="a_training.hdf5"), "a_training.hdf5", "is missing", "manifest.json lists it", "copy it again"),
-    "a file that the manifest has not": (manifest_of(name="a_training.hdf5"), SHARD, "not listed", "listed in the manifest.json beside it", "folder of its own"),
-    "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "the tokenizer that the data was prepared with", "prepare the data again"),
+    "a file that the manifest has not": (manifest_of(name="a_training.hdf5"), SHARD, "not listed", "listed in the manifest.json beside it", "another folder"),
+    "another tokenizer": (shard_of_tokenizer("training"), "data", "another tokenizer", "the tokenizer that prepared the data", "prepare the data again"),
     "another tokenizer for validation": (
-        shard_of_tokenizer("validation"), "data", "another tokenizer", "the tokenizer that the data was prepared with", "prepare the data again"
+        shard_of_tokenizer("validation"), "data", "another tokenizer", "the tokenizer that prepared the data", "prepare the data again"
     ),
     "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "--dupe_factor 1 or more", "pass --dynamic_masking"),
     "no masks for validation": (
         both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1 or more", "name another folder"
     ),
     "a manifest of other content": (
-        both(manifest_of(), words("--verify_data")), SHARD, "not what the manifest's sha256 says", "what the manifest's sha256 says", "copy it again"
+        both(manifest_of(), words("--verify_data")), SHARD, "its content does not match", "the manifest's sha256", "copy it again"
     ),
-    "a manifest of words": (manifest_of(bytes="many"), "manifest.json", "no manifest of shards", "expected one that `python -m data.prepare` wrote", "prepare it anew"),
-    "a manifest that is no JSON": (replaced("data/manifest.json", "{"), "manifest.json", "no manifest", "expected one that `python -m data.prepare` wrote", "prepare it anew"),
-    "a manifest that is no text": (replaced("data/manifest.json", b"\xff"), "manifest.json", "no manifest", "expected one that `python -m data.prepare` wrote", "prepare it"),
+    "a manifest of words": (manifest_of(bytes="many"), "manifest.json", "is not a manifest of shards", "expected one that `python -m data.prepare` wrote", "Prepare it again"),
+    "a manifest that is no JSON": (replaced("data/manifest.json", "{"), "manifest.json", "is not a manifest", "expected one that `python -m data.prepare` wrote", "Prepare it again"),
+    "a manifest that is no text": (replaced("data/manifest.json", b"\xff"), "manifest.json", "is not a manifest", "expected one that `python -m data.prepare` wrote", "Prepare it"),
 }  # fmt: skip
 
 CHECKPOINTS = {

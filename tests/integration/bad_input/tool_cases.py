@@ -98,11 +98,11 @@ CORPUS = {
 }  # fmt: skip
 
 INSPECT = {
-    "no folder": (only("{root}/lost"), "lost", "no such folder", "one with .hdf5 shards", "give one"),
-    "an empty folder": (only("{root}/tokenizer"), "tokenizer", "no .hdf5 file", "lie in <output_dir>/<length>", "data.prepare"),
+    "no folder": (only("{root}/lost"), "lost", "no such folder", "one with .hdf5 shards", "Give one"),
+    "an empty folder": (only("{root}/tokenizer"), "tokenizer", "no .hdf5 file", "to <output_dir>/<length>", "data.prepare"),
     "a flag that is none": (words("--verify"), "--verify", "unknown flag", "did you mean '--verify_data'?", "did you mean '--verify_data'?"),
-    "a shard cut short": (cut_short("prepared/24/training*.hdf5"), "training_0000", "damaged or incomplete", "expected a whole HDF5 file", "copy it again"),
-    "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "no manifest", "expected one that `python -m data.prepare` wrote", "prepare it anew"),
+    "a shard cut short": (cut_short("prepared/24/training*.hdf5"), "training_0000", "damaged or incomplete", "expected a complete HDF5 file", "copy it again"),
+    "a manifest that is no JSON": (replaced("prepared/24/manifest.json", "{"), "manifest.json", "is not a manifest", "expected one that `python -m data.prepare` wrote", "Prepare it again"),
     "no such tokenizer": (words("--vocab_file", "{root}/lost"), "lost", "no such tokenizer", "a vocab.txt, a tokenizer.json or a folder with one", "give a vocab.txt"),
     "the report's folder is a file": (words("--report_dir", "{root}/model.json"), "--report_dir", "is a file", "expected a folder", "another"),
 }  # fmt: skip
@@ -146,7 +146,7 @@ PREDICT = {
 PLOT = {
     "no run": (only("{root}/lost", "--output", "{root}/a.png"), "lost", "no such file", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "give that one"),
     "another kind of picture": (words("--output", "{root}/a.jpg"), "a.jpg", ".jpg", "expected a name that ends with .png or .html", ".png or .html"),
-    "figures without one": (replaced(METRICS, ""), "metrics.jsonl", "no figures", "after --print_steps steps", "--print_steps"),
+    "figures without one": (replaced(METRICS, ""), "metrics.jsonl", "has no metrics", "after --print_steps steps", "--print_steps"),
     "figures that are none": (replaced(METRICS, "[1]\n"), "metrics.jsonl", "line 1", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "metrics.jsonl"),
     "figures that are no text": (replaced(METRICS, b"\xff\xfe\n"), "metrics.jsonl", "line 1", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "metrics.jsonl"),
     "the output is below a file": (words("--output", "{root}/model.json/a.png"), "--output", "is a file", "expected a folder", "another"),

@@ -68,7 +68,7 @@ FLAGS = {
     "a job name that no disk takes": (words("--job_name", "x" * 300), "--job_name", "x" * 20, "expected at most 200 bytes", "shorter"),
     "a length that the JSON has not": (words("--max_seq_length", "16"), "model.json", "no entry for --max_seq_length 16", "a length that is there", 'add "16"'),
     "fewer predictions than the shards have": (
-        words("--max_pred", "2"), "--max_predictions_per_seq", "up to 4 predictions", "but --max_predictions_per_seq is 2", "pass --max_predictions_per_seq 4"
+        words("--max_pred", "2"), "--max_predictions_per_seq", "up to 4 predictions", "but --max_predictions_per_seq is 2", "Pass --max_predictions_per_seq 4"
     ),
     "a cased tokenizer and --do_lower_case": (
         both(replaced("cased.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nA\n"), edited("model.json", "bert_token_file", "cased.txt"),
@@ -107,7 +107,7 @@ MODEL_JSON = {
         edited("model.json", "data.mixed_seq_weights", {"24": {"wiki": 0}}), "model.json", "found 0", "input should be greater than 0", "greater than 0"
     ),
     "a folder twice": (
-        edited("model.json", "data.mixed_seq_datasets.24.again", "data"), "data", "named twice", "name it once", "weight"
+        edited("model.json", "data.mixed_seq_datasets.24.again", "data"), "data", "listed twice", "List it once", "weight"
     ),
     "a number beyond numbers": (replaced("model.json", '{"a": 1e999}'), "model.json", "1e999 is too large", "expected a model JSON (--cf), one JSON object", "mend it"),
     "a key twice": (replaced("model.json", '{"name": "a", "name": "b"}'), "model.json", "'name' stands twice", "expected a model JSON (--cf), one JSON object", "mend it"),
@@ -288,7 +288,7 @@ TOKENIZER = {
     ),
     "a tokenizer with fewer tokens than the data": (
         both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"), edited("model.json", "bert_token_file", "v.txt")),
-        "wiki_training_", "outside 0…5", "0…5 of the tokenizer", "tokenizer",
+        "wiki_training_", "outside 0…5", "expected the tokenizer that made the shard", "tokenizer",
     ),
 }  # fmt: skip
 

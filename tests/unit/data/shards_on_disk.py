@@ -1,4 +1,4 @@
-"""Small shards for tests: rows whose content tells which row they are."""
+"""Small shards for tests; the content of a row identifies it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from data.shards.dataset import PretrainingDataset, open_dataset
 from data.shards.reader import ShardFile
 from data.shards.schema import DATASETS, Rows
 from data.shards.writer import write_shard
@@ -16,7 +17,7 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_IDS
 
 
 def make_rows(count: int, first: int = 0, width: int = 24, predictions: int = 4, seed: int = 0) -> Rows:
-    """Rows of two segments with random lengths and static masks; token 1 of row k is 5 + (first + k)."""
+    """Rows of two segments with random lengths and masks; token 1 of row k is 5 + (first + k)."""
     rng = np.random.default_rng([seed, first])
     ids = rng.integers(5, VOCAB_SIZE, (count, width)).astype(np.int32)
     ids[:, 1] = 5 + first + np.arange(count)
@@ -53,7 +54,7 @@ def write_ours(
 
 
 def write_nvidias(path: Path, rows: Rows) -> Path:
-    """As NVIDIA's tool writes: gzip, automatic chunks, the old file format, no attributes."""
+    """Write a shard like NVIDIA's tool: gzip, automatic chunks, the old file format, no attributes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for name, (_, kind) in DATASETS.items():
@@ -76,6 +77,23 @@ def replaced(name: str, **options: object) -> Callable[[h5py.File], None]:
     return change
 
 
+def packed_twice(file: h5py.File) -> None:
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_chunk((50, 24))
+    creation.set_deflate(1)
+    creation.set_deflate(1)
+    del file["input_ids"]
+    space = h5py.h5s.create_simple((50, 24))
+    h5py.h5d.create(file.id, b"input_ids", h5py.h5t.STD_I32LE, space, creation).write(
+        h5py.h5s.ALL, h5py.h5s.ALL, np.zeros((50, 24), np.int32)
+    )
+
+
+def opened(*folders: Path, **options: object) -> PretrainingDataset:
+    chosen = {"split": "training", "max_seq_length": 24, "max_predictions_per_seq": 4, **options}
+    return open_dataset(folders, **chosen)  # type: ignore[arg-type]
+
+
 def read_all(path: Path, vocab_size: int | None = VOCAB_SIZE) -> Rows:
     file = ShardFile(path)
     try:
@@ -85,6 +103,5 @@ def read_all(path: Path, vocab_size: int | None = VOCAB_SIZE) -> Rows:
 
 
 def equal(a: Rows, b: Rows) -> bool:
-    """In every field, word starts as well."""
-    pairs = [*zip(a.fields, b.fields, strict=True), (a.word_starts, b.word_starts)]
-    return all(x is y or np.array_equal(x, y) for x, y in pairs)  # type: ignore[arg-type]
+    """Whether all arrays are equal, `word_starts` included."""
+    return a.arrays.keys() == b.arrays.keys() and all(np.array_equal(a.arrays[k], b.arrays[k]) for k in a.arrays)

@@ -1,4 +1,4 @@
-"""The doctor's findings, on machines made up for it and on this one."""
+"""The checks of doctor.py, with invented machines and with this one."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ from scripts import doctor
 from tests.support import run_command
 
 
-def test_versions_against_the_pins() -> None:
-    numpy, absent, torch = doctor.examine_versions("# why\nnumpy==0.0.1\nno-such-package==1.0\ntorch==2.13.0\n")
+def test_versions_are_compared_with_the_pinned_ones() -> None:
+    numpy, absent, torch = doctor.check_versions("# why\nnumpy==0.0.1\nno-such-package==1.0\ntorch==2.13.0\n")
     assert numpy.remedy == "pip install numpy==0.0.1"
     assert absent.text.startswith("missing")
     assert torch.remedy is None
@@ -23,8 +23,8 @@ def test_versions_against_the_pins() -> None:
         (9, None, None, "at most 8 ranks"),
         (2, None, "8", "unset OMP_NUM_THREADS"),
         (2, None, "4", None),
-        (2, None, "1", "6 of them stay idle: export OMP_NUM_THREADS=4"),
-        (3, None, "2", None),  # two cores stay idle, but not for that
+        (2, None, "1", "idle cores: 6; export OMP_NUM_THREADS=4"),
+        (3, None, "2", None),  # two cores stay idle, but no number of threads would use them
         (2, None, "all", "unset OMP_NUM_THREADS"),
         (2, None, "0", "unset OMP_NUM_THREADS"),
         (2, 16.0, None, None),
@@ -35,41 +35,41 @@ def test_versions_against_the_pins() -> None:
         (1, 0.5, "1", None),
         (1, 2.0, "8", "export OMP_NUM_THREADS=2"),
         (1, 2.0, "all", "export OMP_NUM_THREADS=2"),
-        (1, 2.0, "2", None),  # as told: no other advice after it
-        (1, 2.0, "1", "1 of them stay idle: export OMP_NUM_THREADS=2"),
+        (1, 2.0, "2", None),  # as recommended: no further advice
+        (1, 2.0, "1", "idle cores: 1; export OMP_NUM_THREADS=2"),
         (4, 2.0, "1", "at most 2 ranks"),
     ],
 )
-def test_threads_against_the_cores_that_may_be_used(
+def test_threads_are_compared_with_the_allowed_cores(
     ranks: int, allowed: float | None, threads: str | None, words: str | None
 ) -> None:
     environment = {} if threads is None else {"OMP_NUM_THREADS": threads}
-    remedy = doctor.examine_cores(ranks, 8, allowed, environment).remedy
+    remedy = doctor.check_cores(ranks, 8, allowed, environment).remedy
     assert remedy is None if words is None else words in str(remedy)
 
 
-def test_amx_that_is_announced_but_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_that_is_reported_but_cannot_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "dies_of_illegal_instruction", lambda *_: True)
-    assert "ONEDNN_MAX_CPU_ISA" in str(doctor.examine_instructions({"avx2", "amx_bf16"}).remedy)
-    assert doctor.examine_instructions({"avx2"}).remedy is None
+    assert "ONEDNN_MAX_CPU_ISA" in str(doctor.check_instructions({"avx2", "amx_bf16"}).remedy)
+    assert doctor.check_instructions({"avx2"}).remedy is None
 
 
-def test_the_fastest_precision_is_named_where_it_is_worth_it() -> None:
-    assert doctor.examine_speed({"fp32": 170e9, "bf16": 350e9}).text == (
+def test_a_much_faster_precision_is_recommended() -> None:
+    assert doctor.check_speed({"fp32": 170e9, "bf16": 350e9}).text == (
         "fp32 170, bf16 350 GFLOP/s; --precision bf16 is 2.1 times as fast as fp32"
     )
-    assert doctor.examine_speed({"fp32": 170e9, "bf16": 180e9}).text == "fp32 170, bf16 180 GFLOP/s"
+    assert doctor.check_speed({"fp32": 170e9, "bf16": 180e9}).text == "fp32 170, bf16 180 GFLOP/s"
     assert all(speed > 1e8 for speed in doctor.measure_speeds().values())
 
 
 def test_memory_and_disk(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16777216 kB\nMemAvailable:    1048576 kB\n")
-    finding = doctor.examine_memory(meminfo)
+    finding = doctor.check_memory(meminfo)
     assert finding.text == "16 GiB, 1 free"
     assert finding.remedy
-    assert doctor.examine_disk(meminfo / "below").text == f"{meminfo} is a file, not a folder"
-    assert "GiB free" in doctor.examine_disk(tmp_path / "not" / "there" / "yet").text
+    assert doctor.check_disk(meminfo / "below").text == f"{meminfo} is a file, not a folder"
+    assert "GiB free" in doctor.check_disk(tmp_path / "not" / "there" / "yet").text
 
 
 def write_group(folder: Path, **files: str) -> None:
@@ -92,14 +92,14 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
     assert doctor.read_limits(old, tmp_path / "none") == (2.0, None)
 
 
-def test_findings_on_limits() -> None:
-    assert doctor.examine_limits(None, None).text == "none by a control group"
-    assert doctor.examine_limits(2.0, 16.0) == doctor.Finding("limits", "2 cores, 16.0 GiB of memory")
-    assert "allow more memory" in str(doctor.examine_limits(None, 2.0).remedy)
+def test_limits_are_reported() -> None:
+    assert doctor.check_limits(None, None).text == "none set by a control group"
+    assert doctor.check_limits(2.0, 16.0) == doctor.Finding("limits", "2 cores, 16.0 GiB of memory")
+    assert "allow more memory" in str(doctor.check_limits(None, 2.0).remedy)
 
 
-def test_a_missing_torch_is_a_finding() -> None:
-    """An import of torch fails in this process as it would where torch is not installed."""
+def test_a_missing_torch_is_reported() -> None:
+    """The import of torch fails in the subprocess as if torch were not installed."""
     code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['doctor.py']"
     code += "; runpy.run_path('scripts/doctor.py', run_name='__main__')"
     outcome = run_command([sys.executable, "-c", code])
@@ -113,7 +113,7 @@ def test_the_whole_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setattr(doctor, "dies_of_illegal_instruction", lambda *_: False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     code = doctor.main([])
-    said = capsys.readouterr().out
-    assert code == (0 if "all is well" in said else 1)
+    printed = capsys.readouterr().out
+    assert code == (0 if "no problems found" in printed else 1)
     for topic in ("python", "torch", "deepspeed", "accelerator", "instructions", "launcher", "cores", "memory", "disk"):
-        assert topic in said
+        assert topic in printed

@@ -1,4 +1,4 @@
-"""A sparse layout as a picture: the pixels are the layout's."""
+"""The pixels of the picture show the layout."""
 
 from pathlib import Path
 
@@ -17,16 +17,16 @@ def test_the_picture_shows_the_layout(tmp_path: Path, capsys: pytest.CaptureFixt
     main([str(config), "--output", str(output), "--max_seq_length", "128"])
     assert "12.5% of the blocks" in capsys.readouterr().out  # the diagonal of 8 × 8
     pixels = matplotlib.image.imread(output)[..., :3]
-    # The colour map's end for 1; letters and lines are black or white.
+    # The color of 1 in the color map; letters and lines are black or white.
     blue = (pixels[..., 2] - pixels[..., 0] > 0.2).nonzero()
     assert len(blue[0]) > 1000
     height = blue[0].max() - blue[0].min() + 1
     assert len(blue[0]) == pytest.approx(height * height / 8, rel=0.05)
     corner = abs((blue[0] - blue[0].min()) - (blue[1] - blue[1].min()))
-    assert corner.max() <= height / 8 + 1  # all of it along the diagonal
+    assert corner.max() <= height / 8 + 1  # all along the diagonal
 
 
-def test_heads_that_differ_have_a_panel_each(tmp_path: Path) -> None:
+def test_different_heads_have_a_panel_each(tmp_path: Path) -> None:
     sizes = []
     for differ in (False, True):
         block = {"mode": "bigbird", "num_random_blocks": 2, "different_layout_per_head": differ}

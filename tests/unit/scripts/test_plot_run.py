@@ -1,4 +1,4 @@
-"""Runs drawn to PNG and HTML."""
+"""Runs plotted as PNG and HTML."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def write_run(folder: Path, loss: float) -> Path:
     ]
     rows.append({"kind": "validation", "step": 5, "samples": 40, "mlm_loss": 1.2345, "mlm_accuracy": 0.5})
     lines = [json.dumps(row) for row in rows]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "trai')  # a killed run's last line
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "trai')  # the last line of a killed run
     return folder
 
 
@@ -41,7 +41,7 @@ def test_png_and_html_of_several_runs(tmp_path: Path) -> None:
     assert "<script" not in page
 
 
-def test_the_table_keeps_training_and_validation_apart(tmp_path: Path) -> None:
+def test_the_table_separates_training_and_validation(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 4.0)
     main([str(run), "--output", str(tmp_path / "loss.html")])
     table = (tmp_path / "loss.html").read_text().split("</table>")[0]

@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data.masking import MaskingPolicy
-from data.shards.dataset import PretrainingDataset, check_masked, open_dataset
+from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import PREFETCHED_STEPS, StepBatches, TrainingStream, evaluation_batches
-from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, write_nvidias, write_ours
+from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, opened, write_nvidias, write_ours
 
 POLICY = MaskingPolicy(mask_id=MASK, special_ids=SPECIAL_IDS, vocab_size=VOCAB_SIZE, max_predictions_per_seq=4)
-
-
-def opened(folders: list[Path], split: str = "training", **options: object) -> PretrainingDataset:
-    return open_dataset(folders, split=split, max_seq_length=24, max_predictions_per_seq=4, **options)  # type: ignore[arg-type]
 
 
 def stream(dataset: PretrainingDataset, rank: int = 0, world_size: int = 1, **options: object) -> TrainingStream:
@@ -44,8 +40,8 @@ def _folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_batch_has_the_contract_s_fields_types_and_shapes(folder: Path) -> None:
-    iterator = stream(opened([folder])).steps(0)
+def test_fields_types_and_shapes_of_a_batch(folder: Path) -> None:
+    iterator = stream(opened(folder)).steps(0)
     step = next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     batch = step.micro_batches[0]
@@ -63,8 +59,8 @@ def test_a_batch_has_the_contract_s_fields_types_and_shapes(folder: Path) -> Non
     assert (batch.masked_lm_labels[~masked] == -1).all()
 
 
-def test_a_row_s_content_and_labels_are_its_own(folder: Path) -> None:
-    dataset = opened([folder])
+def test_content_and_labels_belong_to_the_row(folder: Path) -> None:
+    dataset = opened(folder)
     originals = make_rows_of_folder([50, 7, 43])
     iterator = stream(dataset).steps(0)
     for _ in range(20):
@@ -84,7 +80,7 @@ def make_rows_of_folder(sizes: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_global_batches_are_the_same_for_any_number_of_ranks(folder: Path, world_size: int) -> None:
-    dataset = opened([folder])
+    dataset = opened(folder)
     alone = rows_of(dataset, 5, micro_batch_size=24, gradient_accumulation_steps=1)
     share = 24 // world_size
     shares = [
@@ -106,10 +102,10 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(folder: Path, world
 def test_any_shards_ranks_seeds_and_jumps(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], world_size: int, micro: int, seed: int, jump: int
 ) -> None:
-    """From any step on: the ranks' slices are the stream of one rank, and each epoch of it has every row once."""
+    """From any step on, the slices of the ranks form the stream of one rank, with every row once per epoch."""
     folder = tmp_path_factory.mktemp("shards")
     write_ours(folder, sizes)
-    dataset = opened([folder])
+    dataset = opened(folder)
     batch, total = world_size * micro, sum(sizes)
     steps = -(-2 * total // batch)
     options = {"seed": seed, "gradient_accumulation_steps": 1}
@@ -125,21 +121,21 @@ def test_any_shards_ranks_seeds_and_jumps(
     assert [tuple(row for share in shares for row in share[step]) for step in range(count)] == alone[first:]
 
 
-def test_every_row_once_an_epoch_and_a_batch_crosses_its_end(folder: Path) -> None:
-    steps = rows_of(opened([folder]), 34)  # 34 * 6 = two epochs of 100 and 4 more
+def test_every_row_once_per_epoch_and_batches_cross_its_end(folder: Path) -> None:
+    steps = rows_of(opened(folder), 34)  # 34 * 6 = two epochs of 100 and 4 more
     flat = [row for step in steps for row in step]
     assert sorted(flat[:100]) == list(range(100))
     assert sorted(flat[100:200]) == list(range(100))
     assert flat[:100] != flat[100:200]
 
 
-def test_starting_anywhere_gives_what_reading_up_to_it_gives(folder: Path) -> None:
-    dataset = opened([folder])
+def test_a_stream_can_start_at_any_sample(folder: Path) -> None:
+    dataset = opened(folder)
     assert rows_of(dataset, 5, first=29 * 6) == rows_of(dataset, 34)[29:]
 
 
 def test_dynamic_masks_depend_on_seed_epoch_and_row_only(folder: Path) -> None:
-    dataset = opened([folder])
+    dataset = opened(folder)
 
     def labels(first: int, count: int, **options: object) -> dict[tuple[int, int], list[int]]:
         found = {}
@@ -147,8 +143,8 @@ def test_dynamic_masks_depend_on_seed_epoch_and_row_only(folder: Path) -> None:
         for _ in range(count):
             step = next(iterator)
             rows = torch.cat([batch.masked_lm_labels for batch in step.micro_batches]).tolist()
-            for place, (row, label) in enumerate(zip(step.rows, rows, strict=True)):
-                sample = step.next_sample - len(step.rows) + place
+            for position, (row, label) in enumerate(zip(step.rows, rows, strict=True)):
+                sample = step.next_sample - len(step.rows) + position
                 found[sample // 100, row] = label
         iterator.close()  # type: ignore[attr-defined]
         return found
@@ -160,11 +156,11 @@ def test_dynamic_masks_depend_on_seed_epoch_and_row_only(folder: Path) -> None:
     assert labels(0, 1, seed=6) != labels(0, 1)
 
 
-def test_nvidia_s_shards_give_the_same_rows(folder: Path, tmp_path: Path) -> None:
+def test_nvidia_shards_give_the_same_rows(folder: Path, tmp_path: Path) -> None:
     nvidia = tmp_path / "nvidia"
     for number, (size, first) in enumerate([(50, 0), (7, 50), (43, 57)]):
         write_nvidias(nvidia / f"training_{number}.hdf5", make_rows(size, first))
-    theirs = stream(opened([nvidia]), masking=POLICY).steps(0)
+    theirs = stream(opened(nvidia), masking=POLICY).steps(0)
     for step in [next(theirs) for _ in range(4)]:
         originals = make_rows_of_folder([50, 7, 43])[list(step.rows)]
         for i, batch in enumerate(step.micro_batches):
@@ -176,42 +172,42 @@ def test_nvidia_s_shards_give_the_same_rows(folder: Path, tmp_path: Path) -> Non
 def test_datasets_are_mixed_by_weight(tmp_path: Path) -> None:
     write_ours(tmp_path / "a", [90])
     write_ours(tmp_path / "b", [30], first=90)
-    dataset = opened([tmp_path / "a", tmp_path / "b"], weights=[1, 3])
+    dataset = opened(tmp_path / "a", tmp_path / "b", weights=[1, 3])
     flat = [row for step in rows_of(dataset, 500) for row in step]
     assert abs(sum(row >= 90 for row in flat) / len(flat) - 0.75) < 0.03
     counts = np.bincount(flat)
-    assert np.ptp(counts[:90]) <= 1, "within a part every row comes up equally often"
+    assert np.ptp(counts[:90]) <= 1, "within a component every row appears equally often"
     assert np.ptp(counts[90:]) <= 1
     assert rows_of(dataset, 3, first=300 * 6) == rows_of(dataset, 303)[300:]
 
 
-def test_by_size_every_row_of_every_folder_once(tmp_path: Path) -> None:
+def test_datasets_mixed_by_size_give_every_row_once(tmp_path: Path) -> None:
     write_ours(tmp_path / "a", [90])
     write_ours(tmp_path / "b", [30], first=90)
-    flat = [row for step in rows_of(opened([tmp_path / "a", tmp_path / "b"]), 20) for row in step]
+    flat = [row for step in rows_of(opened(tmp_path / "a", tmp_path / "b"), 20) for row in step]
     assert sorted(flat) == list(range(120))
 
 
-def test_batches_are_made_ahead_while_nobody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the model is busy with a step, the next ones come to be there, and no more than may be held."""
+def test_batches_are_prefetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a step the next ones are prepared, but no more than PREFETCHED_STEPS."""
     made: list[str] = []
     make = TrainingStream._make_step
 
-    def make_and_note(self: TrainingStream, *given: object) -> StepBatches:
+    def make_and_record(self: TrainingStream, *given: object) -> StepBatches:
         made.append(threading.current_thread().name)
         return make(self, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TrainingStream, "_make_step", make_and_note)
-    running = stream(opened([folder]))
+    monkeypatch.setattr(TrainingStream, "_make_step", make_and_record)
+    running = stream(opened(folder))
     assert not running.has_next
     iterator = running.steps(0)
     next(iterator)
     deadline = time.monotonic() + 20
-    while len(made) < 2 + PREFETCHED_STEPS and time.monotonic() < deadline:
+    while len(made) < 1 + PREFETCHED_STEPS and time.monotonic() < deadline:
         time.sleep(0.01)
     assert running.has_next
     time.sleep(0.3)
-    assert made == ["prefetch"] * (2 + PREFETCHED_STEPS), "the one taken, those that wait, and one for the next room"
+    assert made == ["prefetch_0"] * (1 + PREFETCHED_STEPS), "the one taken and those that wait"
     started = time.perf_counter()
     for _ in range(PREFETCHED_STEPS):
         next(iterator)
@@ -219,8 +215,8 @@ def test_batches_are_made_ahead_while_nobody_asks(folder: Path, monkeypatch: pyt
     iterator.close()  # type: ignore[attr-defined]
 
 
-def test_a_failure_while_reading_ahead_is_raised_as_itself(folder: Path) -> None:
-    dataset = opened([folder])
+def test_an_error_of_the_prefetch_thread_is_raised_unchanged(folder: Path) -> None:
+    dataset = opened(folder)
     damaged = bytearray((folder / "training_000.hdf5").read_bytes())
     damaged[len(damaged) // 2 : len(damaged) // 2 + 400] = bytes(400)
     (folder / "training_000.hdf5").write_bytes(damaged)
@@ -231,20 +227,17 @@ def test_a_failure_while_reading_ahead_is_raised_as_itself(folder: Path) -> None
 
 def test_closing_a_stream_ends_its_threads(folder: Path) -> None:
     before = threading.active_count()
-    iterator = stream(opened([folder])).steps(0)
+    iterator = stream(opened(folder)).steps(0)
     next(iterator)
     assert threading.active_count() > before
     iterator.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
 
 
-def test_shards_without_masks_are_told_and_can_be_masked_anew(tmp_path: Path) -> None:
+def test_shards_without_masks_can_be_masked_by_the_loader(tmp_path: Path) -> None:
     write_ours(tmp_path / "masked", [9])
     write_ours(tmp_path / "bare", [9], masked=False)
-    check_masked(opened([tmp_path / "masked"]), "do something")
-    dataset = opened([tmp_path / "masked", tmp_path / "bare"])
-    with pytest.raises(UserError, match=r"bare/training_000\.hdf5: was prepared without masks .* do something"):
-        check_masked(dataset, "do something")
+    dataset = opened(tmp_path / "masked", tmp_path / "bare")
     assert len(rows_of(dataset, 1, masking=POLICY)[0]) == 6
 
 
@@ -252,7 +245,7 @@ def test_shards_without_masks_are_told_and_can_be_masked_anew(tmp_path: Path) ->
 @pytest.mark.parametrize("sizes", [[11, 12], [1], [15, 5]])
 def test_evaluation_sees_every_row_once_in_equal_batches(tmp_path: Path, world_size: int, sizes: list[int]) -> None:
     write_ours(tmp_path, sizes, split="validation")
-    dataset = opened([tmp_path], "validation")
+    dataset = opened(tmp_path, split="validation")
     passes = [
         list(evaluation_batches(dataset, rank=rank, world_size=world_size, micro_batch_size=4))
         for rank in range(world_size)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.stream.batches import NO_LABEL, Batch
+from data.shards.schema import NO_LABEL
+from data.stream.batches import Batch
 from nvidia.attention import grouped as grouped_attention
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN

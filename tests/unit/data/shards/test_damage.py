@@ -1,4 +1,4 @@
-"""Shards damaged at random are read as the rows that they held, or refused."""
+"""Randomly damaged shards give the original rows or are refused."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data.shards import hdf5_checks
+from data.shards import structure
 from data.shards.reader import ShardFile
 from data.shards.schema import ATTRIBUTE, FORMAT_VERSION
 from data.shards.writer import shard_bytes
@@ -30,21 +30,21 @@ target = source.with_name("fuzzed.hdf5")
 for way in sys.argv[3:]:
     refused = same = 0
     for number in range(rounds):
-        content, place, size = bytearray(good), int(rng.integers(0, len(good))), int(rng.integers(1, 512))
+        content, offset, size = bytearray(good), int(rng.integers(0, len(good))), int(rng.integers(1, 512))
         if way == "flips":
-            for place in rng.integers(0, len(good), rng.integers(1, 4)):
-                content[place] ^= rng.integers(1, 256)
-        elif way == "flips in the head":  # where the structure is told
-            for place in rng.integers(0, min(4096, len(good)), rng.integers(1, 4)):
-                content[place] ^= rng.integers(1, 256)
+            for offset in rng.integers(0, len(good), rng.integers(1, 4)):
+                content[offset] ^= rng.integers(1, 256)
+        elif way == "flips in the head":  # where most of the metadata is
+            for offset in rng.integers(0, min(4096, len(good)), rng.integers(1, 4)):
+                content[offset] ^= rng.integers(1, 256)
         elif way == "zeros":  # a sector that was never written
-            content[place : place + size] = bytes(len(content[place : place + size]))
-        elif way == "splices":  # a piece of the file in another place
+            content[offset : offset + size] = bytes(len(content[offset : offset + size]))
+        elif way == "splices":  # bytes of the file copied to another offset
             start = int(rng.integers(0, len(good)))
-            piece = good[start : start + size]
-            content[place : place + len(piece)] = piece
+            part = good[start : start + size]
+            content[offset : offset + len(part)] = part
         else:
-            del content[place:]
+            del content[offset:]
         target.write_bytes(content)
         try:
             rows = read_all(target)
@@ -69,7 +69,7 @@ SHARDS = {
 
 @pytest.mark.parametrize("kind", [*SHARDS, "nvidia's"])
 def test_damaged_shards_read_as_the_same_rows_or_are_refused(tmp_path: Path, kind: str) -> None:
-    """In a process of its own, with a time limit: a crash or a hang of the HDF5 library would fail it."""
+    """In a subprocess with a time limit, so that a crash or a hang of the HDF5 library fails the test."""
     path = tmp_path / "a.hdf5"
     rows = make_rows(300).replace(word_starts=np.arange(900).astype(np.uint8).reshape(300, 3))
     if kind in SHARDS:
@@ -78,15 +78,15 @@ def test_damaged_shards_read_as_the_same_rows_or_are_refused(tmp_path: Path, kin
         write_nvidias(path, rows)
     assert (read_all(path).word_starts is None) == (kind == "nvidia's" or "without" in kind)
     arguments = [sys.executable, "-c", FUZZ, str(path), "100", *WAYS]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[3])
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[4])
     assert result.returncode == 0, result.stderr
-    told = [line.split("\t") for line in result.stdout.splitlines()]
-    assert [way for way, _, _ in told] == list(WAYS)
-    assert all(int(refused) > (10 if way == "flips in the head" else 25) for way, refused, _ in told)
+    reported = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [way for way, _, _ in reported] == list(WAYS)
+    assert all(int(refused) > (10 if way == "flips in the head" else 25) for way, refused, _ in reported)
 
 
-def test_an_attribute_in_a_damaged_heap_is_refused_where_the_library_would_not_come_back(tmp_path: Path) -> None:
-    """Our shards had it there once, and other tools may write it so."""
+def test_an_attribute_in_a_damaged_heap_is_refused(tmp_path: Path) -> None:
+    """The library would loop forever. Early shards of ours store the attribute there, and other tools may."""
     path = write_nvidias(tmp_path / "a.hdf5", make_rows(50))
     with h5py.File(path, "r+") as file:
         file.attrs[ATTRIBUTE] = json.dumps({"format_version": FORMAT_VERSION})
@@ -99,8 +99,8 @@ def test_an_attribute_in_a_damaged_heap_is_refused_where_the_library_would_not_c
             ShardFile(path)
 
 
-def test_heaps_within_heaps_are_refused_before_they_take_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is sound and ends where the first ends, so walking them all is quadratic."""
+def test_nested_heaps_are_refused_before_they_take_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is valid and ends where the first ends, so walking them all is quadratic."""
     path, nested = write_nvidias(tmp_path / "a.hdf5", make_rows(50)), 2000
     heaps = [
         b"GCOL\x01\0\0\0" + struct.pack("<Q", (nested - number) * 32 + 16) + struct.pack("<H6xQ", 1, 16)
@@ -110,9 +110,9 @@ def test_heaps_within_heaps_are_refused_before_they_take_hours(tmp_path: Path, m
         file.attrs[ATTRIBUTE] = json.dumps({"format_version": FORMAT_VERSION})
         file["others"] = np.frombuffer(b"".join(heaps) + bytes(16), np.uint8)
     walks: list[int | None] = []
-    walk = hdf5_checks._steps_through
-    monkeypatch.setattr(hdf5_checks, "_steps_through", lambda *given: walks.append(walk(*given)) or walks[-1])
-    with pytest.raises(UserError, match=r"a.hdf5: is damaged: its attribute"):
+    walk = structure._count_heap_objects
+    monkeypatch.setattr(structure, "_count_heap_objects", lambda *given: walks.append(walk(*given)) or walks[-1])
+    with pytest.raises(UserError, match=r"a.hdf5: is damaged \(its attribute"):
         ShardFile(path)
     assert walks[-1] is None
     assert sum(steps or 0 for steps in walks) <= path.stat().st_size // 16

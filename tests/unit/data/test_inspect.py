@@ -1,7 +1,6 @@
-"""What inspecting says of good and of bad data, and the unigram cross entropy."""
+"""The report on good and on bad data."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +8,14 @@ import pytest
 
 from common.errors import UserError
 from data import inspect
-from data.shards.dataset import PretrainingDataset, open_dataset
-from data.shards.report import render
+from data.shards.report import render, text_tokens
 from data.shards.schema import Rows
-from data.shards.statistics import text_tokens, unigram_cross_entropy
 from data.shards.writer import write_shard
 from data.tokenizer import SPECIALS, BertTokenizer, load_tokenizer
 from tests.unit.data.shards_on_disk import CLS, SEP, UNK, make_rows, write_nvidias
 
 
-def test_inspect_describes_nvidia_s_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_describes_nvidia_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = make_rows(400)
     write_nvidias(tmp_path / "training_0.hdf5", rows)
     assert inspect.main([str(tmp_path), "--report_dir", str(tmp_path / "report")]) == 0
@@ -32,7 +29,7 @@ def test_inspect_describes_nvidia_s_shards(tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "report" / "report.md").read_text().startswith(f"# {tmp_path}")
 
 
-def test_inspect_warns_of_data_that_leaves_a_loss_stuck(tmp_path: Path) -> None:
+def test_inspect_warns_about_duplicates_and_labels(tmp_path: Path) -> None:
     rows = make_rows(10)
     repeated = rows.take(np.tile(np.arange(10), 20)).replace(next_sentence_labels=np.zeros(200, dtype=np.int8))
     write_nvidias(tmp_path / "training_0.hdf5", repeated)
@@ -43,12 +40,12 @@ def test_inspect_warns_of_data_that_leaves_a_loss_stuck(tmp_path: Path) -> None:
     assert any("labelled 1" in warning for warning in found.warnings)
 
 
-def test_the_report_shows_rows_as_text_with_the_masks_marked(tmp_path: Path) -> None:
+def test_the_report_shows_rows_as_text_with_marked_predictions(tmp_path: Path) -> None:
     rows = make_rows(3)
     names = [*SPECIALS, *(f"word{number}" for number in range(5, 4000)), *(f"##{n}" for n in range(4000, 5000))]
     (tmp_path / "vocab.txt").write_text("\n".join(names) + "\n")
-    rows.input_ids[0, rows.masked_lm_positions[0, 0]] = 77  # a prediction that a random token stands for
-    rows.input_ids[0, rows.masked_lm_positions[0, 1]] = rows.masked_lm_ids[0, 1] = 4500  # and one left as it was
+    rows.input_ids[0, rows.masked_lm_positions[0, 0]] = 77  # a prediction replaced by a random token
+    rows.input_ids[0, rows.masked_lm_positions[0, 1]] = rows.masked_lm_ids[0, 1] = 4500  # and one left unchanged
     write_nvidias(tmp_path / "training_0.hdf5", rows)
     words = ["--report_dir", str(tmp_path / "report"), "--vocab_file", str(tmp_path / "vocab.txt")]
     assert inspect.main([str(tmp_path), *words]) == 0
@@ -57,8 +54,8 @@ def test_the_report_shows_rows_as_text_with_the_masks_marked(tmp_path: Path) -> 
     for number, text in enumerate(shown):
         predictions = dict(zip(rows.masked_lm_positions[number], rows.masked_lm_ids[number], strict=True))
         expected = [
-            f"⟨{names[token]}←{names[predictions[place]]}⟩" if predictions.get(place) else names[token]
-            for place, token in enumerate(rows.input_ids[number][: rows.input_mask[number].sum()])
+            f"⟨{names[token]}←{names[predictions[position]]}⟩" if predictions.get(position) else names[token]
+            for position, token in enumerate(rows.input_ids[number][: rows.input_mask[number].sum()])
         ]
         label = "B is random or swapped" if rows.next_sentence_labels[number] else "B follows A"
         assert text == f"({label}) {' '.join(expected).replace(' ##', '')}"
@@ -74,17 +71,15 @@ def warnings_of(folder: Path, rows: Rows, tokenizer: BertTokenizer | None = None
     return "\n".join(found.warnings)
 
 
-def test_inspect_s_warnings_one_by_one(tmp_path: Path) -> None:
-    """Each from data that is good but for one thing; the remedy is part of it."""
+def test_every_warning(tmp_path: Path) -> None:
+    """Each from data with one flaw."""
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *(f"word{number}" for number in range(4995))]) + "\n")
     tokenizer = load_tokenizer(tmp_path / "vocab.txt")
     good = make_rows(400)
-    told = warnings_of(tmp_path / "good", good, tokenizer, tokenizer_digest=tokenizer.digest)
-    assert told.count("\n") == 0
-    assert "400 rows are few" in told
-    assert "another tokenizer made these shards" in warnings_of(
-        tmp_path / "other", good, tokenizer, tokenizer_digest="0" * 64
-    )
+    found = warnings_of(tmp_path / "good", good, tokenizer, tokenizer_digest=tokenizer.digest)
+    assert found.count("\n") == 0
+    assert "400 rows are few" in found
+    assert "made with another tokenizer" in warnings_of(tmp_path / "other", good, tokenizer, tokenizer_digest="0" * 64)
     unknown = good.replace(input_ids=np.where(good.input_ids % 7 == 0, UNK, good.input_ids).astype(np.int32))
     assert "of tokens are unknown" in warnings_of(tmp_path / "unknown", unknown, tokenizer)
     short = make_rows(400, width=100)
@@ -94,9 +89,9 @@ def test_inspect_s_warnings_one_by_one(tmp_path: Path) -> None:
         segment_ids=(short.segment_ids * keep).astype(np.int8),
         masked_lm_positions=np.zeros_like(short.masked_lm_positions),
     )
-    told = warnings_of(tmp_path / "short", short)
-    assert "rows are filled to 2" in told
-    assert "0.0% of tokens are to be predicted" in told
+    found = warnings_of(tmp_path / "short", short)
+    assert "rows are filled to 2" in found
+    assert "0.0% of tokens are masked" in found
     lone = good.replace(next_sentence_labels=np.ones(400, dtype=np.int8))
     assert "100% of pairs are labelled 1" in warnings_of(tmp_path / "lone", lone)
     table = good.replace(input_ids=np.where(good.input_ids % 3 == 0, 77, good.input_ids).astype(np.int32))
@@ -106,37 +101,21 @@ def test_inspect_s_warnings_one_by_one(tmp_path: Path) -> None:
     assert "of 5,000 tokens ever appear" in warnings_of(tmp_path / "few", few, tokenizer)
 
 
-def test_inspect_tells_what_is_no_folder_of_shards(tmp_path: Path) -> None:
+def test_inspect_refuses_a_folder_without_shards(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         inspect.main([str(tmp_path / "absent")])
     with pytest.raises(UserError, match=r"no \.hdf5 file"):
         inspect.main([str(tmp_path)])
 
 
-def dataset_of(folder: Path, rows: Rows) -> PretrainingDataset:
-    write_shard(folder / "training_0.hdf5", rows, {})
-    return open_dataset([folder], split="training", max_seq_length=24, max_predictions_per_seq=4)
-
-
-def test_text_tokens_leave_specials_and_padding_out() -> None:
+def test_text_tokens_exclude_special_tokens_and_padding() -> None:
     rows = make_rows(50)
     tokens = text_tokens(rows)
     assert len(tokens) == rows.input_mask.sum() - 3 * 50
     assert not np.isin(tokens, [0, CLS, SEP]).any()
 
 
-def test_unigram_cross_entropy_is_that_of_the_formula(tmp_path: Path) -> None:
-    training, validation = make_rows(60, seed=1), make_rows(30, seed=2)
-    found = unigram_cross_entropy(dataset_of(tmp_path / "t", training), dataset_of(tmp_path / "v", validation))
-    counts = np.bincount(text_tokens(training), minlength=5000)
-    targets = validation.masked_lm_ids[validation.masked_lm_positions > 0]
-    size = max(targets.max(), text_tokens(training).max()) + 1
-    total = counts.sum() + size
-    expected = -np.mean([math.log((counts[target] + 1) / total) for target in targets])
-    assert found == pytest.approx(expected, rel=1e-9)
-
-
-def test_numbers_are_written_alike(tmp_path: Path) -> None:
+def test_numbers_have_the_same_format(tmp_path: Path) -> None:
     write_nvidias(tmp_path / "training_0.hdf5", make_rows(1200))
     page = render(inspect.inspect_folder(tmp_path, None), {"documents": 12345, "seconds": 1234.5})
     assert "| documents | 12,345 |" in page

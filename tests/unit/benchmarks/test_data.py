@@ -1,4 +1,4 @@
-"""The data benchmarks end with the figures that are promised, here at tiny sizes."""
+"""The data benchmarks run at tiny sizes and print the documented keys."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import prepare, read
 
-PROMISED = {
+DOCUMENTED = {
     "prepare": (
         prepare.main,
         ["--sizes_mb", "0.1", "--rss_mb", "0.1", "--sample_mb", "0.2", "--workers", "2"],
@@ -25,15 +25,15 @@ PROMISED = {
 }
 
 
-@pytest.mark.parametrize("name", PROMISED)
-def test_the_last_line_is_json_with_the_promised_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_last_line_is_json_with_the_documented_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     main: Callable[[Sequence[str]], int]
-    main, words, keys = PROMISED[name]
+    main, words, keys = DOCUMENTED[name]
     assert main(words) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert keys <= figures.keys()
-    assert all(figures[key] > 0 for key in keys)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert keys <= result.keys()
+    assert all(result[key] > 0 for key in keys)
 
 
-def test_the_benchmark_s_text_never_runs_out_of_new_words() -> None:
+def test_new_words_of_the_prepare_benchmark_are_distinct() -> None:
     assert len({prepare._new_word(number) for number in range(50_000)}) == 50_000

@@ -1,0 +1,40 @@
+"""Shards are written reproducibly and read back."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from data.shards.schema import DATASETS
+from data.shards.writer import shard_bytes
+from tests.unit.data.shards_on_disk import equal, make_rows, read_all
+
+
+@pytest.mark.parametrize("compression", [None, 1])
+def test_what_is_written_is_read_and_the_bytes_are_always_the_same(tmp_path: Path, compression: int | None) -> None:
+    rows = make_rows(300).replace(word_starts=np.arange(900, dtype=np.uint8).reshape(300, 3))
+    content = shard_bytes(rows, {"seed": 1}, compression=compression)
+    assert content == shard_bytes(rows, {"seed": 1}, compression=compression)
+    (tmp_path / "a.hdf5").write_bytes(content)
+    found = read_all(tmp_path / "a.hdf5")
+    assert equal(found, rows)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert {name: file[name].dtype for name in DATASETS} == {
+            name: np.dtype(kind) for name, (_, kind) in DATASETS.items()
+        }
+
+
+def test_the_bytes_do_not_depend_on_when_objects_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(600)
+    expected = shard_bytes(rows, {})
+    held = []
+    create = h5py.Group.create_dataset
+
+    def create_and_hold(*arguments: object, **options: object) -> h5py.Dataset:
+        held.append(create(*arguments, **options))
+        return held[-1]
+
+    monkeypatch.setattr(h5py.Group, "create_dataset", create_and_hold)
+    assert shard_bytes(rows, {}) == expected
+    assert len(held) == len(DATASETS)
