@@ -20,7 +20,7 @@ from common.console import console
 from common.errors import Problems, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import HelpFormatter, Parser, positive_int
-from data.text.documents import split_sentences
+from data.text.sentences import split_sentences
 
 FILE_BYTES = 4 * 2**20
 COMPLETE = ".complete"  # written last, so that an interrupted corpus is built again

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
 from common.errors import UserError
-from data.text.compression import optional_import
+from data.text.tables import optional_import
 
 EXECUTORS = ("processes", "dask")
 _CONNECT_SECONDS = 20

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
 
 from common.errors import UserError
-from data.preparation.encode import Encoder
+from data.preparation.encoder import Encoder
 from data.tokenizer import SPECIALS, load_tokenizer, train_tokenizer
 
 TEXTS = [
@@ -279,7 +279,7 @@ def test_words_begin_at_blanks_whatever_the_tokenizer_splits(tmp_path: Path, kin
 def test_the_encoder_forgets_words_before_they_take_much_memory(
     vocabularies: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.preparation.encode._MAX_REMEMBERED", 100)
+    monkeypatch.setattr("data.preparation.encoder._MAX_REMEMBERED", 100)
     tokenizer = load_tokenizer(vocabularies[True])
     encoder = Encoder(tokenizer)
     for first in range(0, 1000, 50):
