@@ -71,7 +71,7 @@ PREPARE = {
     "masking all": (words("--masking_rate", "1"), "--masking_rate 1.0", "out of range", "expected 0 to 1, usually 0.15", "usually 0.15"),
     "nothing to train on": (words("--validation_share", "0.6", "--test_share", "0.6"), "--validation_share", "nothing", "expected less than 1 together", "smaller"),
     "a split that takes every document": (words("--validation_share", "0.9999"), "--max_seq_length 24", "not one row", "a smaller --validation_share", "give more text"),
-    "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "negative", "expected 0 (no masks) or a number of copies", "expected 0"),
+    "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "out of range", "expected 0 (no masks) or a number of copies", "expected 0"),
     "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0 to 2^63 - 1, such as 42", "see --help"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "expected a similarity such as 0.8", "0.8"),
     "other settings in the same place": (words("--output_dir", "{root}/prepared", "--seed", "7"), "prepared/24", "other settings", "expected none, or those of the same command", "--overwrite"),
