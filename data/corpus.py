@@ -1,6 +1,6 @@
-"""A corpus that needs no download: the prose in Python's own documentation and in the docstrings of installed packages.
+"""Builds a corpus without a download, from Python's documentation and the docstrings of installed packages.
 
-Nothing is imported: modules are parsed with `ast`. The result is plain text, one sentence a line, a blank line between
+Modules are parsed with `ast`, never imported. The result is plain text, one sentence per line, a blank line between
 documents, in an order that depends only on what is installed.
 """
 
@@ -14,21 +14,22 @@ import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 from common.console import console
 from common.errors import Problems, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import HelpFormatter, Parser, positive_int
-from data.text.documents import split_sentences
+from data.text.sentences import split_sentences
 
 FILE_BYTES = 4 * 2**20
 COMPLETE = ".complete"  # written last, so that an interrupted corpus is built again
-_LARGEST_MODULE = 2 * 2**20  # bytes; larger ones are tables
+_MAX_MODULE = 2 * 2**20  # bytes; larger ones are tables
 _FILES_AT_ONCE = 64
 _MIN_PROSE = 200  # bytes of docstrings in a module
 _MIN_PROSE_SHARE = 0.15
-_MIN_WORDS = 4  # of a sentence
+_MIN_WORDS, _MAX_WORDS = 4, 120  # of a sentence
 
 _FENCE = re.compile(r"```.*?```|~~~.*?~~~", re.DOTALL)
 _FIELD = re.compile(r"^\s*(:\w[^:]*:|@\w+|\.\. |\w[\w, *]*\s*:\s*\S*$|[-*•]\s*$)")
@@ -53,12 +54,12 @@ def build_corpus(output: Path, max_mb: float, workers: int = 2) -> tuple[int, in
         found = pool.map(_documents_of_files, batches)
         documents = drop_repeated(document for batch in found for document in batch)
         written = _write(documents, output, int(max_mb * 2**20))
-        pool.shutdown(cancel_futures=True)  # there may be more text than was asked for
+        pool.shutdown(cancel_futures=True)  # there may be more text than max_mb
     return written
 
 
 def find_modules() -> list[Path]:
-    """Python files in a fixed order: the documentation's topics first, then the standard library, then packages."""
+    """Return Python files in a fixed order: the documentation's topics, the standard library, then packages."""
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     packages = Path(sysconfig.get_paths()["purelib"])
     topics = stdlib / "pydoc_data" / "topics.py"
@@ -70,24 +71,24 @@ def find_modules() -> list[Path]:
 
 
 def _is_unwanted(path: Path, root: Path) -> bool:
-    """Tests and vendored copies: hardly any prose, much repetition."""
+    """Whether it is a test or a vendored copy, which have little prose and much repetition."""
     parts = path.relative_to(root).parts
     return any(part in {"test", "tests", "testing", "_vendor", "vendor", "idlelib", "lib2to3"} for part in parts)
 
 
 def _documents_of_files(paths: Sequence[Path]) -> list[list[str]]:
-    gc.disable()  # syntax trees are large and free of cycles: collecting among them is a fifth of the time
+    gc.disable()  # syntax trees are large and have no cycles; collection would take a fifth of the time
     return [document for path in paths for document in documents_of_module(path)]
 
 
 def documents_of_module(path: Path) -> Iterator[list[str]]:
-    """A document for the module and one for each class with its methods; a documentation topic is one as well."""
+    """Yield a document for the module and one for each class with its methods, or one for each documentation topic."""
     try:
         source = path.read_bytes()
         if not _is_worth_parsing(source):
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's invalid escapes
+            warnings.simplefilter("ignore")  # about invalid escapes in other people's code
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
@@ -101,46 +102,29 @@ def documents_of_module(path: Path) -> Iterator[list[str]]:
 
 
 def _is_worth_parsing(source: bytes) -> bool:
-    """Parsing is most of the cost; a third of all code has hardly a docstring, and very large files are tables."""
+    """Whether it has enough prose. Parsing is most of the cost, and a third of all code has hardly any docstrings."""
     prose = sum(map(len, _DOCSTRING.findall(source)))
-    return len(source) <= _LARGEST_MODULE and prose >= max(_MIN_PROSE, _MIN_PROSE_SHARE * len(source))
+    return len(source) <= _MAX_MODULE and prose >= max(_MIN_PROSE, _MIN_PROSE_SHARE * len(source))
 
 
 def _topics(tree: ast.Module) -> Iterator[str]:
-    """The values of the module's one dictionary."""
+    """Yield the values of the module's only dictionary."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Dict):
-            for value in node.values:
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    yield value.value
+        for value in node.values if isinstance(node, ast.Dict) else ():
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value
 
 
 def _docstrings(tree: ast.Module) -> Iterator[list[str]]:
-    """Docstrings in source order: those of each class together, those of the module and its functions together."""
-    own: list[str] = []
-    _collect(tree, own)
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            _collect(node, own)
-    yield own
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    for node in classes:
-        members: list[str] = []
-        _collect(node, members)
-        for member in node.body:
-            if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                _collect(member, members)
-        yield members
-
-
-def _collect(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, into: list[str]) -> None:
-    docstring = ast.get_docstring(node)
-    if docstring:
-        into.append(docstring)
+    """Yield the docstrings of the module and its functions, then those of each class and its methods."""
+    owners: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    for owner in owners:
+        functions = [node for node in owner.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        yield [docstring for node in (owner, *functions) if (docstring := ast.get_docstring(node))]
 
 
 def sentences_of(docstring: str) -> list[str]:
-    """The prose of a docstring: code, doctests, tables, field lists and headings are left out."""
+    """Return the prose of a docstring, without code, doctests, tables, field lists and headings."""
     sentences: list[str] = []
     for paragraph in _PARAGRAPH_END.split(_FENCE.sub("\n\n", docstring)):
         if ">>>" not in paragraph:
@@ -152,11 +136,11 @@ def sentences_of(docstring: str) -> list[str]:
 
 
 def _items(paragraph: str) -> Iterator[str]:
-    """A paragraph's running text; where it is a list, or names and their descriptions, each item by itself."""
+    """Yield a paragraph's running text, or each item separately if it is a list or describes names."""
     lines: list[str] = []
     for line in paragraph.split("\n"):
-        if _FIELD.match(line) or _is_decoration(line):
-            continue
+        if _FIELD.match(line) or (line.strip() and not re.search(r"\w", line)):
+            continue  # a field, or the rule of a heading or table
         start = _ITEM.match(line)
         if start:
             yield " ".join(lines)
@@ -165,22 +149,17 @@ def _items(paragraph: str) -> Iterator[str]:
     yield " ".join(lines)
 
 
-def _is_decoration(line: str) -> bool:
-    """Rules of headings and tables."""
-    return bool(line.strip()) and not re.search(r"\w", line)
-
-
 def is_prose(sentence: str) -> bool:
-    """Mostly plain words, and enough of them."""
+    """Whether the sentence has enough words, and most are plain ones."""
     words = sentence.split()
-    if not _MIN_WORDS <= len(words) <= 120:
+    if not _MIN_WORDS <= len(words) <= _MAX_WORDS:
         return False
     plain = sum(1 for word in words if _PROSE.fullmatch(word.rstrip(".!?)\"'").lstrip("(\"'")))
     return plain >= 0.6 * len(words)
 
 
 def drop_repeated(documents: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Drop a sentence that any earlier document had: docstrings are copied a lot. Keeps 16 bytes for each."""
+    """Drop sentences that occurred before: docstrings are often copied. Keeps a digest of 8 bytes for each."""
     seen: set[bytes] = set()
     for document in documents:
         kept = []
@@ -199,35 +178,32 @@ def _write(documents: Iterator[list[str]], output: Path, max_bytes: int) -> tupl
         old.unlink()
     texts: list[str] = []
     size = total = num_documents = num_sentences = num_files = 0
-    for document in documents:
-        texts.append("\n".join(document) + "\n")
-        size += len(texts[-1])
-        num_documents += 1
-        num_sentences += len(document)
-        if size >= FILE_BYTES or total + size >= max_bytes:
-            total += _flush(texts, output, num_files)
+    for document in chain(documents, [None]):
+        if document is not None:
+            texts.append("\n".join(document) + "\n")
+            size += len(texts[-1])
+            num_documents += 1
+            num_sentences += len(document)
+        if texts and (document is None or size >= FILE_BYTES or total + size >= max_bytes):
+            content = "\n".join(texts).encode()
+            write_atomically(output / f"corpus_{num_files:03d}.txt", content)
+            total += len(content)
             texts, size, num_files = [], 0, num_files + 1
         if total >= max_bytes:
             break
-    return num_documents, num_sentences, total + (_flush(texts, output, num_files) if texts else 0)
-
-
-def _flush(texts: Sequence[str], output: Path, number: int) -> int:
-    content = "\n".join(texts).encode()
-    write_atomically(output / f"corpus_{number:03d}.txt", content)
-    return len(content)
+    return num_documents, num_sentences, total
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m data.corpus",
-        description="Write a text corpus from the documentation that is installed with Python; no download.",
+        description="Write a text corpus from the documentation that is installed with Python, without a download.",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
-    parser.add_argument("--max_mb", type=float, default=20.0, metavar="MB", help="stop at this much text")
+    parser.add_argument("--max_mb", type=float, default=20.0, metavar="MB", help="amount of text after which to stop")
     parser.add_argument(
-        "--workers", type=positive_int, default=2, metavar="N", help="processes; does not change the output"
+        "--workers", type=positive_int, default=2, metavar="N", help="number of processes; does not change the output"
     )
     arguments = parser.parse_args(argv)
     problems = Problems()
@@ -238,12 +214,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     complete = arguments.output / COMPLETE
     if complete.exists():
         found = complete.read_text()
-        console.say(f"{arguments.output}: is there already: {found}; remove the folder to build it again")
+        console.say(f"{arguments.output}: already built: {found}; remove the folder to build it again")
         return 0
     documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
     summary = (
         f"{documents:,} documents, {sentences:,} sentences, {size / 2**20:.1f} MB "
-        f"from the Python {sys.version_info.major}.{sys.version_info.minor} that ran this"
+        f"from Python {sys.version_info.major}.{sys.version_info.minor}"
     )
     write_atomically(complete, summary)
     console.say(f"{arguments.output}: {summary}")

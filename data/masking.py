@@ -1,6 +1,6 @@
-"""Masked-language-model masking of many rows at once: which tokens to predict, and what stands in their place.
+"""Masks many rows at once for masked-language modelling: chooses tokens to predict, and replaces them.
 
-N rows, S tokens a row, P predictions a row. Every choice is a function of (key, row number), never of the batch.
+N rows, S tokens per row, P predictions per row. Every choice is a function of (key, row number), never of the batch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from data.shards.schema import Rows
 Unit = Literal["token", "word", "span"]
 UNITS: tuple[Unit, ...] = ("token", "word", "span")
 
-# Spans as in SpanBERT: lengths in words follow a geometric distribution cut at ten.
+# Spans as in SpanBERT: lengths in words follow a geometric distribution, truncated at ten.
 _SPAN_END_PROBABILITY = 0.2
 _MAX_SPAN = 10
 
@@ -27,16 +27,16 @@ _POSITION_MASK = np.uint64(0xFFFF)
 
 @dataclass(frozen=True)
 class MaskingPolicy:
-    """How rows are masked. Of the chosen tokens 80 % become [MASK], 10 % a random token and 10 % stay, as in BERT."""
+    """How rows are masked. As in BERT, 80 % of the chosen tokens become [MASK], 10 % a random token, 10 % stay."""
 
     mask_id: int
     special_ids: tuple[int, ...]  # never predicted, never a random replacement; [PAD], [UNK], [CLS], [SEP], [MASK]
     vocab_size: int
     max_predictions_per_seq: int
     rate: float = 0.15
-    rate_schedule: tuple[tuple[int, float], ...] = ()  # (step, rate) points, straight lines between; replaces `rate`
+    rate_schedule: tuple[tuple[int, float], ...] = ()  # (step, rate) points, interpolated linearly; replaces `rate`
     unit: Unit = "token"
-    continuation_ids: tuple[int, ...] = ()  # ids that go on a word; only asked where a shard has no word starts
+    continuation_ids: tuple[int, ...] = ()  # ids that continue a word; used if a shard has no word starts
     mask_share: float = 0.8
     random_share: float = 0.1
 
@@ -48,7 +48,7 @@ class MaskingPolicy:
             raise UserError(f"masking unit: found {self.unit!r}, expected one of {', '.join(UNITS)}")
         steps = [step for step, _ in self.rate_schedule]
         if steps != sorted(set(steps)):
-            raise UserError(f"masking rate schedule: the steps {steps} must rise")
+            raise UserError(f"masking rate schedule: found steps {steps}, expected increasing steps")
 
     def rate_at(self, step: int) -> float:
         if not self.rate_schedule:
@@ -58,7 +58,7 @@ class MaskingPolicy:
 
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
-        """Everything a random replacement may be: the whole vocabulary without specials."""
+        """The ids that a random replacement may be: the vocabulary without special tokens."""
         return np.setdiff1d(np.arange(self.vocab_size, dtype=np.int32), np.array(self.special_ids, dtype=np.int32))
 
     @cached_property
@@ -78,7 +78,7 @@ class MaskingPolicy:
 def mask_rows(
     rows: Rows, policy: MaskingPolicy, *, seed: int, epoch: int, row_numbers: np.ndarray, step: int = 0
 ) -> Rows:
-    """`rows`, which hold original tokens, with new masks drawn for (seed, epoch, row number)."""
+    """Return `rows`, which contain original tokens, with masks drawn for (seed, epoch, row number)."""
     key = derive_key(seed, "masking", epoch)
     maskable = ~policy.is_special[rows.input_ids]  # [N, S]
     maskable &= rows.input_mask != 0
@@ -94,15 +94,15 @@ def mask_rows(
 
 
 def _budgets(rows: Rows, policy: MaskingPolicy, rate: float) -> np.ndarray:
-    """[N] predictions: the rate of all real tokens, at least one, at most P."""
+    """Return [N] the number of predictions: the rate times the real tokens, at least one, at most P."""
     lengths = rows.input_mask.sum(axis=1, dtype=np.int64)
     return np.clip(np.rint(lengths * rate).astype(np.int64), 1, policy.max_predictions_per_seq)
 
 
 def _choose_tokens(bits: np.ndarray, maskable: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """[N, P] sorted positions, 0 = none: the `budget` maskable tokens with the smallest random numbers."""
+    """Return [N, P] sorted positions, 0 = none: the `budget` maskable tokens with the smallest random numbers."""
     width, most = bits.shape[1], int(budget.max(initial=1))
-    # 32 bits, the position in the low ones: sorting the numbers sorts the positions with them, at SIMD speed.
+    # 32 bits with the position in the low ones: sorting the numbers sorts the positions with them, at SIMD speed.
     low = np.uint32((1 << max(1, (width - 1).bit_length())) - 1)
     keys = ((bits >> np.uint64(32)).astype(np.uint32) & ~low) | np.arange(width, dtype=np.uint32)
     keys[~maskable] = np.uint32(0xFFFFFFFF)
@@ -114,14 +114,14 @@ def _choose_tokens(bits: np.ndarray, maskable: np.ndarray, budget: np.ndarray) -
 
 
 def _choose_groups(bits: np.ndarray, maskable: np.ndarray, begins: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """[N, P] sorted positions, 0 = none: whole groups in random order, each taken where it still fits the budget."""
+    """Return [N, P] sorted positions, 0 = none: whole groups in random order, each taken if it fits the budget."""
     count, width = bits.shape
     columns = np.arange(width, dtype=np.int64)
     begin = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)  # where each token's group begins
     draw = np.take_along_axis(bits, begin, axis=1) >> np.uint64(32)
     keys = (draw << np.uint64(32)) | (begin.astype(np.uint64) << _POSITION_BITS) | columns.astype(np.uint64)
     keys[~maskable] = np.uint64(0xFFFFFFFFFFFFFFFF)
-    keys.sort(axis=1)  # groups in random order, a group's tokens side by side and in order
+    keys.sort(axis=1)  # groups in random order, the tokens of a group together and in order
     position = (keys & _POSITION_MASK).astype(np.int64)
     alive = keys != np.uint64(0xFFFFFFFFFFFFFFFF)
     position[~alive] = 0
@@ -143,7 +143,7 @@ def _choose_groups(bits: np.ndarray, maskable: np.ndarray, begins: np.ndarray, b
 
 
 def _group_sizes(begin: np.ndarray, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For tokens sorted by group: [N, S] how many tokens its group has, and how many of them come before it."""
+    """Return for tokens sorted by group [N, S] the size of its group, and how many of the group precede it."""
     count, width = begin.shape
     flat = (begin + np.arange(count)[:, None] * width).ravel()
     sizes = np.bincount(flat[alive.ravel()], minlength=count * width)
@@ -155,7 +155,7 @@ def _group_sizes(begin: np.ndarray, alive: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _unit_starts(rows: Rows, policy: MaskingPolicy, bits: np.ndarray, maskable: np.ndarray) -> np.ndarray:
-    """[N, S] where a word or a span begins."""
+    """Return [N, S] where a word or a span begins."""
     width = rows.input_ids.shape[1]
     if rows.word_starts is not None:
         starts = np.unpackbits(rows.word_starts, axis=1, count=width).astype(bool)
@@ -163,8 +163,8 @@ def _unit_starts(rows: Rows, policy: MaskingPolicy, bits: np.ndarray, maskable: 
         starts = ~policy.is_continuation[rows.input_ids]
     else:
         raise UserError(
-            f"masking unit {policy.unit!r}: these shards do not say where words begin; "
-            "give the tokenizer that made them, or mask by token"
+            f"masking unit {policy.unit!r}: the shards do not contain word starts; give "
+            "the tokenizer that they were made with, or mask by token"
         )
     starts[:, 1:] |= ~maskable[:, :-1]  # a special token ends a word
     starts |= ~maskable
@@ -172,7 +172,7 @@ def _unit_starts(rows: Rows, policy: MaskingPolicy, bits: np.ndarray, maskable: 
 
 
 def _span_starts(word_starts: np.ndarray, maskable: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Cut the row into spans of geometrically many words: after each word the span ends with a fixed probability."""
+    """Cut the row into spans: after each word, the span ends with a fixed probability."""
     ends = (bits & np.uint64(0xFFFF)) < np.uint64(int(_SPAN_END_PROBABILITY * 0x10000))
     starts = word_starts & ends
     starts |= ~maskable
@@ -183,7 +183,7 @@ def _span_starts(word_starts: np.ndarray, maskable: np.ndarray, bits: np.ndarray
 
 
 def _sorted_positions(positions: np.ndarray) -> np.ndarray:
-    """Ascending, with the zeros (none) at the end."""
+    """Sort the positions of each row, with the zeros (none) at the end."""
     positions = positions.astype(np.uint32)
     positions[positions == 0] = np.uint32(0xFFFFFFFF)
     positions.sort(axis=1)

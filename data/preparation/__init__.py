@@ -1,1 +1,1 @@
-"""Documents become instances and shards, in tasks that can be repeated."""
+"""Turns documents into instances and shards, in tasks that can be repeated."""

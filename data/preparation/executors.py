@@ -1,4 +1,4 @@
-"""Where tasks run: here, in processes of this machine, or on a Dask cluster, all behind one executor interface."""
+"""Where tasks run: in this process, in processes of this machine, or on a Dask cluster."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
 from common.errors import UserError
-from data.text.compression import optional_import
+from data.text.tables import optional_import
 
 EXECUTORS = ("processes", "dask")
 _CONNECT_SECONDS = 20
@@ -17,14 +17,14 @@ _CONNECT_SECONDS = 20
 
 @contextmanager
 def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tuple[Executor | None, int]]:
-    """An executor and how many tasks it runs at once; None runs them one after the other in this process."""
+    """Yield an executor and how many tasks it runs at once; None runs them one after the other in this process."""
     if kind == "dask":
         with _dask(scheduler) as found:
             yield found
     elif workers <= 1:
         yield None, 1
     else:
-        # Spawned, not forked: the tokenizers library has threads, which do not survive a fork.
+        # Spawned, not forked: the threads of the tokenizers library do not survive a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
             _start_workers(pool, workers)
@@ -32,7 +32,7 @@ def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tu
 
 
 def _start_workers(pool: ProcessPoolExecutor, workers: int) -> None:
-    """Ctrl-C goes to all processes of a terminal, but only the parent answers it: a process is born with its mask."""
+    """Start the workers with SIGINT blocked: Ctrl-C reaches all processes of a terminal, but only the parent acts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(workers):
@@ -42,14 +42,14 @@ def _start_workers(pool: ProcessPoolExecutor, workers: int) -> None:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for those that are started later
-    # The workers share the cores already; the tokenizers library would take all of them in each.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers that are started later
+    # The workers share the cores already; the tokenizers library would use all of them in each.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
+    """Exit when the parent is killed; otherwise a worker would wait for tasks forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -65,7 +65,7 @@ def _dask(scheduler: str | None) -> Iterator[tuple[Executor, int]]:
         client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise UserError(
-            f"--scheduler {scheduler}: no Dask scheduler answers ({error}); start one with `dask scheduler`"
+            f"--scheduler {scheduler}: no Dask scheduler responds ({error}); start one with `dask scheduler`"
         ) from error
     try:
         threads = sum(client.nthreads().values())

@@ -1,7 +1,7 @@
-"""Cuts documents into instances: which tokens make segment A, which make segment B.
+"""Cuts documents into instances: which tokens make up segment A, and which segment B.
 
-An instance is six numbers, not tokens, so a corpus of them is small, and rows are put together from it in any order.
-S tokens a row, of which S - 3 are text where there are two segments, S - 2 where there is one.
+An instance is six numbers, not tokens, so those of a corpus are small, and rows can be assembled in any order.
+A row has S tokens, of which S - 3 are text if there are two segments, and S - 2 if there is one.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,17 +15,17 @@ OBJECTIVES: tuple[Objective, ...] = ("nsp", "mlm", "sop")
 
 
 class Documents(NamedTuple):
-    """Tokenized documents end to end."""
+    """Tokenized documents, concatenated."""
 
     tokens: np.ndarray  # [T] uint16 or uint32
     word_starts: np.ndarray  # [T] bool
     sentence_ends: np.ndarray  # [sentences] int64, in tokens; no sentence is empty
     document_ends: np.ndarray  # [documents] int64, in sentences; no document is empty
-    document_keys: np.ndarray  # [documents] uint64; equal for the parts of a document that was too large for one
+    document_keys: np.ndarray  # [documents] uint64; equal for the parts of a document in different pieces
 
 
 class Instances(NamedTuple):
-    """[N] each. Segment B lies in the instance's own documents, or in the donor's where `b_is_donated`."""
+    """[N] each. Segment B is in the documents of the instance, or in those of the donor if `b_is_donated`."""
 
     a_start: np.ndarray
     a_length: np.ndarray
@@ -50,7 +50,7 @@ def make_instances(
     short_seq_prob: float,
     rng: np.random.Generator,
 ) -> Instances:
-    """All instances of `documents`; `donor` gives the random segments B."""
+    """Return all instances of `documents`; random segments B are from `donor`."""
     if len(documents.document_ends) == 0:
         return Instances(*(np.empty(0, dtype=np.int64) for _ in Instances._fields))
     if objective == "mlm":
@@ -60,12 +60,12 @@ def make_instances(
 
 
 class _Pairs:
-    """BERT's sentence pairs. The loop is a dozen list accesses an instance; everything per token comes later."""
+    """BERT's sentence pairs. The loop is a dozen list accesses per instance; work per token comes later."""
 
     def __init__(
         self, documents: Documents, donor: Documents, room: int, short: float, rng: np.random.Generator
     ) -> None:
-        self.ends: list[int] = [0, *documents.sentence_ends.tolist()]  # ends[i] = where sentence i begins
+        self.ends: list[int] = [0, *documents.sentence_ends.tolist()]  # ends[i] is where sentence i begins
         self.bounds: list[int] = [0, *documents.document_ends.tolist()]
         self.donor_ends: list[int] = [0, *donor.sentence_ends.tolist()]
         self.donor_bounds: list[int] = [0, *donor.document_ends.tolist()]
@@ -76,8 +76,8 @@ class _Pairs:
         self.short = short
         self.rng = rng
         self.rows: list[tuple[int, int, int, int, int, int]] = []
-        self.store: list[list[float]] = []  # random numbers drawn in bulk
-        self.draws: list[float] = []  # six of them, uniform, for the instance at hand
+        self.store: list[list[float]] = []  # random numbers, drawn in bulk
+        self.draws: list[float] = []  # six of them, uniform, for the current instance
         self.target = room
 
     def build(self, *, is_sop: bool) -> np.ndarray:
@@ -89,7 +89,7 @@ class _Pairs:
         return np.array(self.rows, dtype=np.int64).reshape(-1, 6)
 
     def _chunk_end(self, first: int, last: int) -> int:
-        """The sentences from `first` that reach the target length, or all that the document still has."""
+        """Return the end of the sentences from `first` that reach the target length, at most the document's end."""
         if not self.store:
             self.store = self.rng.random((1024, 6)).tolist()
         self.draws = self.store.pop()
@@ -99,7 +99,7 @@ class _Pairs:
         return bisect_left(self.ends, self.ends[first] + self.target, first + 1, last)
 
     def _add_next(self, document: int, first: int, end: int) -> int:
-        """One instance of next-sentence prediction; returns the sentence at which the next one begins."""
+        """Add an instance of next-sentence prediction; return the sentence at which the next one begins."""
         ends = self.ends
         count = end - first
         split = first + 1 + int(self.draws[2] * (count - 1)) if count >= 2 else first + 1
@@ -108,21 +108,21 @@ class _Pairs:
             found = self._random_segment(document, self.target - (a_stop - a_start))
             if found is not None:
                 self.rows.append((a_start, a_stop - a_start, *found, 1, 1))
-                return split  # what B would have been is used again
+                return split  # the sentences after A are used again
         if count == 1:
             return self._add_halves(a_start, a_stop, split)
         self.rows.append((a_start, a_stop - a_start, a_stop, ends[end] - a_stop, 0, 0))
         return end
 
     def _add_halves(self, start: int, stop: int, following: int) -> int:
-        """A lone sentence and no other document to draw from: its own two halves, if it has two tokens."""
+        """Add the two halves of a single sentence if no other document can donate, and it has two tokens."""
         middle = (start + stop) // 2
         if middle > start:
             self.rows.append((start, middle - start, middle, stop - middle, 0, 0))
         return following
 
     def _random_segment(self, document: int, target: int) -> tuple[int, int] | None:
-        """(start, length) of a run of another document's sentences, from a random one on; None if there is none."""
+        """Return (start, length) of sentences of another document, from a random one on; None if there is no other."""
         bounds, ends = self.donor_bounds, self.donor_ends
         others = len(bounds) - 1 - int(self.donates_itself)
         if others < 1:
@@ -141,12 +141,12 @@ class _Pairs:
         return ends[first], ends[end] - ends[first]
 
     def _other_from(self, first: int, key: int) -> int | None:
-        """The donor's next document from `first` on, and around, that is no part of the document `key`."""
+        """Return the donor's next document from `first` on, cyclically, that is not a part of the document `key`."""
         places = chain(range(first, len(self.donor_keys)), range(first))
         return next((place for place in places if self.donor_keys[place] != key), None)
 
     def _add_ordered(self, document: int, first: int, end: int) -> int:
-        """One instance of sentence-order prediction: two neighbours, swapped half of the time."""
+        """Add an instance of sentence-order prediction: two neighbours, swapped half of the time."""
         ends = self.ends
         count = end - first
         if count == 1:
@@ -163,11 +163,11 @@ class _Pairs:
 
 
 def _truncated(rows: np.ndarray, room: int, rng: np.random.Generator) -> Instances:
-    """Shorten pairs to `room` tokens as BERT does: always the longer segment, at either end with equal chance."""
+    """Shorten pairs to `room` tokens as BERT does: always the longer segment, at either end with equal probability."""
     a_start, a_length, b_start, b_length, donated, label = rows.T
     excess = np.maximum(0, a_length + b_length - room)
     difference = np.abs(a_length - b_length)
-    # The longer loses until both are equal, then they take turns, B first.
+    # The longer segment is cut until both are equal, then they alternate, B first.
     alone = np.minimum(excess, difference)
     turns = excess - alone
     a_is_longer = a_length > b_length
@@ -178,7 +178,7 @@ def _truncated(rows: np.ndarray, room: int, rng: np.random.Generator) -> Instanc
 
 
 def _full_sentences(documents: Documents, room: int, short: float, rng: np.random.Generator) -> Instances:
-    """One segment of whole sentences up to `room` tokens, within a document; a longer sentence is cut."""
+    """Return single segments of whole sentences of up to `room` tokens, within a document; cut longer sentences."""
     ends: list[int] = documents.sentence_ends.tolist()
     starts: list[int] = []
     lengths: list[int] = []

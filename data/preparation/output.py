@@ -1,70 +1,118 @@
-"""Where prepared files go: a local folder, or whatever fsspec knows by a URL."""
+"""The output folder of a preparation, local or a URL: files written atomically, and the manifest of shards."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
-from common.errors import UserError
+from common.console import console
+from common.errors import Problems, UserError
 from common.files import write_atomically
-from data.text.sources import is_url
+from data.preparation.settings import Settings
+from data.shards.schema import FORMAT_VERSION, MANIFEST_NAME, SUFFIXES
 
 
-class Storage:
-    """A folder of files that are written whole or not at all. Names are relative, with forward slashes."""
+def open_output(root: str) -> DirFileSystem:
+    """Return a file system whose names are relative to `root`, a local folder or a URL."""
+    try:
+        system, path = fsspec.core.url_to_fs(root)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"--output_dir {root}: cannot be written ({error}); install the file system's package for fsspec"
+        ) from error
+    return DirFileSystem(path, system)
 
-    def __init__(self, root: str) -> None:
-        self.root = root.rstrip("/")
-        self._system: Any = None
-        if is_url(root):
-            try:
-                self._system, self._base = fsspec.core.url_to_fs(self.root)
-            except (ImportError, ValueError) as error:
-                raise UserError(
-                    f"--output_dir {root}: cannot be written ({error}); install its package for fsspec"
-                ) from error
 
-    @property
-    def is_local(self) -> bool:
-        return self._system is None
+def write_file(output: DirFileSystem, name: str, content: str | bytes) -> None:
+    """Write a file atomically."""
+    folder, slash, file = name.rpartition("/")
+    output.makedirs(folder, exist_ok=True)
+    if isinstance(output.fs, LocalFileSystem):
+        write_atomically(Path(output.path) / name, content)
+        return
+    temporary = f"{folder}{slash}.{file}.tmp"
+    output.pipe_file(temporary, content.encode() if isinstance(content, str) else content)
+    output.mv(temporary, name)
 
-    def path(self, name: str) -> Path:
-        """Of a local file."""
-        return Path(self.root) / name
 
-    def exists(self, name: str) -> bool:
-        return self.path(name).is_file() if self.is_local else bool(self._system.isfile(f"{self._base}/{name}"))
+def file_sizes(output: DirFileSystem, folder: str) -> dict[str, int]:
+    """Return name → bytes of the files directly in a folder, including hidden ones; nothing if it does not exist."""
+    found = output.ls(folder, detail=True) if output.isdir(folder) else []
+    sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
+    return dict(sorted(sizes.items()))
 
-    def read_text(self, name: str) -> str:
-        return self.path(name).read_text() if self.is_local else self._system.cat_file(f"{self._base}/{name}").decode()
 
-    def read_bytes(self, name: str) -> bytes:
-        return self.path(name).read_bytes() if self.is_local else self._system.cat_file(f"{self._base}/{name}")
+def is_complete(output: DirFileSystem, root: str, fingerprint: str, settings: Settings) -> bool:
+    """Whether this preparation is complete. Raise UserError if the output is that of another preparation."""
+    complete = []
+    for length in settings.max_seq_lengths:
+        found, listed = _read_manifest(output, root, length)
+        if found is not None and found != fingerprint:
+            raise UserError(
+                f"{root}/{length}: holds shards made from other input or with other settings; expected none, or those "
+                f"of the same command; give another --output_dir, or pass --overwrite to replace them"
+            )
+        sizes = _shard_sizes(output, length)
+        if found is not None and listed != sizes:
+            changed = sorted(name for name, _ in listed.items() ^ sizes.items())
+            console.warn(f"{root}/{length}: {changed[0]} is not as {MANIFEST_NAME} lists it; preparing it again")
+        complete.append(found is not None and listed == sizes)
+    return all(complete)
 
-    def write(self, name: str, content: str | bytes) -> None:
-        if self.is_local:
-            self.path(name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path(name), content)
-            return
-        folder, _, file = f"{self._base}/{name}".rpartition("/")
-        self._system.makedirs(folder, exist_ok=True)
-        temporary = f"{folder}/.{file}.tmp"
-        self._system.pipe_file(temporary, content.encode() if isinstance(content, str) else content)
-        self._system.mv(temporary, f"{folder}/{file}")
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """name → bytes of the files directly in a folder, hidden ones too; none where there is no folder."""
-        if self.is_local:
-            path = self.path(folder)
-            found = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
-            return {file.name: file.stat().st_size for file in found}
-        if not self._system.isdir(f"{self._base}/{folder}"):
-            return {}
-        entries = self._system.ls(f"{self._base}/{folder}", detail=True)
-        return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
+def refuse_to_replace(output: DirFileSystem, root: str, settings: Settings) -> None:
+    """Raise UserError if there are shards that no manifest lists: they may be the only copy."""
+    problems = Problems()
+    for length in settings.max_seq_lengths:
+        _, listed = _read_manifest(output, root, length)
+        foreign = [name for name in _shard_sizes(output, length) if name not in listed]
+        if foreign:
+            problems.add(
+                f"{root}/{length}: holds {len(foreign)} HDF5 files that this preparation did not make, such as "
+                f"{foreign[0]}; expected none; give another --output_dir, or pass --overwrite to replace them"
+            )
+    problems.raise_if_any()
 
-    def remove(self, name: str) -> None:
-        if self.is_local:
-            self.path(name).unlink()
-        else:
-            self._system.rm_file(f"{self._base}/{name}")
+
+def clear_output(output: DirFileSystem, settings: Settings, *, is_resumed: bool) -> None:
+    """Remove partly written files and, unless the preparation is resumed, old shards and manifests."""
+    for length in settings.max_seq_lengths:
+        for name in file_sizes(output, str(length)):
+            if name.endswith(".tmp") or (not is_resumed and name.endswith((*SUFFIXES, MANIFEST_NAME))):
+                output.rm_file(f"{length}/{name}")
+
+
+def write_manifest(
+    output: DirFileSystem, length: int, shards: Sequence[dict[str, Any]], settings: Settings, fingerprint: str
+) -> None:
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "fingerprint": fingerprint,
+        "settings": asdict(settings),
+        "files": [{key: shard[key] for key in ("name", "split", "rows", "bytes", "sha256")} for shard in shards],
+    }
+    write_file(output, f"{length}/{MANIFEST_NAME}", json.dumps(manifest, indent=2) + "\n")
+
+
+def _shard_sizes(output: DirFileSystem, length: int) -> dict[str, int]:
+    return {name: size for name, size in file_sizes(output, str(length)).items() if name.endswith(SUFFIXES)}
+
+
+def _read_manifest(output: DirFileSystem, root: str, length: int) -> tuple[str | None, dict[str, int]]:
+    """Return the fingerprint of the preparation and the sizes of its shards; (None, {}) if there is no manifest."""
+    name = f"{length}/{MANIFEST_NAME}"
+    if not output.isfile(name):
+        return None, {}
+    try:
+        manifest = json.loads(output.cat_file(name))
+        return str(manifest["fingerprint"]), {file["name"]: file["bytes"] for file in manifest["files"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{root}/{name}: is not a manifest of shards ({error}); expected one written by this command; give another "
+            f"--output_dir, or pass --overwrite to prepare them again"
+        ) from error

@@ -1,6 +1,6 @@
-"""Puts rows together from instances: tokens, [CLS] and [SEP], segments, padding.
+"""Assembles rows from instances: tokens, [CLS] and [SEP], segments, padding.
 
-N rows, S tokens a row, P predictions a row.
+N rows, S tokens per row, P predictions per row.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def assemble_rows(
     max_seq_length: int,
     predictions: int,
 ) -> Rows:
-    """Unmasked rows. About ten passes over [N, S]: 3 µs a row of 128 tokens."""
+    """Return unmasked rows. About ten passes over [N, S]: 3 µs per row of 128 tokens."""
     tokens = np.concatenate([documents.tokens, donor.tokens]).astype(np.int32, copy=False)
     starts = np.concatenate([documents.word_starts, donor.word_starts])
     b_start = instances.b_start + np.where(instances.b_is_donated == 1, len(documents.tokens), 0)

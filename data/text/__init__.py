@@ -1,1 +1,1 @@
-"""Text as people have it: files, archives, tables and dumps become documents."""
+"""Text in the formats that users have: files, archives, tables and dumps become documents of sentences."""

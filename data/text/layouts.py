@@ -1,9 +1,11 @@
-"""How a text is laid out: a sentence a line, a paragraph a line, or lines broken anywhere."""
+"""Detects how a text is laid out: one sentence per line, one paragraph per line, or lines broken anywhere."""
 
 import re
 
-# Ends of sentences that a blank follows: Latin and most others, Devanagari, Arabic and Urdu, Armenian, Ethiopic, Khmer,
-# Myanmar. Those of Chinese and Japanese are followed by the next sentence at once.
+LAYOUTS = ("auto", "sentences", "paragraphs", "running")
+
+# Sentence ends that a space follows: Latin and most others, Devanagari, Arabic and Urdu, Armenian, Ethiopic, Khmer,
+# Myanmar. In Chinese and Japanese the next sentence follows at once.
 _ENDS = ".!?…।॥؟۔։።፧។៕။"
 _WIDE_ENDS = "。！？｡"
 _CLOSING = "\"')\\]”’»」』）"
@@ -14,24 +16,24 @@ _LINE_END = re.compile(rf"[{_ENDS}{_WIDE_ENDS}:;：；][{_CLOSING}]*$")
 
 
 def layout_of(sample: str) -> str:
-    """The layout of a text, from its beginning.
+    """Return the layout of a text, given its beginning.
 
-    sentences   one sentence a line, a blank line between documents
-    paragraphs  one paragraph a line, a blank line between documents
+    sentences   one sentence per line, a blank line between documents
+    paragraphs  one paragraph per line, a blank line between documents
     running     lines broken anywhere, a blank line between paragraphs; the file is one document
     """
     lines = [line.strip() for line in sample.split("\n") if line.strip()]
     if not lines:
         return "sentences"
     closed = sum(1 for line in lines if _LINE_END.search(line)) / len(lines)
-    several = sum(1 for line in lines if _has_several(line)) / len(lines)
+    several = sum(1 for line in lines if _has_several_sentences(line)) / len(lines)
     if closed < 0.5:
         return "running"
     return "paragraphs" if several > 0.3 else "sentences"
 
 
-def _has_several(line: str) -> bool:
-    """Whether a sentence ends inside the line: the next begins with no small letter, which an abbreviation would."""
+def _has_several_sentences(line: str) -> bool:
+    """Whether a sentence ends inside the line. After an abbreviation, the next word starts with a small letter."""
     if _NEXT_WIDE_SENTENCE.search(line):
         return True
     return any(letter.isalpha() and not letter.islower() for letter in _NEXT_SENTENCE.findall(line))

@@ -1,33 +1,41 @@
-"""Lines of a stream in bounded pieces, and which of them belong to a range of its bytes."""
+"""Reads the lines of a byte range of a file, in parts of bounded size.
+
+A file is cut into ranges that tasks read independently. Together they yield every document exactly once: a document
+belongs to the range in which the blank line before it starts, a record (a JSON line) to the range in which it starts.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-MAX_LINE = 2**20  # bytes; a longer line is read in pieces, so that memory stays bounded
-MAX_RECORD = 64 * 2**20  # bytes of a line that must be whole; a longer one is dropped
+MAX_LINE = 2**20  # bytes; a longer line is read in several parts
+MAX_RECORD = 64 * 2**20  # bytes; a longer record is dropped
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Piece(NamedTuple):
+class LinePart(NamedTuple):
     """A line, or a part of a very long one."""
 
     content: bytes
-    line_start: int  # where in the stream its line begins
+    line_start: int  # position of its line in the stream
     end: int
     ends_line: bool
-    is_blank: bool  # whether its line has been nothing but white space so far
+    is_blank: bool  # whether its line is nothing but white space up to here
+
+    @property
+    def is_blank_line(self) -> bool:
+        return self.is_blank and self.ends_line
 
 
-def pieces(stream: IO[bytes], position: int) -> Iterator[Piece]:
-    """The stream from `position`, where a line begins, piece by piece. A long line is cut between characters."""
-    start, is_blank = position, True
-    held = b""  # the beginning of a character, for the next piece
+def read_line_parts(stream: IO[bytes], position: int) -> Iterator[LinePart]:
+    """Read the stream from `position`, the start of a line. A long line is cut between characters."""
+    line_start, is_blank = position, True
+    held = b""  # the beginning of a character that continues in the next part
     while (read := stream.readline(MAX_LINE)) or held:
         content = held + read
         ends_line = content.endswith(b"\n")
         is_cut = len(read) == MAX_LINE and not ends_line
-        held = _begun_character(content) if is_cut else b""
+        held = _incomplete_character(content) if is_cut else b""
         content = content.removesuffix(held)
         if not content:
             continue
@@ -35,81 +43,58 @@ def pieces(stream: IO[bytes], position: int) -> Iterator[Piece]:
         if position == 0:
             content = content.removeprefix(_BYTE_ORDER_MARK)
         is_blank = is_blank and not content.strip()
-        yield Piece(content, start, end, ends_line, is_blank)
+        yield LinePart(content, line_start, end, ends_line, is_blank)
         position = end
         if ends_line:
-            start, is_blank = position, True
+            line_start, is_blank = position, True
 
 
-def _begun_character(content: bytes) -> bytes:
-    """The bytes at the end, three at most, that are the beginning of a character in UTF-8."""
+def _incomplete_character(content: bytes) -> bytes:
+    """Return the up to three bytes at the end that begin a UTF-8 character without completing it."""
     for size in range(1, min(3, len(content)) + 1):
         first = content[-size]
         if first < 0x80:
             break
-        if first >= 0xC0:  # all further bytes of a character are less
+        if first >= 0xC0:  # a leading byte; continuation bytes are smaller
             length = 2 + (first >= 0xE0) + (first >= 0xF0)
             return content[-size:] if size < length else b""
     return b""
 
 
-class Extent(NamedTuple):
-    """Where the lines of a range of bytes lie."""
+def lines_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[LinePart]:
+    """Yield the lines of the documents that belong to [start, stop), and the blank lines after them.
 
-    begin: int
-    end: int | None  # None = the end of the file
-    goes_on: bool  # whether they begin in the midst of a document
-
-
-def extent_of_range(stream: IO[bytes], start: int, stop: int | None) -> Extent:
-    """Which lines belong to [start, stop), in a file that is cut into ranges of this size; `stop` None: the last one.
-
-    A range begins after the first blank line that starts in it, which is where a document begins; where there is none,
-    after the first line that lies in it, amid a document; else nowhere. The file's last range, which may be small,
-    never begins amid a document. A range ends where the next one begins that begins at all, so ranges share nothing and
-    lose nothing. Finding both reads no more than the range itself and up to the end of the one in which the next
-    begins. The stream is left at the begin.
+    The last of these documents is read to its end, however far beyond `stop` that is.
     """
-    if start == 0 and stop is None:
-        return Extent(0, None, False)  # a whole file, which may be a stream that cannot seek
-    own = _begin_in(stream, start, stop) if start > 0 else _Begin(0, False)
-    if own is None:
-        return Extent(start, start, False)
-    following = None
-    while stop is not None and following is None and _has_byte(stream, stop):
-        start, stop = stop, stop + (stop - start)
-        following = _begin_in(stream, start, stop)
-    stream.seek(own.position)
-    return Extent(own.position, following.position if following else None, own.goes_on)
-
-
-def lines_of_extent(stream: IO[bytes], extent: Extent, counts: Counter[str]) -> Iterator[bytes]:
-    """The lines of a stream that stands at their begin, very long ones in pieces."""
-    if extent.begin == extent.end:
-        return
+    is_inside = start == 0
     line_start: int | None = None
-    for piece in pieces(stream, extent.begin):
-        if piece.line_start == line_start:
-            counts["long_lines_cut"] += 1
-        line_start = piece.line_start
-        yield piece.content
-        if piece.end == extent.end:
+    for part in _from_byte_before(stream, start):
+        if is_inside:
+            counts["long_lines_cut"] += part.line_start == line_start
+            line_start = part.line_start
+            yield part
+            if stop is not None and part.line_start >= stop and part.is_blank_line:
+                return
+            continue
+        starts_here = part.line_start >= start
+        if stop is not None and (part.line_start >= stop or (part.end > stop and not (starts_here and part.is_blank))):
             return
+        is_inside = starts_here and part.is_blank_line
 
 
 def records_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[bytes]:
-    """The whole lines that begin in [start, stop); blank ones and those beyond `MAX_RECORD` left out."""
+    """Yield the whole lines that start in [start, stop), without blank ones and those beyond `MAX_RECORD`."""
     parts: list[bytes] = []
     size = 0
-    for piece in _from_byte_before(stream, start):
-        if stop is not None and piece.line_start >= stop:
+    for part in _from_byte_before(stream, start):
+        if stop is not None and part.line_start >= stop:
             break
-        if piece.line_start >= start:
-            size += len(piece.content)
-            parts = [*parts, piece.content] if size <= MAX_RECORD else []
-        elif stop is not None and piece.end >= stop:
-            break  # the rest of a line that began before the range
-        if piece.ends_line:
+        if part.line_start >= start:
+            size += len(part.content)
+            parts = [*parts, part.content] if size <= MAX_RECORD else []
+        elif stop is not None and part.end >= stop:
+            break  # the rest of a line that started before the range
+        if part.ends_line:
             yield from _record(parts, size, counts)
             parts, size = [], 0
     yield from _record(parts, size, counts)
@@ -122,32 +107,8 @@ def _record(parts: list[bytes], size: int, counts: Counter[str]) -> Iterator[byt
         yield line
 
 
-def _from_byte_before(stream: IO[bytes], start: int) -> Iterator[Piece]:
-    """From one byte before `start`: the first piece is the end of the line before, even where that is its \\n alone."""
+def _from_byte_before(stream: IO[bytes], start: int) -> Iterator[LinePart]:
+    """Read from one byte before `start`: the first part is the end of the previous line, if only its line break."""
     if start > 0:
         stream.seek(start - 1)
-    return pieces(stream, max(0, start - 1))
-
-
-class _Begin(NamedTuple):
-    position: int
-    goes_on: bool
-
-
-def _begin_in(stream: IO[bytes], start: int, stop: int | None) -> _Begin | None:
-    """Where the range [start, stop) begins, if it does."""
-    first_end: int | None = None  # of the first line that lies in the range
-    for piece in _from_byte_before(stream, start):
-        may_be_blank = piece.line_start >= start and piece.is_blank
-        if stop is not None and (piece.line_start >= stop or (piece.end > stop and not may_be_blank)):
-            return None if first_end is None else _Begin(first_end, True)
-        if may_be_blank and piece.ends_line:
-            return _Begin(piece.end, False)
-        if first_end is None and piece.line_start >= start and piece.ends_line:
-            first_end = piece.end
-    return None
-
-
-def _has_byte(stream: IO[bytes], position: int) -> bool:
-    stream.seek(position)
-    return bool(stream.read(1))
+    return read_line_parts(stream, max(0, start - 1))

@@ -1,4 +1,4 @@
-"""What to read: files, folders, globs, URLs and datasets become sources; a large file is cut for many workers."""
+"""Turns files, folders, globs, URLs and datasets into sources; cuts large files for many workers."""
 
 import glob
 import hashlib
@@ -15,41 +15,35 @@ from common.errors import Problems, UserError
 from data.shards.schema import SUFFIXES
 from data.text.compression import COMPRESSIONS, is_damage, open_binary
 from data.text.layouts import layout_of
-from data.text.tables import HF_PREFIX, TablePart, cut_parquet, cut_saved
+from data.text.tables import HF_PREFIX, cut_parquet, cut_saved
 
-RANGE_BYTES = 4 * 2**20  # of a plain file; the cut depends on the file alone, never on the number of workers
-LAYOUTS = ("auto", "sentences", "paragraphs", "running")
+RANGE_BYTES = 4 * 2**20  # of a plain file; where it is cut depends on the file alone, not on the number of workers
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
 _SAMPLE_BYTES = 2**16
 _BUFFER_BYTES = 2**17
 _MAX_IN_PACK = 1000  # sources read by one task
-_UNPACKED = 4  # about so many times a compressed file's size is what it holds
-# By what a file system tells that a file has changed; each has some of these.
+_EXPANSION = 4  # estimated ratio of a compressed file's content to its size
+# The fields by which a file system reports that a file has changed; each has some of these.
 _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash", "crc32c", "created")
 
 
 class Source(NamedTuple):
-    """A file, or a part of it: what begins in a range of its bytes, of a table's rows, or of a dataset's files."""
+    """A file, or a part of it: a range of its bytes, of a table's rows, or of a dataset's files."""
 
     path: str
     format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
     start: int = 0
     stop: int | None = None  # None = to the end
-    size: int | None = None  # about how many bytes of text it holds; None = not known
-
-    @property
-    def is_compressed(self) -> bool:
-        return PurePosixPath(self.path).suffix.lower() in COMPRESSIONS
+    size: int | None = None  # estimated bytes of text; None = unknown
 
     @property
     def is_stream(self) -> bool:
-        """Whether one worker must read it from the start, though many could clean what it holds."""
+        """Whether one worker must read it from the start, while many can clean its content."""
+        if self.format == "wiki" or self.is_named:
+            return True
+        is_compressed = PurePosixPath(self.path).suffix.lower() in COMPRESSIONS
         is_large = self.size is not None and self.size >= RANGE_BYTES
-        return (
-            self.format == "wiki"
-            or self.is_named
-            or (self.is_compressed and is_large and self.format in ("sentences", "paragraphs", "running", "jsonl"))
-        )
+        return is_compressed and is_large and self.format in ("sentences", "paragraphs", "jsonl")
 
     @property
     def is_named(self) -> bool:
@@ -58,7 +52,7 @@ class Source(NamedTuple):
 
 
 def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequence[str] = ()) -> list[Source]:
-    """Sources in a fixed order: by path, then by position. Files below `leave_out` are none."""
+    """Return the sources ordered by path, then by position, without files below the folders `leave_out`."""
     problems = Problems()
     paths: set[str] = set()
     for given in inputs:
@@ -71,7 +65,7 @@ def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequenc
 
 
 def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
-    """Neighbours that are small together, so that a million small files do not make a million tasks."""
+    """Group small neighbours, so that a million small files do not become a million tasks."""
     pack: list[Source] = []
     size = 0
     for source in sources:
@@ -86,35 +80,26 @@ def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
 
 
 def count_formats(sources: Sequence[Source]) -> Counter[str]:
-    """How many files are read as what."""
+    """Return the number of files per format."""
     return Counter(kind for _, kind in sorted({(source.path, source.format) for source in sources}))
 
 
 def describe_sources(sources: Sequence[Source]) -> list[Any]:
-    """The input as found: a changed file is another input. Of a dataset by name only the name is known."""
+    """Describe the input so that a changed file changes the description. Of a dataset by name, only the name counts."""
     described: list[Any] = []
     for path in sorted({source.path for source in sources}):
         if path.startswith(HF_PREFIX):
             described.append([path])
         elif is_url(path):
-            described.append([path, *_describe_url(path)])
-        elif Path(path).is_dir():
-            described.append([path, *(_state_digest(state) for state in sorted(Path(path).rglob("state.json")))])
+            found = _url_info(path)
+            described.append([path, found.get("size"), {key: str(found[key]) for key in _VERSIONS if key in found}])
+        elif Path(path).is_dir():  # a saved dataset, whose state holds a fingerprint of its content
+            states = sorted(Path(path).rglob("state.json"))
+            described.append([path, *(hashlib.sha256(state.read_bytes()).hexdigest() for state in states)])
         else:
-            found = Path(path).stat()
-            described.append([path, found.st_size, found.st_mtime_ns])
+            status = Path(path).stat()
+            described.append([path, status.st_size, status.st_mtime_ns])
     return described
-
-
-def _describe_url(path: str) -> list[Any]:
-    system, name = fsspec.core.url_to_fs(path)
-    found = system.info(name)
-    return [found.get("size"), {key: str(found[key]) for key in _VERSIONS if key in found}]
-
-
-def _state_digest(path: Path) -> str:
-    """Of a saved dataset's state, which holds a fingerprint of its content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def is_url(path: str) -> bool:
@@ -122,15 +107,18 @@ def is_url(path: str) -> bool:
 
 
 def open_source(path: str) -> IO[bytes]:
-    """The uncompressed bytes of a local file or a URL."""
-    return open_binary(_open_url(path) if is_url(path) else Path(path).open("rb"), path)
-
-
-def _open_url(path: str) -> IO[bytes]:
+    """Open the uncompressed content of a local file or a URL."""
+    if not is_url(path):
+        return open_binary(Path(path).open("rb"), path)
     stream = fsspec.open(path, "rb").open()
-    if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` takes no limit and is slow
-        return io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
-    return stream
+    if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` is slow and takes no limit
+        stream = io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
+    return open_binary(stream, path)
+
+
+def _url_info(path: str) -> dict[str, Any]:
+    system, name = fsspec.core.url_to_fs(path)
+    return system.info(name)
 
 
 def _expand(given: str) -> list[str]:
@@ -142,11 +130,9 @@ def _expand(given: str) -> list[str]:
         matches = map(Path, glob.iglob(given, recursive=True))  # noqa: PTH207 (a pattern may be absolute)
         return [str(path) for path in matches if path.is_file()]
     path = Path(given)
-    if path.is_dir():
-        if _is_saved_dataset(path):
-            return [str(path)]
+    if path.is_dir() and not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [str(file) for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))]
-    return [str(path)] if path.is_file() else []
+    return [str(path)] if path.is_file() or path.is_dir() else []  # a folder here is a dataset that was saved
 
 
 def _expand_url(given: str) -> list[str]:
@@ -163,75 +149,48 @@ def _expand_url(given: str) -> list[str]:
         ) from error
 
 
-def _is_hidden(below: PurePath) -> bool:
-    """Whether it, or a folder on the way to it, is hidden: .git, .work, a half-written file."""
-    return any(part.startswith(".") for part in below.parts)
+def _is_hidden(relative: PurePath) -> bool:
+    """Whether the file or one of its folders is hidden: .git, .work, a partly written file."""
+    return any(part.startswith(".") for part in relative.parts)
 
 
 def _is_below(path: str, folders: Sequence[str]) -> bool:
     if is_url(path) or path.startswith(HF_PREFIX):
         return any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
-    place = Path(path).absolute()
-    return any(not is_url(folder) and place.is_relative_to(Path(folder).absolute()) for folder in folders)
-
-
-def _is_saved_dataset(path: Path) -> bool:
-    """A folder that `datasets.save_to_disk` wrote."""
-    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+    absolute = Path(path).absolute()
+    return any(not is_url(folder) and absolute.is_relative_to(Path(folder).absolute()) for folder in folders)
 
 
 def _cut(path: str, layout: str) -> list[Source]:
     if path.startswith(HF_PREFIX):
-        return [Source(path, "hf")]  # of how many files it is, only the hub knows
+        return [Source(path, "hf")]  # only the hub knows how many files it has
     if not is_url(path) and Path(path).is_dir():
         return _cut_table(path, "hf")
     suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
     is_compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
-    inner = suffixes[:-1] if is_compressed else suffixes
-    if inner and inner[-1] in SUFFIXES:
+    inner = (["", *suffixes[:-1]] if is_compressed else ["", *suffixes])[-1]
+    if inner in SUFFIXES:
         raise UserError(
-            f"--input {path}: is named as an HDF5 shard, which is what data.prepare writes; expected text; give the "
-            f"text that it was made of, or a pattern that leaves it out"
+            f"--input {path}: is named like an HDF5 shard, which is the output of data.prepare; expected text; give "
+            f"the text that it was made from, or a pattern that leaves it out"
         )
-    found = _FORMATS.get(inner[-1]) if inner else None
-    if found is None:
-        found = layout if layout != "auto" else detect_layout(path)
+    found = _FORMATS.get(inner) or (detect_layout(path) if layout == "auto" else layout)
     if found == "parquet":
         return _cut_table(path, "parquet")
-    size = _size_of(path)
-    if is_compressed or size is None or found == "wiki":
-        return [Source(path, found, size=size * _UNPACKED if is_compressed and size is not None else size)]
-    if size > RANGE_BYTES and is_url(path) and not _can_seek(path):
+    size = _url_info(path).get("size") if is_url(path) else Path(path).stat().st_size
+    if is_compressed or size is None:
+        return [Source(path, found, size=size and size * _EXPANSION)]
+    is_whole = found in ("wiki", "running") or size <= RANGE_BYTES  # running text is a single document
+    if is_whole or (is_url(path) and not _can_seek(path)):
         return [Source(path, found, size=size)]
-    return cut_ranges(path, found, size)
-
-
-def cut_ranges(path: str, found: str, size: int) -> list[Source]:
-    """Ranges of a plain file of lines; how they are read is in `data.lines`."""
-    bounds = [*range(0, max(1, size), RANGE_BYTES), size]
+    bounds = [*range(0, size, RANGE_BYTES), size]
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
 
 
-def cut_part(path: str, found: str) -> list[Source]:
-    """A part of a stream that was unpacked: one source, or ranges where a document larger than a range is in it."""
-    size = Path(path).stat().st_size
-    if found in ("sentences", "paragraphs", "running") and size >= 2 * RANGE_BYTES:
-        return cut_ranges(path, found, size)
-    return [Source(path, found)]
-
-
-def _size_of(path: str) -> int | None:
-    """None where a file system does not tell it."""
-    if not is_url(path):
-        return Path(path).stat().st_size
-    system, name = fsspec.core.url_to_fs(path)
-    return system.info(name).get("size")
-
-
 def _can_seek(path: str) -> bool:
-    """Tried, not asked: a streamed HTTP file says that it can. Of one that cannot be opened, reading will tell."""
+    """Try it: a streamed HTTP file claims that it can. If a file cannot be opened, reading it reports why."""
     try:
         with open_source(path) as stream:
             stream.seek(1)
@@ -241,9 +200,13 @@ def _can_seek(path: str) -> bool:
 
 
 def _cut_table(path: str, found: str) -> list[Source]:
-    """Rows in runs of about a range's bytes; what cannot be understood is left for reading to count."""
+    """Cut a table into runs of rows of about `RANGE_BYTES`; a damaged one stays whole, and reading counts it."""
     try:
-        ranges = _ranges_of(path, found)
+        if found == "hf":
+            ranges = cut_saved(path, RANGE_BYTES)
+        else:
+            with open_source(path) as stream:
+                ranges = cut_parquet(stream, RANGE_BYTES)
     except Exception as error:
         if isinstance(error, OSError) or is_damage(error):
             return [Source(path, found)]
@@ -251,20 +214,13 @@ def _cut_table(path: str, found: str) -> list[Source]:
     return [Source(path, found, *rows) for rows in ranges] or [Source(path, found)]
 
 
-def _ranges_of(path: str, found: str) -> list[TablePart]:
-    if found == "hf":
-        return cut_saved(path, RANGE_BYTES)
-    with open_source(path) as stream:
-        return cut_parquet(stream, RANGE_BYTES)
-
-
 def detect_layout(path: str) -> str:
-    """How a text file is laid out, from its beginning."""
+    """Detect how a text file is laid out, from its beginning."""
     try:
         with open_source(path) as stream:
             sample = stream.read(_SAMPLE_BYTES).decode(errors="ignore")
     except Exception as error:
         if isinstance(error, OSError) or is_damage(error):
-            return "sentences"  # reading it will count or tell what is wrong
+            return "sentences"  # reading it will count the damage or report the error
         raise
     return layout_of(sample)

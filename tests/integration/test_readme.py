@@ -126,7 +126,7 @@ def test_quickstart_goes_the_whole_road_and_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "outputs" / "quickstart" / "loss.png").stat().st_size > 10_000
     assert (tmp_path / "outputs" / "quickstart" / "huggingface" / "model.safetensors").is_file()
     again = run_until("scripts/quickstart.sh --steps 20", None, tmp_path)
-    assert "is there already" in again
+    assert "already built" in again
     assert "finished already, at step 20" in again
 
 

@@ -36,7 +36,7 @@ PREPARE = {
     "no workers": (words("--workers", "0"), "--workers", "found '0'", "expected a whole number of at least 1", "see --help"),
     "two tokenizers": (words("--vocab_size", "100"), "--vocab_size", "not allowed with", "not allowed with argument --vocab_file", "see --help"),
     "no such input": (words("--input", "{root}/lost"), "--input {root}/lost", "no file found", "files, folders, globs or URLs of text", "give files"),
-    "shards for text": (words("--input", "{root}/data"), "hdf5", "named as an HDF5 shard", "expected text", "give the text that it was made of"),
+    "shards for text": (words("--input", "{root}/data"), "hdf5", "named like an HDF5 shard", "expected text", "give the text that it was made from"),
     "an empty input folder": (removed("text/*"), "--input {root}/text", "no file found", "files, folders, globs or URLs of text", "give files"),
     "an input without text": (
         both(replaced("empty.txt", "\n\n"), words("--input", "{root}/empty.txt")), "empty.txt", "no document", "files with text in UTF-8", "give files"
@@ -71,18 +71,18 @@ PREPARE = {
     "masking all": (words("--masking_rate", "1"), "--masking_rate 1.0", "out of range", "expected 0 to 1, usually 0.15", "usually 0.15"),
     "nothing to train on": (words("--validation_share", "0.6", "--test_share", "0.6"), "--validation_share", "nothing", "expected less than 1 together", "smaller"),
     "a split that takes every document": (words("--validation_share", "0.9999"), "--max_seq_length 24", "not one row", "a smaller --validation_share", "give more text"),
-    "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "negative", "expected 0 (no masks) or a number of copies", "expected 0"),
+    "copies below zero": (words("--dupe_factor", "-1"), "--dupe_factor -1", "out of range", "expected 0 (no masks) or a number of copies", "expected 0"),
     "a seed below zero": (words("--seed", "-1"), "--seed", "found '-1'", "expected a whole number from 0 to 2^63 - 1, such as 42", "see --help"),
     "a similarity beyond one": (words("--near_duplicates", "2"), "--near_duplicates 2.0", "out of range", "expected a similarity such as 0.8", "0.8"),
-    "other settings in the same place": (words("--output_dir", "{root}/prepared", "--seed", "7"), "prepared/24", "other settings", "expected none, or those of this very command", "--overwrite"),
+    "other settings in the same place": (words("--output_dir", "{root}/prepared", "--seed", "7"), "prepared/24", "other settings", "expected none, or those of the same command", "--overwrite"),
     "somebody's shards in the same place": (replaced("fresh/24/wiki_training_0.hdf5", "x"), "fresh/24", "wiki_training_0.hdf5", "expected none", "--overwrite"),
-    "a manifest that is no JSON": (both(replaced("prepared/24/manifest.json", "{"), words("--output_dir", "{root}/prepared")), "manifest.json", "no manifest", "expected one that this command wrote", "--overwrite"),
+    "a manifest that is no JSON": (both(replaced("prepared/24/manifest.json", "{"), words("--output_dir", "{root}/prepared")), "manifest.json", "not a manifest", "expected one written by this command", "--overwrite"),
     "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "another"),
     "the output is immutable": (both(immutable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "expected a folder that this user can write to", "another"),
     "the tokenizer's folder is a file": (
         words("--tokenizer_dir", "{root}/model.json"), "--tokenizer_dir", "is a file", "expected a folder", "another"
     ),
-    "the work folder is somebody's": (words("--work_dir", "{root}/data"), "data", "no work folder", "expected a new or empty folder, or one that this command", "another --work_dir"),
+    "the work folder is somebody's": (words("--work_dir", "{root}/data"), "data", "not a work folder", "expected a new or empty folder, or a work folder of this command", "another --work_dir"),
     "the work folder is a file": (words("--work_dir", "{root}/model.json"), "--work_dir", "is a file", "expected a folder", "another"),
     "Dask without an address": (words("--executor", "dask"), "--executor dask", "needs", "needs --scheduler ADDRESS, such as tcp://host:8786", "--scheduler"),
 }  # fmt: skip

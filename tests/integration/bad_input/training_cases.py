@@ -267,9 +267,9 @@ DEEPSPEED_JSON = {
 TOKENIZER = {
     "no such tokenizer": (edited("model.json", "bert_token_file", "lost"), "lost", "no such tokenizer", "a vocab.txt, a tokenizer.json or a folder with one", "give a vocab.txt"),
     "an empty folder": (removed("tokenizer/*"), "tokenizer", "neither tokenizer.json nor vocab.txt", "a folder with one of them", "give a folder"),
-    "a broken tokenizer.json": (cut_short("tokenizer/tokenizer.json"), "tokenizer.json", "is no JSON", "expected an object", "copy it again"),
+    "a broken tokenizer.json": (cut_short("tokenizer/tokenizer.json"), "tokenizer.json", "is not valid JSON", "expected an object", "copy it again"),
     "another library's tokenizer.json": (
-        replaced("tokenizer/tokenizer.json", '{"a": 1}'), "tokenizer.json", "is no tokenizer", "tokenizer of the tokenizers library", "save it again"
+        replaced("tokenizer/tokenizer.json", '{"a": 1}'), "tokenizer.json", "is not a tokenizer", "tokenizer of the tokenizers library", "save it again"
     ),
     "a vocabulary without specials": (
         both(replaced("v.txt", "a\nb\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of [PAD], [UNK], [CLS], [SEP], [MASK]", "has all of"
@@ -284,7 +284,7 @@ TOKENIZER = {
         both(replaced("v.txt", ""), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of [PAD], [UNK], [CLS], [SEP], [MASK]", "has all of"
     ),
     "a broken tokenizer_config.json": (
-        replaced("tokenizer/tokenizer_config.json", "{"), "tokenizer_config.json", "is no JSON", "expected an object", "copy it again"
+        replaced("tokenizer/tokenizer_config.json", "{"), "tokenizer_config.json", "is not valid JSON", "expected an object", "copy it again"
     ),
     "a tokenizer with fewer tokens than the data": (
         both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"), edited("model.json", "bert_token_file", "v.txt")),

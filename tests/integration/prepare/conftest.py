@@ -1,4 +1,4 @@
-"""What all tests of the prepare command begin with."""
+"""Fixtures for the tests of the prepare command."""
 
 from pathlib import Path
 
@@ -15,5 +15,5 @@ def _corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many sources and pieces from a small corpus, in this process."""
+    """Cut a small corpus into many sources."""
     monkeypatch.setattr(sources, "RANGE_BYTES", 200_000)

@@ -1,4 +1,4 @@
-"""Texts to prepare, the command with a small run's flags, and what came out."""
+"""Texts to prepare, the command with the flags of a small run, and its output."""
 
 import hashlib
 import random
@@ -23,10 +23,12 @@ def write_corpus(path: Path, documents: int, seed: int = 0) -> Path:
     return path
 
 
-def write_one_document(path: Path, layout: str, seed: int = 5) -> Path:
-    """About a megabyte that is one document: lines broken anywhere, or one sentence a line and no blank line."""
+def write_one_document(path: Path, layout: str, megabytes: int = 1, seed: int = 5) -> Path:
+    """One document: lines broken anywhere, or one sentence per line and no blank line."""
     rng = random.Random(seed)
-    sentences = [f"{' '.join(rng.choices(WORDS, k=rng.randint(3, 20)))} {n}.".capitalize() for n in range(15_000)]
+    sentences = [
+        f"{' '.join(rng.choices(WORDS, k=rng.randint(3, 20)))} {n}.".capitalize() for n in range(15_000 * megabytes)
+    ]
     if layout == "sentences":
         path.write_text("\n".join(sentences))
     else:

@@ -16,16 +16,16 @@ from data.tokenizer import load_tokenizer
 from tests.integration.prepare.corpora import ROOT, opened, run, write_corpus
 
 
-def test_splits_that_come_out_empty_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_splits_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 4)
     run(corpus, tmp_path / "all", "--validation_share", "0.0001")
     assert "no document is left for validation: --validation_share 0.0001" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"not one row to train on came out of 4 documents, 0 of them for training"):
+    with pytest.raises(UserError, match=r"4 documents, 0 of them for training, gave not one row to train on"):
         run(corpus, tmp_path / "none", "--validation_share", "0.9999")
     assert not (tmp_path / "none").exists()
 
 
-def test_several_lengths_in_one_go(corpus: Path, tmp_path: Path) -> None:
+def test_several_lengths_in_one_run(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, "--max_seq_length", "32", "64", "--max_predictions_per_seq", "5", "10")
     for length, predictions in ((32, 5), (64, 10)):
         dataset = open_dataset(
@@ -37,7 +37,7 @@ def test_several_lengths_in_one_go(corpus: Path, tmp_path: Path) -> None:
         assert rows.input_mask.sum(axis=1).max() == length
 
 
-def test_splits_share_no_document_and_duplicates_go(tmp_path: Path) -> None:
+def test_splits_share_no_document_and_duplicates_are_dropped(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 300)
     corpus.write_text(corpus.read_text() * 2)
     run(corpus, tmp_path / "out", "--dupe_factor", "1", "--test_share", "0.1", "--objective", "mlm")
@@ -53,9 +53,7 @@ def test_splits_share_no_document_and_duplicates_go(tmp_path: Path) -> None:
     assert not seen["validation"] & seen["test"]
 
 
-def test_files_that_are_cut_short_are_named_at_the_end(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_files_are_named_at_the_end(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(corpus.read_bytes()[:50_000])
     (tmp_path / "in" / "b.txt.gz").write_bytes(gzip.compress(corpus.read_bytes())[:-100])
@@ -66,8 +64,7 @@ def test_files_that_are_cut_short_are_named_at_the_end(
     assert counts["documents"] > 1000
 
 
-def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
-    pytest.importorskip("datasketch")
+def test_near_duplicates_are_dropped_on_request(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 200)
     text = corpus.read_text()
     corpus.write_text(text + "\n" + text.replace(".\n\n", ". end.\n\n"))
@@ -76,17 +73,6 @@ def test_near_duplicates_go_on_request(tmp_path: Path) -> None:
         counts = json.loads((tmp_path / name / "32" / "report.json").read_text())["preparation"]
         assert counts["duplicates"] == 0
         assert counts["near_duplicates"] >= expected
-
-
-def test_a_missing_package_is_told_before_old_shards_go(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(corpus, tmp_path)
-    before = sorted(path.name for path in (tmp_path / "32").iterdir())
-    monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(UserError, match="needs the package 'datasketch'"):
-        run(corpus, tmp_path, "--near_duplicates", "0.8", "--overwrite")
-    assert sorted(path.name for path in (tmp_path / "32").iterdir()) == before
 
 
 def test_an_unmasked_copy(corpus: Path, tmp_path: Path) -> None:
@@ -108,7 +94,7 @@ def test_a_given_tokenizer_is_used_and_recorded(corpus: Path, tmp_path: Path) ->
     assert opened(tmp_path / "second" / "32").tokenizer_digest == opened(tmp_path / "first" / "32").tokenizer_digest
 
 
-def test_a_tokenizer_smaller_than_asked_for_is_told(
+def test_a_tokenizer_smaller_than_requested_is_reported(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(corpus, tmp_path, "--vocab_size", "5000")
@@ -138,13 +124,13 @@ def test_other_objectives_and_units_through_the_command(corpus: Path, tmp_path: 
     if flags[1] == "sop":
         assert 0.4 < rows.next_sentence_labels.mean() < 0.6
         together = (masked[:, 1:] & masked[:, :-1] & starts[:, 1:]).sum() / masked.sum()
-        assert together > 0.3, "spans take words that stand side by side"
+        assert together > 0.3, "spans mask neighbouring words"
     else:
         assert not rows.segment_ids.any()
         assert (rows.next_sentence_labels == -1).all()
 
 
-def test_mistakes_are_told_all_at_once_with_exit_code_2(tmp_path: Path) -> None:
+def test_mistakes_are_reported_all_at_once_with_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data.prepare", "--input", str(tmp_path), "--output_dir", str(tmp_path / "o"),
                "--vocab_size", "300", "--masking_rate", "2", "--max_seq_length", "3", "--shard_rows", "0"]  # fmt: skip
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

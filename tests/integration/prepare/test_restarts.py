@@ -1,4 +1,4 @@
-"""Killed at any moment, the prepare command goes on to the same bytes; finished, it does nothing."""
+"""Killed at any moment, the prepare command resumes to the same bytes; finished, it does nothing."""
 
 import os
 import random
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,18 +17,25 @@ import pytest
 
 from common.errors import UserError
 from data import prepare
+from data.preparation import output, work_folder
 from data.preparation.pipeline import run_task
-from data.preparation.tasks import PIECE_BYTES
+from data.preparation.reading import PIECE_BYTES
 from tests.integration.prepare.corpora import ROOT, digests, run, write_corpus, write_one_document
 
 
 class Killed(BaseException):
-    """Stands for a kill: nobody catches it."""
+    """Stands for a kill: nothing catches it."""
 
 
-def test_killed_amid_one_document_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_within_one_document_it_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While reading, while encoding and while cutting, one after the other."""
-    path = write_one_document(tmp_path / "a.txt", "running")
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        write_one_document(tmp_path / "in" / f"{number}.txt", "running", seed=number)
+    path = tmp_path / "in"
+    monkeypatch.setattr("data.preparation.reading.PIECE_BYTES", 200_000)
     run(path, tmp_path / "whole", "--validation_share", "0")
     for stage in ("reading", "encoding", "cutting"):
         left = iter(range(3))
@@ -46,13 +53,13 @@ def test_killed_amid_one_document_it_goes_on_to_the_same_bytes(tmp_path: Path, m
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
 
-def test_what_another_version_left_unfinished_is_begun_anew(
+def test_an_unfinished_run_of_another_version_is_started_over(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where it has written shards, which are its own though no manifest lists them yet."""
+    """Also if it has written shards, which no manifest lists yet."""
     told = {
-        prepare.WORK_FORMAT - 1: "was begun by another version of this program; beginning anew",
-        prepare.WORK_FORMAT: "going on where an earlier run stopped",
+        work_folder.WORK_FORMAT - 1: "begun by another version of this program; starting over",
+        work_folder.WORK_FORMAT: "resuming an earlier run",
     }
     for version, message in told.items():
         output = tmp_path / str(version)
@@ -64,7 +71,7 @@ def test_what_another_version_left_unfinished_is_begun_anew(
 
         with monkeypatch.context() as patch:
             patch.setattr("data.preparation.pipeline.run_task", kill)
-            patch.setattr(prepare, "WORK_FORMAT", version)
+            patch.setattr(work_folder, "WORK_FORMAT", version)
             with pytest.raises(Killed):
                 run(corpus, output)
         assert len(list(output.glob("32/*.hdf5"))) == 1
@@ -94,7 +101,7 @@ def test_finished_it_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caps
     [([], Path.unlink), (["--keep_work"], Path.unlink), (["--keep_work"], lambda path: os.truncate(path, 1000))],
     ids=["lost", "lost, work kept", "cut short, work kept"],
 )
-def test_a_shard_that_is_lost_is_made_again(
+def test_a_lost_shard_is_made_again(
     flags: list[str],
     lose: Callable[[Path], None],
     corpus: Path,
@@ -115,7 +122,7 @@ def test_a_shard_that_is_lost_is_made_again(
     assert digests(tmp_path) == before
 
 
-def test_shards_that_another_tool_wrote_are_not_replaced_unless_told(corpus: Path, tmp_path: Path) -> None:
+def test_shards_of_another_tool_are_replaced_only_with_overwrite(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "32").mkdir()
     for name in ("wiki_training_0.hdf5", "books_test_0.h5"):
         (tmp_path / "32" / name).write_bytes(b"weeks of work")
@@ -150,7 +157,7 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
         _, told = process.communicate()
         if number == signal.SIGINT:
             assert process.returncode == 130
-            assert "the same command goes on where it was" in told
+            assert "run the same command again to resume" in told
             assert "Traceback" not in told
         else:
             assert process.returncode == -number
@@ -162,7 +169,7 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
 def is_worker(process: psutil.Process) -> bool:
     try:
         return "spawn_main" in " ".join(process.cmdline())
-    except psutil.Error:  # it has ended meanwhile
+    except psutil.Error:  # it has ended by now
         return False
 
 
@@ -178,22 +185,24 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         children = psutil.Process(process.pid).children() if process.poll() is None else []
         workers = [child for child in children if is_worker(child)]
     assert len(workers) == 2
-    time.sleep(1)  # until they have begun to watch
+    time.sleep(1)  # until they watch their parent
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
 
 
-@pytest.mark.parametrize("moment", ["_report", "_write_manifest", "_close_work"])
+@pytest.mark.parametrize(
+    ("module", "moment"), [(prepare, "_report"), (output, "write_manifest"), (work_folder, "close_work")]
+)
 def test_killed_at_the_very_end_it_still_leaves_a_report_and_no_work(
-    corpus: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, module: ModuleType, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, moment, kill)
+        patch.setattr(module, moment, kill)
         with pytest.raises(Killed):
             run(corpus, tmp_path)
     run(corpus, tmp_path)
@@ -203,22 +212,22 @@ def test_killed_at_the_very_end_it_still_leaves_a_report_and_no_work(
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["all shards there", "a shard lost meanwhile"])
-@pytest.mark.parametrize("num_removed", [0, 1, 9])  # of the ten folders in it
-def test_killed_while_it_removes_its_work_it_goes_on_with_what_is_left(
+@pytest.mark.parametrize("num_removed", [0, 1, 8])  # of the nine folders in it
+def test_killed_while_it_removes_its_work_folder_it_uses_what_is_left(
     corpus: Path, tmp_path: Path, num_removed: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tree's files go in any order: of the one at hand when the kill comes, the marker may have been the first."""
+    """The files of a tree are removed in any order; the marker may have been the first of the one being removed."""
     removed = []
 
     def remove(folder: Path, *_: object, **__: object) -> None:
         if len(removed) == num_removed:
-            (folder / prepare.MARKER).unlink(missing_ok=True)
+            (folder / work_folder.MARKER).unlink(missing_ok=True)
             raise Killed
         removed.append(folder)
         shutil.rmtree(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "shutil", SimpleNamespace(rmtree=remove))
+        patch.setattr(work_folder, "shutil", SimpleNamespace(rmtree=remove))
         with pytest.raises(Killed):
             run(corpus, tmp_path)
     before = digests(tmp_path)
@@ -229,8 +238,8 @@ def test_killed_while_it_removes_its_work_it_goes_on_with_what_is_left(
     assert not (tmp_path / ".work").exists()
 
 
-def test_killed_while_it_marks_its_work_it_begins_again(corpus: Path, tmp_path: Path) -> None:
+def test_killed_while_it_writes_its_marker_it_starts_over(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / ".work").mkdir()
-    (tmp_path / ".work" / f".{prepare.MARKER}.123.tmp").touch()
+    (tmp_path / ".work" / f".{work_folder.MARKER}.123.tmp").touch()
     run(corpus, tmp_path)
     assert not (tmp_path / ".work").exists()

@@ -74,7 +74,7 @@ def test_every_text_position_is_chosen_equally_often() -> None:
     assert share.std() / share.mean() < 0.1
 
 
-def test_a_row_is_masked_alike_in_any_company() -> None:
+def test_masks_of_a_row_do_not_depend_on_the_batch() -> None:
     rows = originals(200)
     together = masked(rows, policy("word"))
     for chosen in ([7], [150, 3, 99]):
@@ -82,7 +82,7 @@ def test_a_row_is_masked_alike_in_any_company() -> None:
         assert np.array_equal(alone.input_ids, together.input_ids[chosen])
 
 
-def test_whole_words_are_masked_whole_by_word_starts() -> None:
+def test_words_are_masked_whole_by_word_starts() -> None:
     rows = originals()
     result = masked(rows, policy("word"))
     starts = np.unpackbits(rows.word_starts, axis=1, count=120).astype(bool)  # type: ignore[arg-type]
@@ -121,9 +121,9 @@ def test_spans_are_longer_than_words_and_end_at_ten_words() -> None:
     assert np.mean(np.diff(single, axis=1)[single[:, 1:] > 0] == 1) < 0.25
 
 
-def test_words_by_the_tokenizer_s_table_where_the_shard_does_not_say() -> None:
+def test_words_by_the_tokenizer_s_continuations_if_the_shard_has_no_word_starts() -> None:
     rows = originals(50).replace(word_starts=None)
-    with pytest.raises(UserError, match="where words begin"):
+    with pytest.raises(UserError, match="word starts"):
         masked(rows, policy("word"))
     masked(rows, policy("word", continuation_ids=tuple(range(2000, 3000))))
 
@@ -143,7 +143,7 @@ def test_a_policy_that_cannot_work_is_refused(options: dict[str, object]) -> Non
         policy(**options)  # type: ignore[arg-type]
 
 
-def test_position_0_is_never_a_prediction_whatever_stands_there() -> None:
+def test_position_0_is_never_predicted_whatever_its_token() -> None:
     rows = originals(300)
     rows.input_ids[:, 0] = 77
     result = masked(rows, policy())

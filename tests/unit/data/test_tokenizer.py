@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
 
 from common.errors import UserError
-from data.preparation.encode import Encoder
+from data.preparation.encoder import Encoder
 from data.tokenizer import SPECIALS, load_tokenizer, train_tokenizer
 
 TEXTS = [
@@ -57,7 +57,7 @@ def test_ids_are_those_of_stock_bert_tokenizer(vocabularies: dict[bool, Path], l
 
 
 def plain_bert(text: str, vocabulary: dict[str, int], lower_case: bool) -> list[int]:
-    """BERT's rules as its paper's code has them, in plain Python: what the library is compared with."""
+    """BERT's rules in plain Python, as in the code of its paper, to compare the library with."""
     ids: list[int] = []
     for part in re.split(f"({'|'.join(map(re.escape, SPECIALS))})", text):
         if part in SPECIALS:
@@ -131,7 +131,7 @@ def test_ids_are_those_of_bert_s_rules_in_plain_python(vocabularies: dict[bool, 
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_stock_transformers_loads_what_is_saved(vocabularies: dict[bool, Path], lower_case: bool) -> None:
+def test_stock_transformers_loads_saved_tokenizers(vocabularies: dict[bool, Path], lower_case: bool) -> None:
     ours = load_tokenizer(vocabularies[lower_case])
     assert ours.lower_case == lower_case
     for kind in (AutoTokenizer, BertTokenizerFast):
@@ -202,8 +202,8 @@ print(tokenizer.digest, tokenizer.vocab_size, len(set("".join(texts))))
 
 
 @pytest.mark.parametrize("size", [4500, 500])
-def test_training_on_many_characters_gives_one_vocabulary_of_the_size_asked_for(size: int) -> None:
-    """In two processes with other hashes; the second size is far smaller than the alphabet."""
+def test_training_on_many_characters_gives_one_vocabulary_of_the_requested_size(size: int) -> None:
+    """In two processes with different hash seeds; the second size is far smaller than the alphabet."""
     found = set()
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes}
@@ -216,7 +216,7 @@ def test_training_on_many_characters_gives_one_vocabulary_of_the_size_asked_for(
     assert int(characters) > 2000
 
 
-def test_words_with_characters_beyond_the_alphabet_do_not_train() -> None:
+def test_words_with_characters_beyond_the_alphabet_are_not_trained_on() -> None:
     tokenizer = train_tokenizer(["walking talking", "wølking tбlking"] * 9 + ["walked talked"] * 99, 26)
     assert tokenizer.vocab_size == 26
     assert not any(letter in token for token in tokenizer.vocabulary for letter in "øб")
@@ -224,7 +224,7 @@ def test_words_with_characters_beyond_the_alphabet_do_not_train() -> None:
 
 
 def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
-    """Byte-level BPE with RoBERTa's names: words come from its own splitting, not from "##"."""
+    """Byte-level BPE with RoBERTa's token names: words come from its own splitting, not from "##"."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -255,7 +255,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_begin_at_blanks_whatever_the_tokenizer_splits(tmp_path: Path, kind: str) -> None:
+def test_words_begin_at_spaces_whatever_the_tokenizer_splits(tmp_path: Path, kind: str) -> None:
     splitter, model, trainer = KINDS[kind]
     backend = Tokenizer(model())
     if splitter is not None:
@@ -276,10 +276,10 @@ def test_words_begin_at_blanks_whatever_the_tokenizer_splits(tmp_path: Path, kin
     assert encoded.word_starts[0]
 
 
-def test_the_encoder_forgets_words_before_they_take_much_memory(
+def test_the_encoder_forgets_words_to_bound_its_memory(
     vocabularies: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.preparation.encode._MAX_REMEMBERED", 100)
+    monkeypatch.setattr("data.preparation.encoder._MAX_REMEMBERED", 100)
     tokenizer = load_tokenizer(vocabularies[True])
     encoder = Encoder(tokenizer)
     for first in range(0, 1000, 50):
@@ -289,7 +289,7 @@ def test_the_encoder_forgets_words_before_they_take_much_memory(
         assert len(encoder._number_of) <= 100 + 60
 
 
-def test_casing_comes_from_the_files_unless_told(vocabularies: dict[bool, Path], tmp_path: Path) -> None:
+def test_casing_comes_from_the_files_unless_given(vocabularies: dict[bool, Path], tmp_path: Path) -> None:
     assert load_tokenizer(vocabularies[True] / "vocab.txt").lower_case
     assert not load_tokenizer(vocabularies[False] / "vocab.txt").lower_case
     assert not load_tokenizer(vocabularies[True], lower_case=False).lower_case
@@ -303,12 +303,12 @@ def test_casing_comes_from_the_files_unless_told(vocabularies: dict[bool, Path],
     [
         ("vocab.txt", "a\nb\n", "lacks"),
         ("vocab.txt", "\n".join([*SPECIALS, "a", "a"]), "more than once"),
-        ("tokenizer.json", "{}", "no tokenizer"),
-        ("tokenizer.json", "no json", "no JSON"),
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("tokenizer.json", "no json", "not valid JSON"),
         ("other.txt.d/x", "", "neither"),
     ],
 )
-def test_what_is_no_tokenizer_is_told(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_files_that_are_not_a_tokenizer_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)

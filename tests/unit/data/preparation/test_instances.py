@@ -1,4 +1,4 @@
-"""Cutting documents into instances, and rows put together from them."""
+"""Documents are cut into instances, and rows are assembled from them."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ documents_ = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min
 
 
 def make_documents(shape: list[list[int]], first: int = 10) -> Documents:
-    """Documents of sentences of the given lengths; token t is first + t, so a token tells where it stands."""
+    """Documents of sentences of the given lengths; token t is first + t, so a token gives its position."""
     total = sum(map(sum, shape))
     sentences = [length for document in shape for length in document]
     return Documents(
@@ -82,7 +82,7 @@ def test_shares_of_random_pairs_of_short_rows_and_of_swaps() -> None:
 
 
 def test_truncation_is_fair() -> None:
-    """Both segments keep about half, and both lose at either end."""
+    """Both segments keep about half, and both are cut at either end."""
     rng = np.random.default_rng(0)
     documents = make_documents([[400, 400] for _ in range(300)])
     found = make_instances(documents, documents, "nsp", 64, 0.0, rng)
@@ -92,8 +92,8 @@ def test_truncation_is_fair() -> None:
     assert 150 < offset.mean() < 220
 
 
-def test_a_part_of_the_same_document_is_no_random_segment() -> None:
-    """Four parts of one document and one other: a random B is always from that one, here and from another piece."""
+def test_a_part_of_the_same_document_is_never_a_random_segment() -> None:
+    """Four parts of one document and one other document: a random B is always from the other."""
     keys = np.array([7, 7, 9, 7, 7], dtype=np.uint64)
     documents = make_documents([[9] * 30 for _ in range(5)])._replace(document_keys=keys)
     donor = make_documents([[9] * 30 for _ in range(5)])._replace(document_keys=keys)

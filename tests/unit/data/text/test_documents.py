@@ -1,10 +1,9 @@
-"""Reading: every format gives the same documents, junk is counted, ranges lose nothing."""
+"""Every format yields the same documents, junk is counted, ranges yield every document once."""
 
 import bz2
 import errno
 import gzip
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,19 +14,18 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data.text import sources as sources_module
-from data.text.documents import read_documents, unpack
+from data.text.documents import read_documents
 from data.text.lines import MAX_LINE
 from data.text.sources import Source, detect_layout, find_sources
-from data.text.wikitext import Article, plain_text
 from tests.unit.data.reading import DOCUMENTS, LINES, documents_of, whole_documents
 
 
-def test_one_sentence_a_line(tmp_path: Path) -> None:
+def test_one_sentence_per_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(LINES)
     assert documents_of(tmp_path / "a.txt") == DOCUMENTS
 
 
-def test_one_paragraph_a_line(tmp_path: Path) -> None:
+def test_one_paragraph_per_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(" ".join(document) for document in DOCUMENTS))
     assert documents_of(tmp_path / "a.txt") == DOCUMENTS
 
@@ -61,91 +59,15 @@ def test_json_lines(tmp_path: Path) -> None:
     assert counts["empty_documents"] == 2
 
 
-WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">
-<page><title>A</title><ns>0</ns><revision><text>'''The first''' sentence [[stand|stands]] here.\
-&lt;ref name="x"&gt;no&lt;/ref&gt; Here is the [http://x.y second] one.{{cite|{{nested}}}}
-== Heading ==
-{| class="t"
-| cell
-|}
-[[File:a.png|thumb|A [[link]] inside]]
-[[Category:Things]]</text></revision></page>
-<page><title>T</title><ns>10</ns><revision><text>template</text></revision></page>
-<page><title>R</title><ns>0</ns><revision><text>#REDIRECT [[A]]</text></revision></page>
-<page><title>B</title><ns>0</ns><revision><text>Another document begins. It ends too.</text></revision></page>
-"""
-
-
-def test_a_wiki_dump(tmp_path: Path) -> None:
-    path = tmp_path / "pages-articles.xml.bz2"
-    path.write_bytes(bz2.compress((WIKI + "</mediawiki>").encode()))
+def test_a_truncated_archive_yields_what_came_before(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    assert documents_of(path, counts) == DOCUMENTS
-    assert counts["pages_that_are_no_articles"] == 2
-
-
-def test_a_dump_or_archive_that_breaks_off_gives_what_came_before(tmp_path: Path) -> None:
-    (tmp_path / "a.xml").write_text(WIKI + "<page><ti")
-    counts: Counter[str] = Counter()
-    assert documents_of(tmp_path / "a.xml", counts) == DOCUMENTS
-    assert counts["files_cut_short"] == 1
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(f"{LINES}\n".encode() * 2000)[:-20])
     documents = documents_of(tmp_path / "b.txt.gz", counts)
     assert documents[:2] == DOCUMENTS
-    assert counts["files_cut_short"] == 2
+    assert counts["files_cut_short"] == 1
 
 
-RUNAWAYS = {
-    "templates": "{{" * 50_000 + "text",
-    "links": "[[" * 50_000 + "text",
-    "references": "<ref>a " * 50_000,
-    "references with names": '<ref name="a">' * 50_000 + "<math>" * 50_000,
-    "comments": "<!-- a " * 50_000,
-    "tables": "{| a " * 50_000 + "|}",
-    "external links": "[//a.b c " * 50_000,
-    "brackets": "(" + " " * 100_000 + "x",
-    "headings": "=a" + "=" * 100_000 + "x",
-    "media": "[[File:a [[b]] " * 30_000,
-    "tags": "<a " * 50_000,
-    "a number": "&#" + "9" * 100_000 + "; text",
-    "quotes": "'" * 100_001,
-}
-
-
-@pytest.mark.parametrize("kind", RUNAWAYS)
-def test_wiki_markup_never_runs_away(kind: str) -> None:
-    started = time.process_time()
-    plain_text(Article(RUNAWAYS[kind]))
-    assert time.process_time() - started < 5, "what is quadratic takes minutes"
-
-
-def test_wiki_markup_that_is_left_open() -> None:
-    assert plain_text(Article("{{" * 50_000 + "text")) == ""
-    assert plain_text(Article("[[" * 50_000 + "text")).endswith("text")
-    assert plain_text(Article("One <ref>two</REF > three <ref name=x /> four <ref>five")) == "One  three  four five"
-    assert plain_text(Article("One <!-- two --> three <!-- four")) == "One  three"
-    assert plain_text(Article("One ( ; , ) two &#65; &#99999999999;")) == "One  two A"
-    assert plain_text(Article("== A ==\nThe text.\n=a= b")) == "The text.\n=a= b"
-
-
-def test_a_dump_tells_its_namespaces_and_its_redirects(tmp_path: Path) -> None:
-    (tmp_path / "a.xml").write_text(
-        '<mediawiki><siteinfo><namespaces><namespace key="0" /><namespace key="6">Mynd</namespace>'
-        '<namespace key="14">Flokkur</namespace></namespaces></siteinfo>'
-        "<page><ns>0</ns><revision><text>The text is here.\n[[Mynd:a.png|thumb|[[no]] text]]\n[[flokkur:Things]]\n"
-        "[[Kategorie:Dinge]][[Файл:a.png]] It [[Mynd|ends]] here.</text></revision></page>"
-        '<page><ns>0</ns><redirect title="A" /><revision><text>Weiterleitung.</text></revision></page></mediawiki>'
-    )
-    counts: Counter[str] = Counter()
-    (source,) = find_sources([str(tmp_path / "a.xml")])
-    (tmp_path / "part").write_bytes(b"".join(item.content for item in unpack(source, counts)))
-    for path, kind in (("a.xml", "wiki"), ("part", "wikitext")):
-        found = read_documents(Source(str(tmp_path / path), kind), counts, language="en", text_field="text")
-        assert [document.sentences for document in found] == [["The text is here.", "It ends here."]]
-    assert counts["pages_that_are_no_articles"] == 2
-
-
-def test_junk_is_survived_and_counted(tmp_path: Path) -> None:
+def test_junk_is_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(
         b"A good sentence stands here.\n"
@@ -175,7 +97,7 @@ def test_a_line_of_many_megabytes_is_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [".", " and on"])
 def test_a_bracket_that_is_not_closed_loses_no_words(end: str, tmp_path: Path) -> None:
-    """The splitter takes all that follows it for one sentence, of which a row would hold the beginning alone."""
+    """The splitter takes all that follows for one sentence, of which a row would hold only the beginning."""
     sentences = [f"This is ({'' if number else '('}number {number} of them){end}" for number in range(2_000)]
     (tmp_path / "a.txt").write_text("\n".join(sentences))
     (document,) = documents_of(tmp_path / "a.txt", layout="running")
@@ -192,48 +114,33 @@ def test_a_bracket_that_is_not_closed_loses_no_words(end: str, tmp_path: Path) -
     st.sampled_from([3, 2**20]),
     st.sampled_from(["sentences", "paragraphs"]),
 )
-def test_ranges_share_nothing_and_lose_nothing(
+def test_ranges_yield_every_document_once(
     tmp_path_factory: pytest.TempPathFactory, text: str, size: int, largest: int, layout: str
 ) -> None:
-    """A \\0 is junk: a line of them is no text and no end of a document either."""
+    """A \\0 is junk: a line of them is neither text nor the end of a document."""
     path = tmp_path_factory.mktemp("ranges") / "a.txt"
     path.write_text(text)
     whole = read_documents(Source(str(path), layout), Counter(), language="en", text_field="")
     expected = [document.sentences for document in whole]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources_module, "RANGE_BYTES", size)
-        patch.setattr("data.text.documents.LARGEST_DOCUMENT", largest)
+        patch.setattr("data.text.documents.MAX_DOCUMENT", largest)
         assert whole_documents(find_sources([str(path)], layout)) == expected
 
 
-@settings(max_examples=200)
-@given(st.text(alphabet="ab. \0\n", max_size=120), st.integers(1, 20), st.sampled_from([3, 2**20]))
-def test_ranges_of_running_text_are_one_document(
-    tmp_path_factory: pytest.TempPathFactory, text: str, size: int, largest: int
-) -> None:
-    """Its words are the same and in order; a sentence may be cut where a range or a part without a blank line ends."""
-    path = tmp_path_factory.mktemp("running") / "a.txt"
-    path.write_text(text)
-    (source,) = find_sources([str(path)], "running")
-    expected = whole_documents([source])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources_module, "RANGE_BYTES", size)
-        patch.setattr("data.text.documents.LARGEST_DOCUMENT", largest)
-        found = whole_documents(find_sources([str(path)], "running"))
-    assert [" ".join(document).split() for document in found] == [" ".join(document).split() for document in expected]
-
-
-def test_running_text_is_cut_between_paragraphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paragraph = "A sentence that\ngoes on in the next line. And\nanother one.\n\n"
+def test_running_text_is_read_whole_by_one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of bounded size that end between sentences, whatever the size of a range."""
+    paragraph = "A sentence that\ncontinues in the next line. And\nanother one.\n\n"
     (tmp_path / "a.txt").write_text(paragraph * 50)
     (whole,) = documents_of(tmp_path / "a.txt", layout="running")
+    assert len(whole) == 100
     monkeypatch.setattr(sources_module, "RANGE_BYTES", 300)
-    sources = find_sources([str(tmp_path / "a.txt")], "running")
-    parts = [list(read_documents(source, Counter(), language="en", text_field="")) for source in sources]
-    assert len(parts) == -(-len(paragraph) * 50 // 300)
-    assert all(len(part) == 1 for part in parts[:-1])
-    assert [sentence for part in parts for document in part for sentence in document.sentences] == whole
-    assert [document.goes_on for part in parts for document in part][:3] == [False, True, True]
+    monkeypatch.setattr("data.text.documents.MAX_DOCUMENT", 200)
+    (source,) = find_sources([str(tmp_path / "a.txt")], "running")
+    parts = list(read_documents(source, Counter(), language="en", text_field=""))
+    assert [sentence for part in parts for sentence in part.sentences] == whole
+    assert [part.is_continuation for part in parts] == [False] + [True] * (len(parts) - 1)
+    assert len(parts) > 8
 
 
 MANY = "".join(f"Sentence number {number} stands in this line.\n\n" for number in range(20_000)).encode()
@@ -258,7 +165,7 @@ def test_a_damaged_archive_is_counted_whatever_its_kind(tmp_path: Path, suffix: 
         documents = documents_of(path, counts, layout="sentences")
         assert counts["files_cut_short"] == 1, name
         assert len(documents) < 20_000 or name in ("no end", "flipped")
-        documents_of(path, Counter())  # finding the layout survives it as well
+        documents_of(path, Counter())  # detecting the layout must not fail either
 
 
 def test_archives_of_several_streams(tmp_path: Path) -> None:
@@ -286,9 +193,7 @@ def test_a_zst_with_a_window_larger_than_usual(tmp_path: Path) -> None:
         TimeoutError("timed out"),
     ],
 )
-def test_what_the_system_refuses_is_no_short_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
-) -> None:
+def test_an_error_of_the_system_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def refuse(path: str) -> object:
         raise error
 
@@ -301,8 +206,8 @@ def test_what_the_system_refuses_is_no_short_file(
     assert not counts
 
 
-def test_the_parts_of_a_very_large_document_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data.text.documents.LARGEST_DOCUMENT", 200)
+def test_a_very_long_document_is_yielded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.text.documents.MAX_DOCUMENT", 200)
     large = "".join(f"Sentence number {number} stands in this line.\n" for number in range(20))
     (tmp_path / "a.txt").write_text(f"{large}\nA small one.\n\n{large}")
     (tmp_path / "a.jsonl").write_text(
@@ -317,11 +222,11 @@ def test_the_parts_of_a_very_large_document_are_known_as_such(tmp_path: Path, mo
     ):
         counts: Counter[str] = Counter()
         found = list(read_documents(source, counts, language="en", text_field="text"))
-        assert [document.goes_on for document in found].count(False) == firsts, source
-        assert not found[0].goes_on
-        assert found[1].goes_on
+        assert [document.is_continuation for document in found].count(False) == firsts, source
+        assert not found[0].is_continuation
+        assert found[1].is_continuation
         assert counts["documents_cut"] == len(found) - firsts
         if firsts == 3:
-            small = found.index((["A small one."], False, True))
-            assert not found[small + 1].goes_on
-            assert found[small + 2].goes_on
+            small = found.index((["A small one."], False))
+            assert not found[small + 1].is_continuation
+            assert found[small + 2].is_continuation

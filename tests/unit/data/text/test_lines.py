@@ -1,4 +1,4 @@
-"""Lines in bounded pieces, and ranges that read no more than they need."""
+"""Lines in parts of bounded size, and ranges that read no more than they need."""
 
 import io
 import subprocess
@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.text import lines
-from data.text.lines import MAX_LINE, Extent, extent_of_range, lines_of_extent, records_of_range
+from data.text.lines import MAX_LINE, records_of_range
 
 ROOT = Path(__file__).parents[4]
 
 
 class Counted(io.BytesIO):
-    """Knows how many bytes were read, and the most that were asked for at once."""
+    """Counts the bytes read, and the most read at once."""
 
     total = largest = 0
 
@@ -29,42 +29,34 @@ class Counted(io.BytesIO):
 
 
 def lines_of_range(stream: io.BytesIO, start: int, stop: int | None, counts: Counter[str]) -> list[bytes]:
-    return list(lines_of_extent(stream, extent_of_range(stream, start, stop), counts))
+    return [part.content for part in lines.lines_of_range(stream, start, stop, counts)]
 
 
 def ranges(size: int, step: int) -> list[tuple[int, int | None]]:
     return [(start, start + step if start + step < size else None) for start in range(0, max(1, size), step)]
 
 
-def test_a_range_in_which_no_line_begins_reads_nothing_beyond_it() -> None:
+def test_a_range_in_which_no_line_starts_reads_nothing_beyond_it() -> None:
     stream = Counted(b"word " * 4_000_000)
     assert lines_of_range(stream, 3_000_000, 7_000_000, Counter()) == []
     assert stream.total <= 4_000_001 + MAX_LINE
     assert stream.largest <= MAX_LINE
 
 
-def test_a_document_larger_than_a_range_is_cut_between_lines() -> None:
+def test_a_document_larger_than_a_range_is_read_by_the_range_in_which_it_begins() -> None:
     line = b"a sentence.\n"
-    stream = Counted(line * 2_000_000)
-    assert extent_of_range(stream, 3_000_000, 7_000_000) == Extent(3_000_000 + 12, 7_000_008 + 12, True)
-    assert stream.total <= 2 * 4_000_001 + MAX_LINE
-    blank = line * 400_000 + b"\n" + line * 1_600_000
-    assert extent_of_range(io.BytesIO(blank), 3_000_000, 7_000_000) == Extent(4_800_001, 7_000_009 + 12, False)
-
-
-def test_the_last_range_is_small_and_cuts_no_document_in_two() -> None:
-    text = b"one\n\ntwo\nthree\nfour\n"
-    assert extent_of_range(io.BytesIO(text), 0, 12) == Extent(0, None, False)
-    assert extent_of_range(io.BytesIO(text), 12, None) == Extent(12, 12, False)
-    assert len(text) == 20
-    for start, stop in ((0, 10), (10, None)):
-        assert extent_of_range(io.BytesIO(text), start, stop).goes_on is False
+    content = line * 400_000 + b"\n" + line * 1_600_000 + b"\n" + line
+    found = [lines_of_range(io.BytesIO(content), *part, Counter()) for part in ranges(len(content), 4_000_000)]
+    assert [len(part) for part in found] == [400_001, 1_600_001, 0, 0, 0, 0, 1]
+    stream = Counted(content)
+    assert lines_of_range(stream, 8_000_000, 12_000_000, Counter()) == []
+    assert stream.total <= 4_000_001 + MAX_LINE
 
 
 @settings(max_examples=300)
 @given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
-def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longest: int) -> None:
-    """Whatever is cut into pieces: white space alone, in one line, is no end of a document unless it is the line."""
+def test_ranges_yield_every_line_and_record_once(text: str, size: int, longest: int) -> None:
+    """Whatever lines are read in parts: a part of white space ends a document only if it is the whole line."""
     before, lines.MAX_LINE = lines.MAX_LINE, longest
     try:
         content = text.encode()
@@ -79,22 +71,17 @@ def test_ranges_of_lines_and_of_records_lose_nothing(text: str, size: int, longe
 
 @settings(max_examples=300)
 @given(st.text(alphabet="aé漢 \n", max_size=80), st.integers(1, 20), st.sampled_from([1, 3, 100]))
-def test_a_range_goes_on_with_a_document_unless_a_blank_line_is_before_it(text: str, size: int, longest: int) -> None:
+def test_a_range_begins_after_a_blank_line(text: str, size: int, longest: int) -> None:
     before, lines.MAX_LINE = lines.MAX_LINE, longest
     try:
         content = text.encode() + b"\n"
-        parts = ranges(len(content), size)
-        extents = [extent_of_range(io.BytesIO(content), *part) for part in parts]
-        assert not extents[0].goes_on
-        for (start, stop), extent in zip(parts[1:], extents[1:], strict=True):
-            if extent.begin != extent.end:
-                line_before = content[: extent.begin].splitlines(keepends=True)[-1]
+        for start, stop in ranges(len(content), size)[1:]:
+            found = list(lines.lines_of_range(io.BytesIO(content), start, stop, Counter()))
+            if found:
+                line_before = content[: found[0].line_start].splitlines(keepends=True)[-1]
                 assert line_before.endswith(b"\n")
-                assert extent.goes_on == bool(line_before.strip())
-                assert not (extent.goes_on and stop is None)
-            starts = [place for place in range(start, stop or len(content)) if content[place - 1 : place] == b"\n"]
-            if stop is not None and any(b"\n" in content[place:stop] for place in starts):
-                assert extent.begin != extent.end, "a range with a line in it is not left to its neighbour"
+                assert not line_before.strip()
+                assert start <= found[0].line_start - len(line_before) < (stop or len(content))
     finally:
         lines.MAX_LINE = before
 
@@ -104,8 +91,8 @@ BLOCKS = [b"\n", b"a sentence.\n", b"a sentence.\n" * 300, b"x" * 30_000, b" " *
 
 @settings(max_examples=100)
 @given(st.lists(st.sampled_from(BLOCKS), max_size=12))
-def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[bytes]) -> None:
-    """Own begin, next begin and the lines once each; the first two once more where a line is nearly all white space."""
+def test_all_ranges_together_read_a_file_a_bounded_number_of_times(blocks: list[bytes]) -> None:
+    """Once to find where documents begin and once for the lines; once more for a line that is mostly white space."""
     before, lines.MAX_LINE = lines.MAX_LINE, 100
     try:
         content = b"".join(blocks)
@@ -115,7 +102,7 @@ def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[by
             stream = Counted(content)
             lines_of_range(stream, *part, Counter())
             total += stream.total
-        assert total <= 5 * len(content) + 3 * 100 * len(parts)
+        assert total <= 3 * len(content) + 3 * 100 * len(parts)
     finally:
         lines.MAX_LINE = before
 
@@ -124,17 +111,17 @@ def test_all_ranges_together_read_a_file_a_fixed_number_of_times(blocks: list[by
 def test_a_long_line_is_cut_between_characters(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_LINE", longest)
     text = "aé漢𝄞 漢字漢字\n\nаб𝄞𝄞b\n漢"
-    found = list(lines.pieces(io.BytesIO(b"\xef\xbb\xbf" + text.encode()), 0))
-    assert "".join(piece.content.decode() for piece in found) == text
-    assert [piece.end for piece in found if piece.ends_line] == [27, 28, 42]
+    found = list(lines.read_line_parts(io.BytesIO(b"\xef\xbb\xbf" + text.encode()), 0))
+    assert "".join(part.content.decode() for part in found) == text
+    assert [part.end for part in found if part.ends_line] == [27, 28, 42]
     counts: Counter[str] = Counter()
     cut = lines_of_range(io.BytesIO(text.encode()), 0, None, counts)
     assert counts["long_lines_cut"] == len(cut) - 4
-    junk = b"\x80\x80\x80\x80\xf0\xff\xe6\xbc\n\xf0\x9d"  # is handed on as it is, whatever is cut where
+    junk = b"\x80\x80\x80\x80\xf0\xff\xe6\xbc\n\xf0\x9d"  # is yielded unchanged, wherever it is cut
     assert b"".join(lines_of_range(io.BytesIO(junk), 0, None, Counter())) == junk
 
 
-def test_a_byte_order_mark_is_no_text() -> None:
+def test_a_byte_order_mark_is_dropped() -> None:
     assert lines_of_range(io.BytesIO(b"\xef\xbb\xbfa\nb"), 0, None, Counter()) == [b"a\n", b"b"]
     assert list(records_of_range(io.BytesIO(b"\xef\xbb\xbf{}\n"), 0, None, Counter())) == [b"{}\n"]
 

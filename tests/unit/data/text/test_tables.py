@@ -1,4 +1,4 @@
-"""Parquet files and Hugging Face datasets: read whole and in parts, damaged, and not to be had."""
+"""Parquet files and Hugging Face datasets: read whole and in parts, damaged, and missing."""
 
 import json
 from collections import Counter
@@ -9,9 +9,7 @@ import pytest
 
 from common.errors import UserError
 from data.text import sources as sources_module
-from data.text.documents import unpack
 from data.text.sources import find_sources
-from data.text.tables import count_shards
 from tests.unit.data.reading import DOCUMENTS, documents_of
 
 
@@ -69,22 +67,11 @@ def test_a_saved_dataset_that_cannot_be_loaded(state: str, tmp_path: Path) -> No
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["A text."]}).save_to_disk(str(tmp_path / "saved"))
     (tmp_path / "saved" / "state.json").write_text(state)
-    with pytest.raises(UserError, match=r"saved: cannot be loaded \(.+\); expected .*save_to_disk.*; save it anew"):
+    with pytest.raises(UserError, match=r"saved: cannot be loaded \(.+\); expected .*save_to_disk.*; save it again"):
         documents_of(tmp_path / "saved")
 
 
-def documents_by_name(name: str, folder: Path) -> list[list[str]]:
-    """As a preparation reads a dataset by name: each of its files is unpacked to JSON lines."""
-    (source,) = find_sources([name])
-    unpacked = folder / "unpacked.jsonl"
-    with unpacked.open("wb") as stream:
-        for number in range(count_shards(name)):
-            shard = source._replace(start=number, stop=number + 1)
-            stream.writelines(part.content for part in unpack(shard, Counter()))
-    return documents_of(unpacked)
-
-
-def test_a_dataset_by_name_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_by_name_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refuse(*_: object, **__: object) -> object:
@@ -92,21 +79,21 @@ def test_a_dataset_by_name_that_cannot_be_had(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(UserError, match=r"hf:owner/name: cannot be loaded \(Couldn't reach .* Hub\); .*save_to_disk"):
-        documents_by_name("hf:owner/name", tmp_path)
+        documents_of("hf:owner/name")
 
 
 def test_a_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` takes a folder of the current one for a name, so no hub is needed."""
+    """`datasets` accepts a folder in the current one as a name, so no hub is needed."""
     pytest.importorskip("datasets")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.jsonl").write_text(
         "".join(json.dumps({"text": " ".join(document)}) + "\n" for document in DOCUMENTS)
     )
     monkeypatch.chdir(tmp_path)
-    assert documents_by_name("hf:mine", tmp_path) == DOCUMENTS
-    assert documents_by_name("hf:mine:train", tmp_path) == DOCUMENTS
+    assert documents_of("hf:mine") == DOCUMENTS
+    assert documents_of("hf:mine:train") == DOCUMENTS
     with pytest.raises(UserError, match="hf:mine:test: cannot be loaded"):
-        documents_by_name("hf:mine:test", tmp_path)
+        documents_of("hf:mine:test")
 
 
 def test_bad_utf8_in_json_lines_and_in_parquet(tmp_path: Path) -> None:
@@ -133,7 +120,7 @@ def test_junk_and_a_truncated_parquet_file_are_counted(tmp_path: Path) -> None:
     whole = (tmp_path / "a.parquet").read_bytes()
     flipped = bytearray(whole)
     flipped[200:3000] = bytes(2800)
-    misnamed = whole.replace(b"text", b"te\xfft")  # a column's name that is no UTF-8
+    misnamed = whole.replace(b"text", b"te\xfft")  # a column name that is not valid UTF-8
     for content in (b"junk", b"", whole[:-100], flipped, misnamed):
         (tmp_path / "a.parquet").write_bytes(content)
         counts: Counter[str] = Counter()

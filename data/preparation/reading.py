@@ -1,0 +1,116 @@
+"""The tasks that read sources: streams are unpacked into parts, documents are cleaned into pieces of text."""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.preparation.duplicates import DocumentHash, sign
+from data.preparation.work_folder import Job, WorkFolder
+from data.text.compression import DAMAGED
+from data.text.documents import read_documents, unpack
+from data.text.sentences import has_words
+from data.text.sources import Source
+from data.text.tables import count_shards
+
+PIECE_BYTES = 2 * 2**20
+
+
+def count_files(_: Job, source: Source) -> int:
+    """Return the number of files of a dataset by name. The result is kept, so that a resumed run cuts it the same."""
+    return count_shards(source.path)
+
+
+def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dict[str, Any]:
+    """Cut a stream, which one worker must read from the start, into parts that many workers can clean."""
+    counts: Counter[str] = Counter()
+    parts: list[str] = []
+    found = unpack(source, counts, job.settings.text_field)
+    for first in found:
+        parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}"))
+        with Path(parts[-1]).open("wb") as stream:
+            size, item = stream.write(first.content), first
+            while not (item.may_end and size >= part_bytes) and (following := next(found, None)) is not None:
+                size, item = size + stream.write(following.content), following
+    return {"parts": parts, "counts": counts, "damaged": [source.path] if counts[DAMAGED] else []}
+
+
+def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """Clean the documents of some sources into pieces, without those that are too short.
+
+    A document is too short if it, or the first part of a very long one, has too few words.
+    """
+    settings = job.settings
+    counts: Counter[str] = Counter()
+    damaged: list[str] = []
+    writer = _PieceWriter(job.folder, f"{number:06d}")
+    is_kept = False
+    for source in sources:
+        num_damaged = counts[DAMAGED]
+        for document in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
+            text = "\n".join(document.sentences) + "\n"
+            if not document.is_continuation:
+                is_kept = has_words(text, settings.min_document_words)
+                counts["documents"] += 1
+                counts["documents_too_short"] += not is_kept
+            if is_kept:
+                counts["sentences"] += len(document.sentences)
+                writer.add(text, document.is_continuation)
+        if counts[DAMAGED] > num_damaged:
+            damaged.append(source.path)
+    return {"task": writer.task, "pieces": writer.finish(), "counts": counts, "damaged": damaged}
+
+
+class _PieceWriter:
+    """Writes the documents of one task to pieces and hashes them. A very long document spans several pieces."""
+
+    def __init__(self, folder: WorkFolder, task: str) -> None:
+        self.task = task
+        self._folder = folder
+        self._pieces: list[tuple[str, int, int]] = []  # name, number of the first document, number of documents
+        self._hashes = array("Q")  # of the documents that are complete; the current one has the next number
+        self._hash: DocumentHash | None = None  # of the current document
+        self._texts: list[str] = []  # of the current piece
+        self._size = 0  # characters of these
+        self._first = 0  # number of the first document of the current piece
+
+    def add(self, text: str, is_continuation: bool) -> None:
+        if not is_continuation or self._hash is None:
+            self._end_document()
+            self._hash = DocumentHash()
+        self._hash.update(text)
+        if not self._texts:
+            self._first = len(self._hashes)
+        self._texts.append(text if is_continuation or not self._texts else f"\n{text}")
+        self._size += len(text)
+        if self._size >= PIECE_BYTES:
+            self._end_piece()
+
+    def finish(self) -> list[tuple[str, int, int]]:
+        """Save the hashes, and return the pieces."""
+        if self._texts:
+            self._end_piece()
+        self._end_document()
+        self._folder.save_array("hashes", self.task, np.array(self._hashes, dtype=np.uint64))
+        return self._pieces
+
+    def _end_document(self) -> None:
+        if self._hash is not None:
+            self._hashes.append(self._hash.result())
+        self._hash = None
+
+    def _end_piece(self) -> None:
+        name = f"{self.task}-{len(self._pieces):06d}"
+        self._folder.text_path(name).write_text("".join(self._texts), encoding="utf-8")
+        self._pieces.append((name, self._first, len(self._hashes) + 1 - self._first))
+        self._texts, self._size = [], 0
+
+
+def sign_documents(job: Job, piece: str) -> int:
+    """Save a MinHash signature for every document of a piece."""
+    texts = job.folder.texts(piece)
+    job.folder.save_array("signatures", piece, np.stack([sign(text) for text in texts]))
+    return len(texts)
