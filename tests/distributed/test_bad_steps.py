@@ -46,7 +46,7 @@ def test_no_rank_applies_a_step_that_is_not_finite_on_one(
     flags = ["--save_every_steps", "1", "--max_steps", "4"]
     outcome = rank_server.run([*words, *flags], 2, tmp_path, faults=[bad, {"kind": "allow_fp16"}])
     assert outcome.codes == [0, 0], outcome.text
-    assert "no rank applied it (2 in a row)" in outcome.text
+    assert "no rank applied this step (2 in a row)" in outcome.text
     assert [row["step"] for row in read_metrics(tmp_path, "train")] == [1, 2, 3, 4]
     assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path).values())
     assert all(0 < row["loss"] < 10 for row in read_metrics(tmp_path, "train"))
@@ -111,7 +111,7 @@ def test_a_spike_is_told_and_rolled_back(rank_server: RankServer, tmp_path: Path
     assert "loss spike at step 38" in told.text
     back = rank_server.run([*words, "--job_name", "back", "--on_spike", "rollback"], 2, tmp_path, faults=spoilt)
     assert back.codes == [0, 0], back.text
-    assert "went back to step 32" in back.text
+    assert "rolled back to step 32" in back.text
     rows = read_metrics(tmp_path, "train", job="back")
     assert [row["step"] for row in rows] == list(range(1, 46))
     assert max(row["loss"] for row in rows[30:]) < rows[0]["loss"]

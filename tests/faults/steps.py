@@ -20,7 +20,7 @@ def _not_a_number(fault: Fault) -> None:
 
     original = engine.take_step
 
-    def take_step(target: Any, step: Any, *rest: Any) -> bool:
+    def take_step(target: Any, step: Any, *rest: Any) -> None:
         handle = None
         if step.next_sample in fault["next_samples"]:
             value = float(fault.get("value", "nan"))
@@ -30,12 +30,12 @@ def _not_a_number(fault: Fault) -> None:
             else:
                 handle = parameter.register_hook(lambda gradient: gradient * value)
         try:
-            return original(target, step, *rest)
+            original(target, step, *rest)
         finally:
             if handle is not None:
                 handle.remove()
 
-    loop.take_step = take_step  # type: ignore[assignment]
+    loop.take_step = take_step
 
 
 def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor) -> torch.Tensor:
@@ -69,11 +69,10 @@ def _loss_is_not_a_number(fault: Fault) -> None:
 
     original = loop.take_step
 
-    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> bool:
-        is_taken = original(target, step, tally, *rest)
+    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> None:
+        original(target, step, tally, *rest)
         if step.next_sample in fault["next_samples"]:
             tally.sums = tally.sums * float("nan")
-        return is_taken
 
     loop.take_step = take_step
 
@@ -103,8 +102,8 @@ def _spoil_weights(fault: Fault) -> None:
 
 
 def _die_in_rollback(fault: Fault) -> None:
-    """Killed right before going back for the `number`th time."""
-    from training import loop
+    """Kill the rank right before its `number`th rollback."""
+    from training.faults import rollback
 
     calls: list[int] = []
 
@@ -113,7 +112,7 @@ def _die_in_rollback(fault: Fault) -> None:
         if len(calls) == fault["number"]:
             die()
 
-    before(loop, "go_back", count)
+    before(rollback, "all_ranks_roll_back", count)
 
 
 def _hang(fault: Fault) -> None:
@@ -153,15 +152,15 @@ def _long_sequences(_: Fault) -> None:
 
 
 def _worse_validation(_: Fault) -> None:
-    from training import loop
+    from training.validation import Validator
 
-    original = loop.validate
+    original = Validator.all_ranks_measure
 
-    def validate(*args: Any) -> dict[str, float] | None:
-        figures = original(*args)
+    def measure(self: Validator) -> dict[str, float] | None:
+        figures = original(self)
         return None if figures is None else {**figures, "mlm_loss": figures["mlm_loss"] + 9.0}
 
-    loop.validate = validate
+    Validator.all_ranks_measure = measure  # type: ignore[method-assign]
 
 
 KINDS: dict[str, Callable[[Fault], None]] = {

@@ -12,10 +12,11 @@ from tests.faults.patching import Fault, before
 def _reader_dies(fault: Fault) -> None:
     """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it.
 
-    Reads are counted from the first call of the loop's function `since` on, where that is given.
+    Reads are counted from the first read of a `step` or of the `validation` (`since`) on, where that is given.
     """
     from data.shards.reader import ShardFile
-    from training import loop
+    from training.faults.unreadable import StepReader
+    from training.validation import Validator
 
     files: list[Path] = []
 
@@ -25,8 +26,16 @@ def _reader_dies(fault: Fault) -> None:
             self._file.close()
             self.forget()  # what was decoded before would be read as if nothing had happened
 
+    first_calls = {"step": (StepReader, "all_ranks_next"), "validation": (Validator, "all_ranks_measure")}
+    begun: list[bool] = []
+
+    def begin(*_: Any) -> None:
+        if not begun:
+            begun.append(True)
+            before(ShardFile, "read", lose)
+
     if "since" in fault:
-        before(loop, fault["since"], lambda *_: None if files else before(ShardFile, "read", lose))
+        before(*first_calls[fault["since"]], begin)
     else:
         before(ShardFile, "read", lose)
 

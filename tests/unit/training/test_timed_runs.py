@@ -12,7 +12,7 @@ from common.processes import STOPPED_EXIT_CODE
 from deepspeed_train import main
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import own_environment, run_here
-from training import build as run
+from training import clock as run_clock
 from training import loop
 from training.checkpoints import folder as checkpoint
 from training.checkpoints.folder import CheckpointFolder, read_state
@@ -30,7 +30,7 @@ class Clock:
         self.now = 0.0
         self.at: dict[float, Callable[[], None]] = {}
         patch.setattr("time.perf_counter", lambda: self.now)
-        patch.setattr(run, "Budget", self.budget)
+        patch.setattr(run_clock, "Budget", self.budget)
         patch.setattr(MetricsWindow, "seconds_per_step", lambda _window: STEP_SECONDS)
         self.slow_down(patch, loop, "take_step", STEP_SECONDS)
         self.slow_down(patch, checkpoint, "write_manifest", COMMIT_SECONDS)
@@ -99,7 +99,7 @@ def test_a_plateau_is_told_by_the_clock_however_many_steps_the_schedule_has(
     model.write_text(model.read_text().replace('"total_training_steps": 60', '"total_training_steps": 1000000'))
     run_here([*words, "--time_budget", "100s", "--max_steps", "22", "--ckpt_to_save", "100"])
     assert told == [20]  # 10 steps after the first that ends at 9.7 s or later
-    assert "the batch is small (8 rows a step)" in capsys.readouterr().err
+    assert "the batch is small (8 rows per step)" in capsys.readouterr().err
 
 
 def test_stopped_midway_and_resumed_it_ends_in_time_too(clock: Clock, tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from tests.support import make_rows, read_metrics, write_nvidia_shard, write_pro
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.engine.build import take_step
+from training.engine.gradients import GradientWatch
 from training.inputs.datasets import open_data
 from training.metrics.window import MetricsWindow
+from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.settings.arguments import build_parser
 from training.settings.resolve import resolve_settings
@@ -193,10 +195,18 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
 def test_gradients_are_watched_for_the_first_steps_only(
     print_steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished = []
-    monkeypatch.setattr(MetricsWindow, "_say_dead_parameters", lambda self: finished.append(self.run.state.step))
+    hooks: list[int] = []
+    end_step = GradientWatch.end_step
+
+    def note(self: GradientWatch) -> list[str]:
+        names = end_step(self)
+        hooks.append(sum(handle.id in handle.hooks_dict_ref() for handle in self.handles))
+        return names
+
+    monkeypatch.setattr(GradientWatch, "end_step", note)
     losses(tmp_path, "--print_steps", print_steps)
-    assert finished[0] == 2
+    assert hooks[0] > 0
+    assert hooks[1:] == [0] * 4
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
@@ -215,7 +225,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.build.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
+    monkeypatch.setattr("training.banner.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
     # Kibibytes under the name of GiB: parts of a model this small would all be 0.00.
     monkeypatch.setattr(
         "training.dry_run._gib", lambda tensors: sum(t.numel() * t.element_size() for t in tensors) / 1024
@@ -226,12 +236,14 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
         assert re.search(row.format(folder=re.escape(str(tmp_path))), said, re.MULTILINE), row
     assert "note: heads of 16" in said
     parameters = float(re.findall(r"([\d,]+) parameters", said)[0].replace(",", ""))
-    parts = re.search(r"GiB a rank at its peak: parameters (.*), gradients (.*), optimizer (.*), activations and", said)
+    parts = re.search(
+        r"GiB per rank at its peak: parameters (.*), gradients (.*), optimizer (.*), activations and", said
+    )
     assert parts
     sizes = [float(part) for part in parts.groups()]
     assert sizes == pytest.approx([4 * parameters / 1024, 4 * parameters / 1024, 8 * parameters / 1024], rel=0.01)
-    assert re.search(r"speed +[\d.]+ s a step, [\d,]+ tokens/s, \d+% of the machine's matmul speed", said)
-    assert re.search(r"to go +60 steps, \d+:\d\d:\d\d \(hours:minutes:seconds\), about [\d.]+ k tokens", said)
+    assert re.search(r"speed +[\d.]+ s/step, [\d,]+ tokens/s, matmul \d+%", said)
+    assert re.search(r"left +60 steps, \d+:\d\d:\d\d \(hours:minutes:seconds\), about [\d.]+ k tokens", said)
     assert not (tmp_path / "out").exists()
 
 
@@ -241,9 +253,9 @@ START_TABLE = (
     r"^  batch +8 rows of 24: 4 × 2 micro-steps × 1 rank$",
     r"^  data +64 rows of 24 in 3 files, about 1\.\d k tokens$",
     r"^  validation +11 rows of 24 in 1 file$",
-    r"^  length +to step 60: 7\.50 epochs, about [89]\.\d k tokens to go$",
-    r"^  engine +fp32, ZeRO stage 0, cpu, (1 thread|\d+ threads) a rank$",
-    r"^  rate +LE, peak 0\.003$",
+    r"^  length +to step 60: 7\.50 epochs, about [89]\.\d k tokens left$",
+    r"^  engine +fp32, ZeRO stage 0, cpu, (1 thread|\d+ threads) per rank$",
+    r"^  lr +LE, peak 0\.003$",
     r"^  checkpoints +{folder}/out/saved_models/tiny$",
     r"^  logs +{folder}/out/runs/tiny$",
     r"^  start +from new weights$",
@@ -269,7 +281,7 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first step has 8 rows, 59 have 80: ten times the time and tokens."""
-    monkeypatch.setattr("training.dry_run.seconds_of_a_step", lambda *_: 1.0)
+    monkeypatch.setattr("training.dry_run.fastest_step", lambda *_: 1.0)
     words = write_project(tmp_path, train_micro_batch_size_per_gpu=8)
     run_here([*words, "--dry_run", "--batch_schedule", "0:8,1:80"])
     said = capsys.readouterr().out
@@ -285,8 +297,8 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     assert "warm-up" not in said
     run_here([*words, "--dry_run", "--time_budget", "100s"])
     said = capsys.readouterr().out
-    assert re.search(r"to go +about (89|9\d) steps, 0:01:3\d", said), said
-    assert "1:40 in all, 1:3" in said
+    assert re.search(r"left +about (89|9\d) steps, 0:01:3\d", said), said
+    assert "1:40 in total, 1:3" in said
     assert "num_epochs ends" not in said
 
 
@@ -300,11 +312,11 @@ def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
     monkeypatch.setattr("training.metrics.window.READ_SECONDS", 0.0)
     monkeypatch.setattr(MetricsWindow, "seconds_per_step", lambda _self: 1.0)
     losses(tmp_path, "--print_steps", "3", "--save_every_minutes", "100", "--max_steps_per_epoch", "4")
-    assert [re.sub(r"[\d.]+ so far  rate .*  first", "… first", text) for text in texts[:2]] == [
+    assert [re.sub(r"[\d.]+ so far  lr .*  first", "… first", text) for text in texts[:2]] == [
         "epoch 0.12  loss … first report at step 3",
         "epoch 0.25  loss … first report at step 3",
     ]
-    assert "saves in" in texts[2]
+    assert "next save in" in texts[2]
 
 
 def test_a_terminal_gets_a_live_line(
@@ -314,20 +326,19 @@ def test_a_terminal_gets_a_live_line(
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
     losses(tmp_path)
     line = capsys.readouterr().err.rsplit("\r", 1)[-1]
-    for words in ("5/5", "epoch 0.6", "loss ", "rate ", "ends in 0:00", "saves in 0:00"):
+    for words in ("5/5", "epoch 0.6", "loss ", "lr ", "ETA 0:00", "next save in 0:00"):
         assert words in line
-    assert re.search(r"[\d,]+ tokens/s \(\d+%\)", line), "with the share of the limit"
+    assert re.search(r"[\d,]+ tokens/s  matmul \d+%", line)
 
 
 def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One value is read from a tensor a step, whether its gradient is finite, be it of one micro-step or of four."""
     counts: list[int] = []
 
-    def counted_step(*given: Any) -> bool:
+    def counted_step(*given: Any) -> None:
         with ReadValues() as read:
-            is_taken = take_step(*given)
+            take_step(*given)
         counts.append(read.num)
-        return is_taken
 
     monkeypatch.setattr("training.loop.take_step", counted_step)
     for micro in (8, 2):
@@ -340,6 +351,31 @@ def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatc
         )
         run_here([*words, "--max_steps", "3"])
     assert counts == [1] * 6
+
+
+def test_requests_are_exchanged_once_per_step_whatever_the_number_of_micro_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanges, ask = [], collectives.all_ranks_any
+
+    def count(*flags: bool) -> list[bool]:
+        exchanges.append(flags)
+        return ask(*flags)
+
+    monkeypatch.setattr(collectives, "all_ranks_any", count)
+    # Whether a step is read ahead depends on the machine: without it the reader asks before each step, too.
+    monkeypatch.setattr("data.stream.loader.TrainingStream.has_next", property(lambda _self: False))
+    counts = []
+    for micro in (8, 1):
+        folder = tmp_path / str(micro)
+        words = write_project(folder, train_micro_batch_size_per_gpu=micro)
+        content = json.loads((folder / "model.json").read_text())
+        del content["validation"]  # whose exchanges follow its own batches
+        (folder / "model.json").write_text(json.dumps(content))
+        exchanges.clear()
+        run_here([*words, "--max_steps", "5", "--ckpt_to_save", "99"])
+        counts.append(len(exchanges))
+    assert counts[0] == counts[1]
 
 
 class ReadValues(TorchDispatchMode):
