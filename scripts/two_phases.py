@@ -139,7 +139,7 @@ def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) ->
     if newest is None:
         return False
     state = read_state(checkpoints.folder / newest)
-    return is_run_finished(checked.settings, checked.place, checked.datasets, state)
+    return is_run_finished(checked.settings, checked.rank_info, checked.datasets, state)
 
 
 def has_start(flags: argparse.Namespace, phase: int) -> bool:

@@ -92,7 +92,14 @@ class Sinks:
 
     def has(self, kind: str, step: int) -> bool:
         """Whether a line of `kind` was recorded for `step`, by this process or an earlier one of this run."""
-        return any(row.get("kind") == kind and row.get("step") == step for row in read_valid_lines(self.lines))
+        return any(row.get("kind") == kind and row.get("step") == step for row in self._recorded())
+
+    def _recorded(self) -> list[dict[str, Any]]:
+        """Lines of this process and of earlier ones; [] where they cannot be read."""
+        try:
+            return read_valid_lines(self.lines)
+        except OSError:
+            return []
 
     def _append(self, row: dict[str, Any]) -> None:
         append_whole(self.lines, json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
@@ -130,7 +137,7 @@ class Sinks:
         """Mark the run as finished, and add it to TensorBoard's table of runs with its last figures."""
         if self.folder is None:
             return
-        known = last_figures(read_valid_lines(self.lines)) | self.last  # a restart at the end has recorded none itself
+        known = last_figures(self._recorded()) | self.last  # a restart at the end has recorded none itself
         results = {f"final/{name}": value for name, value in known.items() if name.rsplit("/")[-1] in FINAL}
         if results:
             plain = {
