@@ -10,7 +10,7 @@ from training.build import Run, build_window, hyperparameters
 from training.checkpoints.folder import tag_of
 from training.engine.build import seed_of, take_step
 from training.engine.gradients import can_lower_loss_scale
-from training.export.final_export import export_last_checkpoint
+from training.export.final_export import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
 from training.faults.skipping import pass_skipped_samples
@@ -40,7 +40,7 @@ def train(run: Run) -> bool:
     if output is not None:
         run.timer.begin("export")
         checkpoint, metrics = run.checkpoints.folder / tag_of(run.progress.state), run.settings.runs / "metrics.jsonl"
-        export_last_checkpoint(checkpoint, output, run.settings.tokenizer, metrics)
+        all_ranks_export(checkpoint, output, run.settings.tokenizer, metrics)
     return True
 
 

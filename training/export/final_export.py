@@ -10,7 +10,7 @@ from training.metrics.reader import last_validation
 from training.runtime import collectives
 
 
-def export_last_checkpoint(checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path) -> None:
+def all_ranks_export(checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path) -> None:
     """Export `checkpoint` to `output`. Called on all ranks; rank 0 writes.
 
     The weights come from the checkpoint's files, so every ZeRO stage is exported alike, and a run that was killed
