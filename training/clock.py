@@ -5,7 +5,6 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
-from data.shards.dataset import PretrainingDataset
 from training.checkpoints.folder import TrainingState
 from training.checkpoints.progress import Progress
 from training.inputs.datasets import Datasets
@@ -13,7 +12,7 @@ from training.metrics.formatting import format_seconds
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.outlook import find_early_end, mean_tokens
-from training.plan.step_plan import Phase, StepPlan, plan_steps
+from training.plan.step_plan import Phase, plan_steps
 from training.plan.time_budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
@@ -37,7 +36,20 @@ class Clock:
 
     def is_finished(self) -> bool:
         """Whether the run has reached its end. With a time budget: as all ranks last agreed."""
-        return self.budget.is_ended or self.horizon.is_finished(self.progress.step, self.progress.samples)
+        return self.budget.is_ended or self.is_out_of_rows()
+
+    def is_out_of_rows(self) -> bool:
+        """Whether steps or epochs end the run here, whatever its time budget."""
+        return self.horizon.is_finished(self.progress.step, self.progress.samples)
+
+    def pass_skipped_samples(self) -> None:
+        """Move the cursor to where the next step can begin, or to the end of the run."""
+        while not self.is_out_of_rows():
+            num_rows = self.horizon.plan.at(self.progress.samples).rows
+            cursor = self.progress.skips.next_sample(self.progress.samples, num_rows)
+            if cursor == self.progress.samples:
+                return
+            self.progress.move_cursor(cursor)  # steps may have another size there
 
     def all_ranks_agree_on_time(self, seconds_per_step: float) -> None:
         """Take over rank 0's time and its decision whether the budget has room for one more step."""
@@ -100,29 +112,8 @@ class Clock:
             note_time_spent(folder, self.budget.used())
 
 
-def build_plan(settings: Settings, rank_info: RankInfo, training: tuple[PretrainingDataset, ...]) -> StepPlan:
-    phases = [
-        (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
-        for index, (each, data) in enumerate(zip(settings.lengths, training, strict=True))
-    ]
-    accumulation = settings.deepspeed.batch.accumulation
-    return plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=rank_info.world_size)
-
-
-def build_horizon(settings: Settings, schedule: Schedule, state: TrainingState, plan: StepPlan) -> Horizon:
-    return Horizon(
-        plan=plan,
-        num_epochs=settings.training.num_epochs,
-        # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
-        total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
-        schedule_origin=schedule.origin,
-        start_step=state.start_step,
-        max_steps=settings.flags.max_steps,
-        max_steps_per_epoch=settings.flags.max_steps_per_epoch,
-    )
-
-
 def build_budget(settings: Settings, state: TrainingState, began: float | None) -> Budget:
+    """`began`: when the process started, by time.monotonic(); None: now."""
     return Budget(
         settings.time_budget,
         used_before=state.seconds,
@@ -136,9 +127,23 @@ def build_clock(
     settings: Settings, rank_info: RankInfo, datasets: Datasets, progress: Progress, began: float | None
 ) -> Clock:
     """`began`: when the process started, by time.monotonic(); None: now."""
-    state = progress.state
-    schedule = settings.schedule(state.start_step if settings.flags.rewarmup else 0)
-    horizon = build_horizon(settings, schedule, state, build_plan(settings, rank_info, datasets.training))
+    state, flags = progress.state, settings.flags
+    schedule = settings.schedule(state.start_step if flags.rewarmup else 0)
+    phases = [
+        (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
+        for index, (each, data) in enumerate(zip(settings.lengths, datasets.training, strict=True))
+    ]
+    accumulation, world_size = settings.deepspeed.batch.accumulation, rank_info.world_size
+    horizon = Horizon(
+        plan=plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=world_size),
+        num_epochs=settings.training.num_epochs,
+        # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
+        total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
+        schedule_origin=schedule.origin,
+        start_step=state.start_step,
+        max_steps=flags.max_steps,
+        max_steps_per_epoch=flags.max_steps_per_epoch,
+    )
     budget = build_budget(settings, state, began)
     if budget.is_over(state.seconds, 0.0):
         budget.end()

@@ -13,7 +13,6 @@ from training.engine.gradients import can_lower_loss_scale
 from training.export.final_export import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
-from training.faults.skipping import pass_skipped_samples
 from training.faults.unreadable import StepReader
 from training.inputs.streams import build_stream
 from training.metrics.health import Health
@@ -85,25 +84,10 @@ class Loop:
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if flags.progressive_layer_drop else None
         self.window = build_window(run)
-        self.reporter = Reporter(
-            self.window,
-            Health(settings.deepspeed.batch.total, run.clock.schedule.origin),
-            run.sinks,
-            run.timer,
-            run.clock,
-            run.progress,
-            run.engine,
-            run.grad_norm,
-            flags.print_steps,
-            self.is_main,
-        )
-        self.reader = StepReader(
-            partial(build_stream, settings, run.rank_info, run.datasets.training),
-            run.clock.horizon.plan,
-            run.progress,
-            run.engine,
-            run.timer,
-        )
+        health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
+        self.reporter = Reporter(self.window, health, run.sinks, run.clock, run.engine, run.grad_norm)
+        open_stream = partial(build_stream, settings, run.rank_info, run.datasets.training)
+        self.reader = StepReader(open_stream, run.clock.horizon.plan, run.progress, run.engine, run.timer)
         bad_rows = settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
         self.bad_steps = BadSteps(flags.max_bad_steps, bad_rows, run.checkpoints.folder)
         does_roll_back = flags.on_spike == "rollback"
@@ -142,13 +126,14 @@ class Loop:
                 is_finished = False  # rolled back to an earlier step
                 continue
             self.validate_and_save(due, is_finished)
-            self.reporter.update_bar(self.saver.seconds_to_next(self.window.seconds_per_step()))
+            seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
+            self.reporter.update_bar(self.print_steps, seconds_to_save)
         return is_finished
 
     def take_step(self) -> None:
         """Take one optimizer step and move the cursor past its rows, unless all rows that are left are skipped."""
-        pass_skipped_samples(self.progress, self.clock.horizon)
-        if self.clock.horizon.is_finished(self.progress.step, self.progress.samples):
+        self.clock.pass_skipped_samples()
+        if self.clock.is_out_of_rows():
             return
         batches, epoch = self.reader.all_ranks_next(), self.clock.epoch()
         lr = self.clock.learning_rate()

@@ -7,14 +7,12 @@ from tqdm import tqdm
 
 from common.console import console
 from data.stream.loader import StepBatches
-from training.checkpoints.progress import Progress
 from training.clock import Clock
 from training.engine.gradients import GradientNorm, GradientWatch
 from training.metrics.formatting import first_live_text, live_text, train_line
 from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
 from training.metrics.tally import Tally
-from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow, StepLoss, WindowReport
 
 WATCHED_STEPS = 2  # in which every parameter should get a gradient
@@ -24,28 +22,18 @@ class Reporter:
     """Collects steps in `window`; `all_ranks_close` ends the window, and `write` reports it."""
 
     def __init__(
-        self,
-        window: MetricsWindow,
-        health: Health,
-        sinks: Sinks,
-        timer: SectionTimer,
-        clock: Clock,
-        progress: Progress,
-        engine: Any,
-        grad_norm: GradientNorm,
-        print_steps: int,
-        is_main: bool,
+        self, window: MetricsWindow, health: Health, sinks: Sinks, clock: Clock, engine: Any, grad_norm: GradientNorm
     ) -> None:
-        self.window, self.health, self.sinks, self.timer = window, health, sinks, timer
-        self.clock, self.progress = clock, progress
-        self.engine, self.grad_norm, self.print_steps, self.is_main = engine, grad_norm, print_steps, is_main
+        self.window, self.health, self.sinks = window, health, sinks
+        self.clock, self.progress = clock, clock.progress
+        self.engine, self.grad_norm = engine, grad_norm
         self.gradients = GradientWatch(engine.module, WATCHED_STEPS)
         self.lr = 0.0  # of the last step
         self.closed: WindowReport | None = None  # the last one
         self.figures: dict[str, float] = {}  # of the last report
         self.is_early_end_known = False
-        last_step = clock.last_step()
-        self.bar: tqdm = console.progress(total=last_step, initial=progress.step, unit="step", dynamic_ncols=True)
+        total, step = clock.last_step(), clock.progress.step
+        self.bar: tqdm = console.progress(total=total, initial=step, unit="step", dynamic_ncols=True)
 
     @property
     def has_steps(self) -> bool:
@@ -57,7 +45,7 @@ class Reporter:
         self.lr = lr
         num_layers = sum(scale > 0 for scale in self.engine.module.bert.encoder.branch_scales)
         self.window.count(self.progress.step, tally, batches, num_layers)
-        if self.is_main and self.health.needs_rows:
+        if self.window.rank_info.is_main and self.health.needs_rows:
             for batch in batches.micro_batches:
                 self.health.watch_rows(epoch, batch.input_ids.numpy(), batch.masked_lm_labels.numpy())
         without_gradient = self.gradients.end_step()
@@ -85,7 +73,7 @@ class Reporter:
         """Write the figures of the window that was closed last."""
         assert self.closed is not None
         step, pace = self.progress.step, self.closed.seconds_per_micro_step
-        with self.timer.measure("logging"):
+        with self.window.timer.measure("logging"):
             console.say(train_line(step, self.clock.last_step(), self.figures, self.clock.seconds_left(pace)))
             early_end = self.clock.find_early_end(pace)
             if early_end and not self.is_early_end_known:
@@ -95,7 +83,7 @@ class Reporter:
                 console.warn(warning)
             self.sinks.record("train", step, self.progress.samples, self.figures)
 
-    def update_bar(self, seconds_to_save: float) -> None:
+    def update_bar(self, print_steps: int, seconds_to_save: float) -> None:
         """Show the last report's figures on the live bar; before the first report, this rank's loss so far."""
         if self.bar.disable:
             return
@@ -105,6 +93,6 @@ class Reporter:
             text = live_text(epoch, self.figures, left, min(left, seconds_to_save))
             self.bar.set_postfix_str(text, refresh=False)
         elif (loss := self.window.loss_so_far()) is not None:
-            first_report = step + self.print_steps - step % self.print_steps
+            first_report = step + print_steps - step % print_steps
             self.bar.set_postfix_str(first_live_text(epoch, loss, self.lr, first_report), refresh=False)
         self.bar.update(step - self.bar.n)

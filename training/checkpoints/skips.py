@@ -22,6 +22,16 @@ class Skips(NamedTuple):
     def merged(self, other: "Skips") -> "Skips":
         return Skips(*(tuple(dict.fromkeys((*mine, *theirs))) for mine, theirs in zip(self, other, strict=True)))
 
+    def next_sample(self, sample: int, num_rows: int) -> int:
+        """Where the next step of `num_rows` samples can begin without a skipped one: at `sample`, or later.
+
+        A range can begin inside a step when the batch has grown since; the rows before it are then skipped too.
+        """
+        for first, end in sorted(self.ranges):
+            if sample < end and first < sample + num_rows:
+                sample = end
+        return sample
+
     def entries(self) -> list[list[Any]]:
         """The content of `skips.json`."""
         return [[*pair, ROLLBACK] if pair in self.rollbacks else list(pair) for pair in self.ranges]

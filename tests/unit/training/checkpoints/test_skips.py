@@ -8,7 +8,7 @@ import pytest
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder, TrainingState, read_state
-from training.faults.skipping import next_unskipped
+from training.checkpoints.skips import Skips
 
 BATCH = 8  # rows per step in tests.support's project
 
@@ -68,6 +68,6 @@ def test_a_run_whose_last_rows_are_skipped_ends_there(tmp_path: Path, capsys: py
 )
 def test_no_step_touches_a_range(sample: int, rows: int, expected: int) -> None:
     skips = ((40, 48), (8, 16), (32, 40))
-    found = next_unskipped(sample, skips, rows)
+    found = Skips(skips).next_sample(sample, rows)
     assert found == expected
     assert all(found >= end or found + rows <= first for first, end in skips)
