@@ -46,7 +46,7 @@ def show_banner(run: Run) -> None:
         clock.schedule,
         num_parameters=num_parameters,
         output_dir=flags.output_dir,
-        has_validation=run.validator is not None,
+        has_validation=run.datasets.validation is not None,
     )
     notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, flags.preln)]
     if not flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout

@@ -56,10 +56,7 @@ class Run:
     progress: Progress
     clock: Clock
     checkpoints: CheckpointFolder
-    saver: Saver
     sinks: Sinks
-    validator: Validator | None  # None: there is no validation data
-    preview: ModelPreview
     timer: SectionTimer
     stop: StopRequests
 
@@ -95,35 +92,8 @@ def build_run(
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
     clock = build_clock(settings, rank_info, datasets, progress, began)
-    sinks = Sinks(settings.runs, is_writing, progress, detach_monitor(engine))
-
-    def note_step(section: str) -> None:
-        note(section, progress.step)
-
-    timer = SectionTimer(device, note_step)
-    validator = None
-    if datasets.validation is not None:
-        rows = validation_rows(settings.deepspeed.batch.micro, flags.max_seq_length, datasets.validation_length)
-        validator = Validator(
-            engine,
-            datasets.validation,
-            rows,
-            rank_info,
-            device,
-            stop,
-            timer,
-            progress,
-            clock.budget,
-            sinks,
-            flags.keep_best,
-        )
-    policy = SavePolicy(
-        Retention(flags.keep_last, flags.keep_every),
-        every_steps=flags.save_every_steps,
-        every_minutes=flags.save_every_minutes,
-        epochs=flags.ckpt_to_save,
-    )
-    run = Run(
+    take_random_states(point, progress.state, rank_info)  # after everything that draws random numbers
+    return Run(
         settings=settings,
         rank_info=rank_info,
         device=device,
@@ -134,25 +104,47 @@ def build_run(
         progress=progress,
         clock=clock,
         checkpoints=checkpoints,
-        saver=Saver(
-            checkpoints, engine, progress, clock.horizon, clock.budget, stop, policy, settings.sources, note_step
-        ),
-        sinks=sinks,
-        validator=validator,
-        preview=ModelPreview(
-            Guesses(settings.tokenizer, flags.max_seq_length),
-            engine,
-            sinks,
-            device,
-            is_main=rank_info.is_main,
-            is_partitioned=settings.deepspeed.zero_stage == 3,
-            with_histograms=flags.log_histograms,
-        ),
-        timer=timer,
+        sinks=Sinks(settings.runs, is_writing, progress, detach_monitor(engine)),
+        timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
-    take_random_states(point, progress.state, rank_info)  # last: building draws random numbers
-    return run
+
+
+def build_saver(run: Run) -> Saver:
+    flags = run.settings.flags
+    policy = SavePolicy(
+        Retention(flags.keep_last, flags.keep_every),
+        every_steps=flags.save_every_steps,
+        every_minutes=flags.save_every_minutes,
+        epochs=flags.ckpt_to_save,
+    )
+    horizon, budget, sources = run.clock.horizon, run.clock.budget, run.settings.sources
+    return Saver(run.checkpoints, run.engine, run.progress, horizon, budget, run.stop, policy, sources, run.timer.begin)
+
+
+def build_validator(run: Run) -> Validator | None:
+    """None: there is no validation data."""
+    dataset, length, flags = run.datasets.validation, run.datasets.validation_length, run.settings.flags
+    if dataset is None:
+        return None
+    rows = validation_rows(run.settings.deepspeed.batch.micro, flags.max_seq_length, length)
+    clock, timer, stop = run.clock, run.timer, run.stop
+    return Validator(
+        run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, flags.keep_best
+    )
+
+
+def build_preview(run: Run) -> ModelPreview:
+    flags = run.settings.flags
+    return ModelPreview(
+        Guesses(run.settings.tokenizer, flags.max_seq_length),
+        run.engine,
+        run.sinks,
+        run.device,
+        is_main=run.rank_info.is_main,
+        is_partitioned=run.settings.deepspeed.zero_stage == 3,
+        with_histograms=flags.log_histograms,
+    )
 
 
 def build_window(run: Run) -> MetricsWindow:

@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 from common.console import console
 from nvidia.layer_drop import keep_theta
-from training.build import Run, build_window, hyperparameters
+from training.build import Run, build_preview, build_saver, build_validator, build_window, hyperparameters
 from training.checkpoints.folder import tag_of
+from training.checkpoints.saving import Saver
 from training.engine.build import seed_of, take_step
 from training.engine.gradients import can_lower_loss_scale
 from training.export.final_export import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
 from training.faults.unreadable import StepReader
+from training.guesses import ModelPreview
 from training.inputs.streams import build_stream
 from training.metrics.health import Health
 from training.metrics.tally import Tally
@@ -21,16 +23,18 @@ from training.optimizers.build import set_learning_rate
 from training.report import Reporter
 from training.runtime import collectives
 from training.runtime.collectives import Unreadable
+from training.validation import Validator
 
 
 def train(run: Run) -> bool:
     """Train to the end; report, validate and save on the way. False: stopped on request, with everything saved."""
+    saver, validator, preview = build_saver(run), build_validator(run), build_preview(run)
     if run.clock.is_finished():
         console.say(f"finished already, at step {run.progress.step}: nothing to do")
-        if not all_ranks_complete_end(run):
+        if not all_ranks_complete_end(run, saver, validator, preview):
             console.say("stopped during the last validation; the same command repeats it")
             return False
-    elif Loop(run).run():
+    elif Loop(run, saver, validator, preview).run():
         run.sinks.finish(hyperparameters(run.settings), run.progress)
     else:
         run.sinks.close()
@@ -43,7 +47,7 @@ def train(run: Run) -> bool:
     return True
 
 
-def all_ranks_complete_end(run: Run) -> bool:
+def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> bool:
     """Do what a stop in the last validation left out: the validation, the best mark, guesses, the table of runs.
 
     False: stopped on request again.
@@ -52,14 +56,14 @@ def all_ranks_complete_end(run: Run) -> bool:
     has_ended, has_validation = collectives.all_ranks_from_main(
         lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
     )
-    if run.validator is not None and not has_validation:
-        best = run.validator.all_ranks_validate(is_save_due=True)
+    if validator is not None and not has_validation:
+        best = validator.all_ranks_validate(is_save_due=True)
         if best is not None:
-            run.saver.save(best)  # the checkpoint exists, and is only marked
+            saver.save(best)  # the checkpoint exists, and is only marked
     if run.stop.all_ranks_agreed():
         return False
     if not has_ended:
-        run.preview.all_ranks_write(step)
+        preview.all_ranks_write(step)
         run.sinks.finish(hyperparameters(run.settings), run.progress)
     return True
 
@@ -75,11 +79,11 @@ class Due(NamedTuple):
 class Loop:
     """Takes steps, reports, validates and saves, until the run is finished or asked to stop."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> None:
         settings, flags = run.settings, run.settings.flags
         self.engine, self.grad_norm, self.device = run.engine, run.grad_norm, run.device
         self.progress, self.clock, self.timer, self.stop = run.progress, run.clock, run.timer, run.stop
-        self.saver, self.validator, self.preview = run.saver, run.validator, run.preview
+        self.saver, self.validator, self.preview = saver, validator, preview
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if flags.progressive_layer_drop else None

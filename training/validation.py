@@ -12,14 +12,13 @@ from common.console import console
 from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import evaluation_batches
-from training.checkpoints.progress import Progress
 from training.checkpoints.retention import Best
+from training.clock import Clock
 from training.engine.build import to_device
 from training.metrics.formatting import validation_line
 from training.metrics.sinks import Sinks
 from training.metrics.tally import Tally, summarize
 from training.metrics.timing import SectionTimer
-from training.plan.time_budget import Budget
 from training.runtime.collectives import Unreadable
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -41,8 +40,7 @@ class Validator:
     device: torch.device
     stop: StopRequests
     timer: SectionTimer
-    progress: Progress
-    budget: Budget
+    clock: Clock
     sinks: Sinks
     keeps_best: bool  # --keep_best
 
@@ -56,10 +54,11 @@ class Validator:
             figures = self.all_ranks_measure()
         if figures is None:
             return None
-        self.budget.note_pause(time.perf_counter() - began)
-        best = self.progress.note_validation(figures["mlm_loss"], is_kept=self.keeps_best, is_saved_anyway=is_save_due)
-        console.say(validation_line(self.progress.step, figures))
-        self.sinks.record("validation", self.progress.step, self.progress.samples, figures)
+        self.clock.budget.note_pause(time.perf_counter() - began)
+        progress, loss = self.clock.progress, figures["mlm_loss"]
+        best = progress.note_validation(loss, is_kept=self.keeps_best, is_saved_anyway=is_save_due)
+        console.say(validation_line(progress.step, figures))
+        self.sinks.record("validation", progress.step, progress.samples, figures)
         return best
 
     @torch.no_grad()

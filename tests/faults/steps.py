@@ -1,4 +1,4 @@
-"""What goes wrong in a step or in a validation."""
+"""Faults in a step or in a validation."""
 
 import os
 import signal
@@ -39,13 +39,13 @@ def _not_a_number(fault: Fault) -> None:
 
 
 def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor) -> torch.Tensor:
-    """Its gradient stays finite by itself, as that of an infinite cross entropy does."""
+    """The gradient stays finite, like that of an infinite cross entropy."""
     module.details = module.details._replace(masked_lm_loss_sum=module.details.masked_lm_loss_sum + value)
     return loss + value
 
 
 def _draw(fault: Fault) -> None:
-    """Something in this rank draws at random before every step; what it drew is noted in `folder`."""
+    """Draw random numbers in this rank before every step, and write them to `folder`."""
     import json
     import random
 
@@ -64,7 +64,7 @@ def _draw(fault: Fault) -> None:
 
 
 def _loss_is_not_a_number(fault: Fault) -> None:
-    """What a forward pass that overflows in fp16 leaves in the sums of the step of these samples."""
+    """Sums that are NaN, as a forward pass that overflows in fp16 leaves them, in the step of these samples."""
     from training import loop
 
     original = loop.take_step
@@ -78,9 +78,9 @@ def _loss_is_not_a_number(fault: Fault) -> None:
 
 
 def _spoil_weights(fault: Fault) -> None:
-    """Before the step of these samples make the model forget, so that the loss jumps; healed by going back.
+    """Spoil the weights before the step of these samples, so that the loss jumps until a rollback.
 
-    With `always` it happens whenever that step number comes again, whatever samples it is of.
+    With `always` it happens at that step number every time, whatever its samples are.
     """
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -116,7 +116,7 @@ def _die_in_rollback(fault: Fault) -> None:
 
 
 def _hang(fault: Fault) -> None:
-    """Stop moving at the step of these samples: by sleeping, or with the whole process stopped."""
+    """Hang at the step of these samples: asleep, or with the whole process stopped."""
     from training import loop
 
     def hang(_engine: Any, step: Any, *_: Any) -> None:
@@ -129,14 +129,14 @@ def _hang(fault: Fault) -> None:
 
 
 def _slow_steps(fault: Fault) -> None:
-    """Give signals time to arrive between two steps."""
+    """Leave time for signals between two steps."""
     from training import loop
 
     before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _slow_forward(fault: Fault) -> None:
-    """A rank whose device is slower than the others'."""
+    """A rank with a slower device than the others."""
     from nvidia.modelingpreln import BertForPreTrainingPreLN
     from training.metrics import flops
 
@@ -145,7 +145,7 @@ def _slow_forward(fault: Fault) -> None:
 
 
 def _long_sequences(_: Fault) -> None:
-    """A rank whose batch has no short sequence, so that it leaves out the last block's queries that are not read."""
+    """A rank whose batch has no short sequence, so that it skips queries of the last block that nothing reads."""
     from nvidia.attention import grouped as grouped_attention
 
     grouped_attention._SHORT = 0

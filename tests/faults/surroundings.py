@@ -1,4 +1,4 @@
-"""Data, disks and terminals that a rank loses."""
+"""Data, disks and terminals that fail."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from tests.faults.patching import Fault, before
 
 
 def _reader_dies(fault: Fault) -> None:
-    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it.
+    """A shard is closed while this rank reads it, after `reads` reads of it: HDF5 itself raises an error.
 
     Reads are counted from the first read of a `step` or of the `validation` (`since`) on, where that is given.
     """
@@ -24,7 +24,7 @@ def _reader_dies(fault: Fault) -> None:
         files.append(self.path)
         if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
             self._file.close()
-            self.forget()  # what was decoded before would be read as if nothing had happened
+            self.forget()  # otherwise cached blocks would be read without an error
 
     first_calls = {"step": (StepReader, "all_ranks_next"), "validation": (Validator, "all_ranks_measure")}
     begun: list[bool] = []
@@ -41,14 +41,14 @@ def _reader_dies(fault: Fault) -> None:
 
 
 def _slow_reader(fault: Fault) -> None:
-    """One that is never ahead of the training."""
+    """A reader that is never ahead of the training."""
     from data.stream.loader import TrainingStream
 
     before(TrainingStream, "_make_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _lose_output(fault: Fault) -> None:
-    """Standard output (and with `both` errors too) leads to a full disk, or to a pipe whose reader has gone."""
+    """Redirect standard output (with `both`, errors too) to a full disk, or to a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     target = os.open("/dev/full", os.O_WRONLY) if fault["how"] == "full" else writer

@@ -1,4 +1,4 @@
-"""Flags and blocks reach what they are for: seen in the figures of tiny runs."""
+"""Flags and DeepSpeed blocks take effect: checked by the figures of tiny runs."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(tmp_path_factory.mktemp("plain"))
 
 
-def test_recomputation_changes_no_loss(plain: list[float], tmp_path: Path) -> None:
+def test_recomputation_does_not_change_the_loss(plain: list[float], tmp_path: Path) -> None:
     flags = ["--gelu_checkpoint", "--attention_dropout_checkpoint", "--normalize_invertible"]
     assert losses(tmp_path, *flags) == pytest.approx(plain, abs=1e-6)
 
@@ -87,7 +87,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return noted
 
 
-def test_gradient_checkpointing_changes_no_loss(plain: list[float], chunks: list[int], tmp_path: Path) -> None:
+def test_gradient_checkpointing_does_not_change_the_loss(plain: list[float], chunks: list[int], tmp_path: Path) -> None:
     assert losses(tmp_path, "--gradient_checkpointing", "1") == plain  # to the last bit
     assert chunks == [1] * 5
 
@@ -127,10 +127,10 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
 
 
-def test_validation_has_rows_of_a_length_and_of_predictions_of_its_own(
+def test_validation_rows_may_have_another_length_and_number_of_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same rows, filled up with padding to less and to more than the 24 of training, have the same loss."""
+    """The same rows, padded to less and to more than the 24 tokens of training, have the same loss."""
     words = write_project(tmp_path)
     rows = make_rows(11, 16, 4, seed=9)
     found = []
@@ -152,10 +152,10 @@ def test_longer_rows_are_validated_fewer_at_a_time() -> None:
     assert [validation_rows(64, 128, length) for length in (64, 128, 512, 100_000)] == [64, 64, 16, 1]
 
 
-def test_a_folder_with_training_shards_alone_means_no_validation(
+def test_a_folder_without_validation_shards_means_no_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `data.prepare` leaves it where the text is one document."""
+    """`data.prepare` writes such a folder when the text is one document."""
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
     assert resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1)).validation_folder is None
@@ -222,11 +222,11 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert checkpoints.tags() == sorted({best.tag, "step_00000009"})
 
 
-def test_dry_run_says_what_it_would_cost_and_writes_nothing(
+def test_dry_run_reports_the_cost_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.banner.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
-    # Kibibytes under the name of GiB: parts of a model this small would all be 0.00.
+    # Kibibytes instead of GiB: the parts of a model this small would all be 0.00.
     monkeypatch.setattr(
         "training.dry_run._gib", lambda tensors: sum(t.numel() * t.element_size() for t in tensors) / 1024
     )
@@ -280,7 +280,7 @@ def test_dry_run_with_monitors_writes_nothing_either(
 def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first step has 8 rows, 59 have 80: ten times the time and tokens."""
+    """The first step has 8 rows, the other 59 have 80: ten times the time and tokens."""
     monkeypatch.setattr("training.dry_run.fastest_step", lambda *_: 1.0)
     words = write_project(tmp_path, train_micro_batch_size_per_gpu=8)
     run_here([*words, "--dry_run", "--batch_schedule", "0:8,1:80"])
@@ -292,7 +292,7 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
 
     run_here([*words, "--dry_run", "--time_budget", "1000s"])
     said = capsys.readouterr().out
-    assert "800 steps, 0:13:20" in said, "100 epochs, and the time would last for more"
+    assert "800 steps, 0:13:20" in said, "100 epochs, although there is time for more"
     assert "num_epochs ends the run in about 13:20, but its time budget lasts for" in said
     assert "warm-up" not in said
     run_here([*words, "--dry_run", "--time_budget", "100s"])
@@ -302,7 +302,7 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     assert "num_epochs ends" not in said
 
 
-def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
+def test_the_live_bar_before_the_first_report_and_its_time_to_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
@@ -319,7 +319,7 @@ def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
     assert "next save in" in texts[2]
 
 
-def test_a_terminal_gets_a_live_line(
+def test_a_terminal_gets_a_live_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -332,7 +332,7 @@ def test_a_terminal_gets_a_live_line(
 
 
 def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value is read from a tensor a step, whether its gradient is finite, be it of one micro-step or of four."""
+    """Each step reads one value from a tensor, whether the gradient is finite, with one micro-step or with four."""
     counts: list[int] = []
 
     def counted_step(*given: Any) -> None:
@@ -343,7 +343,7 @@ def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatc
     monkeypatch.setattr("training.loop.take_step", counted_step)
     for micro in (8, 2):
         words = write_project(tmp_path / str(micro), train_micro_batch_size_per_gpu=micro)
-        model = tmp_path / str(micro) / "model.json"  # dropout on a CPU draws its seeds from a tensor of the host
+        model = tmp_path / str(micro) / "model.json"  # dropout on a CPU reads its seeds from a host tensor
         model.write_text(
             model.read_text().replace(
                 '"hidden_size"', '"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "hidden_size"'
@@ -389,21 +389,19 @@ class ReadValues(TorchDispatchMode):
 
 
 def test_a_head_without_gradient_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards in which nothing is masked train the sentence head alone."""
+    """Shards without masked tokens train the sentence head only."""
     words = write_project(tmp_path)
     for path in (tmp_path / "data").glob("*training*"):
         with h5py.File(path, "r+") as file:
             file["masked_lm_positions"][:] = 0
             file["masked_lm_ids"][:] = 0
     run_here([*words, "--max_steps", "3"])
-    told = capsys.readouterr().err
-    assert "parameters got no gradient in the first steps: cls.predictions" in told
-    assert told.count("got no gradient") == 1
+    warnings = capsys.readouterr().err
+    assert "parameters got no gradient in the first steps: cls.predictions" in warnings
+    assert warnings.count("got no gradient") == 1
 
 
-def test_the_libraries_chatter_is_in_a_file_and_not_on_the_console(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_library_logs_are_in_a_file_and_not_on_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     losses(tmp_path)
     said = capfd.readouterr()
     assert "DeepSpeed info" not in said.out + said.err

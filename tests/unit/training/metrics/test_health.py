@@ -75,9 +75,9 @@ def test_a_plateau_is_counted_from_the_end_of_the_warm_up() -> None:
 def test_shares_of_time_are_judged_over_the_same_time_whatever_print_steps_is(steps: float) -> None:
     health = health_at_unigram_level_5()
     figures = {**HEALTHY, "data_wait_share": 0.5, "seconds_per_step": 0.1, "window_steps": steps}
-    told = [health.check(500 + index, figures, [0.01, 0.05]) for index in range(round(110 / steps))]
-    assert not any(told[: int(90 / steps)])
-    sentences = [sentence for report in told for sentence in report]
+    reports = [health.check(500 + index, figures, [0.01, 0.05]) for index in range(round(110 / steps))]
+    assert not any(reports[: int(90 / steps)])
+    sentences = [sentence for report in reports for sentence in report]
     assert len(sentences) == 2
     assert "50% of the time" in sentences[0]
     assert "rank 1 takes 5.00 times" in sentences[1]
