@@ -3,7 +3,7 @@
 from common.starting import start
 
 if __name__ == "__main__":
-    start.begin()  # before the imports below, which take seconds: a request to stop must not wait for them
+    start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
 
 import time
 from collections.abc import Sequence
@@ -15,16 +15,18 @@ from common.errors import run_command
 from common.outcome import leave_outcome, sign_of_life
 from common.processes import STOPPED_EXIT_CODE
 from nvidia.cpu.startup import configure_onednn
-from training.build import build_run, keep_time
+from training.banner import show_banner
+from training.build import build_run
 from training.dry_run import dry_run
 from training.engine.compile_locks import guard_compiles
 from training.inputs.datasets import open_data
 from training.loop import train
+from training.metrics.sinks import without_writer_tracebacks
 from training.plan.time_budget import process_start
 from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
-from training.runtime.ranks import pick_device, read_rank_info, share_cores
+from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 from training.runtime.restarting import restart_alone
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
@@ -34,7 +36,7 @@ from training.settings.resolve import resolve_settings
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
-    """`began`: when the process did, by time.monotonic(), from where --time_budget counts; None: now."""
+    """Returns the exit code. `began`: when the process started, by time.monotonic(), for --time_budget; None: now."""
     began = time.monotonic() if began is None else began
     with ExitStack() as stack:
         stack.callback(start.end)
@@ -42,15 +44,11 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         flags, problems = read_arguments(argv)
         if not problems.messages and flags.max_restarts is not None:
             code = restart_alone(flags.max_restarts)
-            leave_outcome(code, True)  # the child told us, and a supervisor above us waits for it too
+            leave_outcome(code, True)  # the child has reported, and a supervisor above this process waits for it too
             return code
         rank_info = read_rank_info()
         stack.enter_context(sign_of_life(rank_info.rank))
-        console.enabled = rank_info.is_main
-        avoid_broken_amx()
-        configure_onednn()
-        share_cores(rank_info)
-        guard_compiles()
+        set_up_process(rank_info, stack)
         settings = resolve_settings(flags, rank_info, problems)
         datasets = open_data(settings.data, rank_info)
         device = pick_device(rank_info)
@@ -64,18 +62,30 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         beats = None if flags.dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
         run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
-        stack.callback(run.checkpoints.join)  # before the folder is let go
+        stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
-        watchdog.on_write = partial(keep_time, run)
+        show_banner(run)
+        if rank_info.is_main and not flags.dry_run:
+            watchdog.call_with_each_write(partial(run.clock.write_time_spent, run.checkpoints.folder))
         if flags.dry_run:
             dry_run(run)
-        collectives.all_ranks_barrier()  # a request to stop ends the process before this, and saves first after it
+        collectives.all_ranks_barrier()  # until here a stop request ends the process; from here on the run saves first
         stack.enter_context(stop)
-        is_finished = flags.dry_run or train(run, watchdog)
+        is_finished = flags.dry_run or train(run)
         collectives.leave()
     code = 0 if is_finished else STOPPED_EXIT_CODE
     leave_outcome(code, rank_info.is_main)
     return code
+
+
+def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:
+    """Change what is global in this process, before anything is built. Library logs follow in send_logs()."""
+    console.enabled = rank_info.is_main
+    avoid_broken_amx()  # CPU features that torch may use
+    configure_onednn()  # cache limits, which oneDNN reads once
+    share_cores(rank_info)  # threads, and their environment variables
+    guard_compiles()  # torch's lock of compiled extensions
+    stack.enter_context(without_writer_tracebacks())  # threading.excepthook
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from common.help import Parser, positive_int
 from common.launchers import find_deepspeed
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from common.supervision import DIED_UNSEEN, Supervisor
-from training.build import is_run_finished
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.checkpoints.match import EngineKind, find_mismatches
+from training.clock import is_run_finished
 from training.inputs.datasets import Datasets, open_data
 from training.runtime.ranks import RankInfo, free_port
 from training.settings.arguments import read_arguments
@@ -139,7 +139,7 @@ def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) ->
     if newest is None:
         return False
     state = read_state(checkpoints.folder / newest)
-    return is_run_finished(checked.settings, checked.place, checked.datasets, state)
+    return is_run_finished(checked.settings, checked.rank_info, checked.datasets, state)
 
 
 def has_start(flags: argparse.Namespace, phase: int) -> bool:

@@ -1,78 +1,82 @@
-"""--dry_run: build everything, take a few steps on the first batch, say what the run would cost; write nothing."""
+"""--dry_run: build everything, take a few steps on the first batch, report the cost of the run; write nothing."""
 
 import time
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from common.console import console
-from training.build import Run
+from training.build import Run, build_window
+from training.clock import Clock
 from training.engine.build import set_batch, take_step
-from training.metrics.formatting import format_hours
-from training.metrics.window import MetricsWindow, peak_memory_gib, seconds_to_last_step
-from training.plan.outlook import find_early_end, format_count, look_ahead
+from training.inputs.streams import build_stream
+from training.metrics.tally import Tally
+from training.metrics.window import peak_memory_gib
+from training.plan.outlook import format_count, look_ahead
 from training.runtime import collectives
 
 TIMED_STEPS = 2
 
 
 def dry_run(run: Run) -> None:
-    """The same steps a run takes, on its first batch, with the learning rate at zero."""
-    window = MetricsWindow(run)
+    """Take steps as a run does, on its first batch, with a learning rate of zero."""
+    window = build_window(run)
     for group in run.engine.optimizer.param_groups:
         group["lr"] = 0.0
-    set_batch(run.engine, run.plan.at(run.state.samples))
-    with closing(run.stream.steps(run.state.samples)) as steps:  # type: ignore[type-var]
+    segment = run.clock.horizon.plan.at(run.progress.samples)
+    set_batch(run.engine, segment)
+    stream = build_stream(run.settings, run.rank_info, run.datasets.training, segment)
+    with closing(stream.steps(run.progress.samples)) as steps:  # type: ignore[type-var]
         batches = collectives.all_ranks_read(lambda: next(steps))
     seconds = []
     for _ in range(1 + TIMED_STEPS):
-        began = time.perf_counter()
-        window.norm.note_scale()
-        take_step(run.engine, batches, window.tally, window.phases, run.state.seed, run.device)
-        window.count(batches)
+        began, tally = time.perf_counter(), Tally()
+        run.grad_norm.note_scale()
+        take_step(run.engine, batches, tally, run.timer, run.progress.state.seed, run.device)
         if run.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    report(run, window, seconds_of_a_step(seconds))
-
-
-def seconds_of_a_step(measured: list[float]) -> float:
-    """Without the first, which pays for allocations, and without disturbances."""
-    return min(measured[1:])
-
-
-def report(run: Run, window: MetricsWindow, seconds: float) -> None:
-    sums = window.tally.take({"flops": window.flops})
-    tokens, flops = sums["num_tokens"] / window.num_steps, sums["flops"] / window.num_steps
-    parts = memory_by_part(run.engine)
-    peak = peak_memory_gib(run.device)
-    rest = max(0.0, peak - sum(parts.values()))
-    listed = ", ".join(f"{name} {size:.2f}" for name, size in {**parts, "activations and the rest": rest}.items())
+        window.count(run.progress.step, tally, batches, run.settings.model_config.num_hidden_layers)
+    figures = window.all_ranks_close().figures
+    seconds_per_step = fastest_step(seconds)
+    speed_up = figures["seconds_per_step"] / seconds_per_step  # over the mean step of the window
     console.say("dry run: nothing was written")
-    console.say(f"  memory    {peak:.2f} GiB a rank at its peak: {listed}")
+    console.say(f"  memory  {describe_memory(run.engine, run.device)}")
     console.say(
-        f"  speed     {seconds:.2f} s a step, {tokens / seconds:,.0f} tokens/s, "
-        f"{flops / seconds / window.matmul_speed:.0%} of the machine's matmul speed"
+        f"  speed   {seconds_per_step:.2f} s/step, {figures['tokens_per_second'] * speed_up:,.0f} tokens/s, "
+        f"matmul {figures['matmul_share'] * speed_up:.0%}"
     )
-    say_what_is_to_go(run, seconds / run.plan.at(run.state.samples).accumulation)
+    show_rest(run.clock, seconds_per_step / segment.accumulation)
 
 
-def say_what_is_to_go(run: Run, seconds_per_micro_step: float) -> None:
-    """Steps, time and tokens to the end; with a time budget those that fit into what is left of it."""
-    outlook = look_ahead(run.horizon, run.state.step, run.state.samples)
-    seconds = seconds_to_last_step(run, seconds_per_micro_step)
-    share = 1.0
-    if run.budget.total is not None and seconds > 0:
-        share = min(1.0, run.budget.left() / seconds)
-    steps, tokens = share * outlook.steps_left, format_count(share * outlook.tokens_left)
+def fastest_step(seconds: list[float]) -> float:
+    """Without the first step, which pays for allocations, and without disturbances."""
+    return min(seconds[1:])
+
+
+def show_rest(clock: Clock, seconds_per_micro_step: float) -> None:
+    """Show steps, time and tokens until the end; with a time budget those that fit into the rest of it."""
+    outlook = look_ahead(clock.horizon, clock.progress.step, clock.progress.samples)
+    seconds = clock.seconds_to_last_step(seconds_per_micro_step)
+    share = min(1.0, clock.budget.left() / seconds) if clock.has_budget and seconds > 0 else 1.0
     console.say(
-        f"  to go     {'about ' if share < 1 else ''}{steps:,.0f} steps, {format_hours(share * seconds)} "
-        f"(hours:minutes:seconds), about {tokens} tokens"
+        f"  left    {'about ' if share < 1 else ''}{share * outlook.steps_left:,.0f} steps, "
+        f"{timedelta(seconds=round(share * seconds))} (hours:minutes:seconds), about "
+        f"{format_count(share * outlook.tokens_left)} tokens"
     )
-    early = find_early_end(run.horizon, run.schedule, run.budget, seconds)
-    if early is not None:
-        console.say(f"note: {early}")
+    early_end = clock.find_early_end(seconds_per_micro_step)
+    if early_end is not None:
+        console.say(f"note: {early_end}")
+
+
+def describe_memory(engine: Any, device: torch.device) -> str:
+    """Peak memory of this rank, and its parts."""
+    parts, peak = memory_by_part(engine), peak_memory_gib(device)
+    parts["activations and other"] = max(0.0, peak - sum(parts.values()))
+    listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    return f"{peak:.2f} GiB per rank at its peak: {listed}"
 
 
 def memory_by_part(engine: Any) -> dict[str, float]:

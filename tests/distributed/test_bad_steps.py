@@ -1,4 +1,4 @@
-"""Steps that must not count: gradients and losses that are no numbers, and losses that jump."""
+"""Steps that must not count: gradients and losses that are not finite, and loss spikes."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoints.folder import read_state
 
-# In fp16 with a scale that does not adapt: one that does is lowered first, and the step tried again.
+# fp16 with a static scale: a dynamic one would be lowered first, and the step repeated.
 PRECISIONS = {
     "fp32": {},
     "bf16": {"bf16": {"enabled": True}},
@@ -46,7 +46,7 @@ def test_no_rank_applies_a_step_that_is_not_finite_on_one(
     flags = ["--save_every_steps", "1", "--max_steps", "4"]
     outcome = rank_server.run([*words, *flags], 2, tmp_path, faults=[bad, {"kind": "allow_fp16"}])
     assert outcome.codes == [0, 0], outcome.text
-    assert "no rank applied it (2 in a row)" in outcome.text
+    assert "no rank applied this step (2 in a row)" in outcome.text
     assert [row["step"] for row in read_metrics(tmp_path, "train")] == [1, 2, 3, 4]
     assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path).values())
     assert all(0 < row["loss"] < 10 for row in read_metrics(tmp_path, "train"))
@@ -58,8 +58,8 @@ def test_no_rank_applies_a_step_that_is_not_finite_on_one(
         assert [len(row["rows"]) for row in rows] == [BATCH // 2] * 2
 
 
-def test_rows_that_give_no_step_are_behind_a_run_that_ends_with_them(rank_server: RankServer, tmp_path: Path) -> None:
-    """The last step's checkpoint is there already, but from before them: a run that goes on from it is not finished."""
+def test_a_run_that_ends_with_a_bad_step_is_finished(rank_server: RankServer, tmp_path: Path) -> None:
+    """The checkpoint of the last step is from before the bad rows: resumed from it, the run is not finished."""
     words = [*write_project(tmp_path, zero_optimization={"stage": 1}), "--save_every_steps", "7"]
     path = tmp_path / "model.json"
     path.write_text(path.read_text().replace('"num_epochs": 100', '"num_epochs": 1'))
@@ -73,7 +73,7 @@ def test_rows_that_give_no_step_are_behind_a_run_that_ends_with_them(rank_server
     assert "finished already, at step 7" in again.text
 
 
-def test_a_step_that_only_lowers_the_loss_scale_spoils_no_figure(rank_server: RankServer, tmp_path: Path) -> None:
+def test_a_step_that_only_lowers_the_loss_scale_changes_no_figure(rank_server: RankServer, tmp_path: Path) -> None:
     fp16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
     words = [*write_project(tmp_path, fp16=fp16), "--precision", "fp16", "--print_steps", "4", "--max_steps", "4"]
     kinds = ("not_a_number", "loss_is_not_a_number")
@@ -94,7 +94,7 @@ def test_bad_steps_in_a_row_end_the_run(rank_server: RankServer, tmp_path: Path)
     assert outcome.codes == [2], outcome.text
     assert "--max_bad_steps" in outcome.text
     assert "bad_batches_rank_0.jsonl" in outcome.text
-    assert checkpoints(tmp_path).newest_valid() == "step_00000003", "the steps before them are not lost"
+    assert checkpoints(tmp_path).newest_valid() == "step_00000003", "the steps before are not lost"
     skips = f"[[{3 * BATCH}, {6 * BATCH}]]"
     assert f"write {skips} to {checkpoints(tmp_path).folder}/skips.json" in outcome.text
     (checkpoints(tmp_path).folder / "skips.json").write_text(skips)
@@ -102,20 +102,20 @@ def test_bad_steps_in_a_row_end_the_run(rank_server: RankServer, tmp_path: Path)
     assert [row["samples"] for row in read_metrics(tmp_path, "train")][3:] == [7 * BATCH, 8 * BATCH]
 
 
-def test_a_spike_is_told_and_rolled_back(rank_server: RankServer, tmp_path: Path) -> None:
+def test_a_spike_is_reported_and_rolled_back(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "45", "--save_every_steps", "10"]
     without_dropout(tmp_path)
     spoilt = [{"kind": "spoil_weights", "next_sample": 38 * BATCH}]
-    told = rank_server.run([*words, "--job_name", "told"], 2, tmp_path, faults=spoilt)
-    assert told.codes == [0, 0], told.text
-    assert "loss spike at step 38" in told.text
+    warned = rank_server.run([*words, "--job_name", "warned"], 2, tmp_path, faults=spoilt)
+    assert warned.codes == [0, 0], warned.text
+    assert "loss spike at step 38" in warned.text
     back = rank_server.run([*words, "--job_name", "back", "--on_spike", "rollback"], 2, tmp_path, faults=spoilt)
     assert back.codes == [0, 0], back.text
-    assert "went back to step 32" in back.text
+    assert "rolled back to step 32" in back.text
     rows = read_metrics(tmp_path, "train", job="back")
     assert [row["step"] for row in rows] == list(range(1, 46))
     assert max(row["loss"] for row in rows[30:]) < rows[0]["loss"]
     skipped = [row["samples"] for row in rows if row["step"] in (37, 38)]
-    assert skipped == [37 * BATCH, 39 * BATCH], "the batch of the spike is left out"
+    assert skipped == [37 * BATCH, 39 * BATCH], "the batch of the spike is skipped"
     state = json.loads((tmp_path / "out/saved_models/back/step_00000045/bert_pretraining.json").read_text())
     assert state["skips"] == [[37 * BATCH, 38 * BATCH]]

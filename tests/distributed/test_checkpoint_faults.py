@@ -16,7 +16,7 @@ from tests.rank_server import RankServer
 from tests.support import make_rows, read_metrics, tiny_words, write_nvidia_shard, write_project
 from training.checkpoints.folder import CheckpointFolder, find_damage, read_state, write_manifest
 from training.checkpoints.retention import Best, Retention
-from training.faults.skips import Skips, note_skips
+from training.checkpoints.skips import Skips, write_skips
 from training.settings.arguments import read_arguments
 
 EVERY_TWO = ["--save_every_steps", "2"]
@@ -215,7 +215,7 @@ def test_steps_to_repeat_are_counted_from_a_checkpoint_that_is_there(
     assert outcome.codes[0] == 2, outcome.text
     assert "the last good checkpoint is step_00000002" in outcome.text
     lost = (stop or 6) - 2
-    assert f"The same command goes on from there ({lost} steps again)" in outcome.text
+    assert f"The same command resumes from there and repeats {lost} steps" in outcome.text
     assert checkpoints(tmp_path).tags() == ["step_00000002"]
 
 
@@ -236,8 +236,8 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
         {"kind": "patience", "seconds": 0.5},
     ]
     outcome = rank_server.run([*words, "--output_dir", str(small_disk / "out")], 1, tmp_path, faults=faults)
-    assert "went back to step 32" in outcome.text
-    assert "the samples left out cannot be noted (No space left on device)" in outcome.text
+    assert "rolled back to step 32" in outcome.text
+    assert "skips.json: cannot be written (No space left on device)" in outcome.text
     assert "step_00000040 was not saved" in outcome.text
     assert "Traceback" not in outcome.text
     rows = read_metrics(tmp_path, "train")
@@ -248,7 +248,7 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
 def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fill(small_disk)
     CheckpointFolder(small_disk).note_best(Retention(), Best("step_00000001", 1.0, False))
-    note_skips(small_disk, Skips(((1, 2),)))
+    write_skips(small_disk, Skips(((1, 2),)))
     assert capfd.readouterr().err.count("No space left on device") == 2
 
 
@@ -260,7 +260,7 @@ def test_a_rollback_where_ranks_hold_parts(stage: int, rank_server: RankServer, 
     flags = ["--save_every_steps", "10", "--on_spike", "rollback"]
     outcome = rank_server.run([*words, *flags], 2, tmp_path, faults=spoilt)
     assert outcome.codes == [0, 0], outcome.text
-    assert "went back to step 32" in outcome.text
+    assert "rolled back to step 32" in outcome.text
     rows = read_metrics(tmp_path, "train")
     assert [row["step"] for row in rows] == list(range(1, 41))
     assert max(row["loss"] for row in rows[30:]) < rows[0]["loss"]
@@ -272,9 +272,9 @@ def test_a_loss_that_always_jumps_ends_the_run(rank_server: RankServer, tmp_path
     spoilt = [{"kind": "spoil_weights", "next_sample": 38 * BATCH, "always": True}]
     outcome = rank_server.run(words, 1, tmp_path, faults=spoilt)
     assert outcome.codes == [2], outcome.text
-    assert outcome.text.count("went back to step 32") == 3
-    assert "after going back to step 32 3 times" in outcome.text
-    assert "lower the learning rate" in outcome.text
+    assert outcome.text.count("rolled back to step 32") == 3
+    assert "after 3 rollbacks to step 32" in outcome.text
+    assert "Lower the learning rate" in outcome.text
 
 
 def test_rollbacks_are_counted_over_restarts(rank_server: RankServer, tmp_path: Path) -> None:
@@ -288,14 +288,14 @@ def test_rollbacks_are_counted_over_restarts(rank_server: RankServer, tmp_path: 
     spoilt = [{"kind": "spoil_weights", "next_sample": 36 * BATCH, "always": True}]
     killed = rank_server.run(words, 1, tmp_path, faults=[*spoilt, {"kind": "die_in_rollback", "number": 3}])
     assert killed.codes == [-signal.SIGKILL], killed.text
-    assert killed.text.count("went back to step 4;") == 2
+    assert killed.text.count("rolled back to step 4;") == 2
     lines = json.loads((checkpoints(tmp_path).folder / "skips.json").read_text())
     assert [line for line in lines if len(line) == 2] == by_hand
     assert [line[2] for line in lines if len(line) == 3] == ["rollback"] * 2
     again = rank_server.run(words, 1, tmp_path, faults=spoilt)
     assert again.codes == [2], again.text
-    assert again.text.count("went back to step 4;") == 1
-    assert "after going back to step 4 3 times" in again.text
+    assert again.text.count("rolled back to step 4;") == 1
+    assert "after 3 rollbacks to step 4" in again.text
     assert f"remove {checkpoints(tmp_path).folder}/skips.json" in again.text
 
 

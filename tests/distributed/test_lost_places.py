@@ -26,9 +26,9 @@ def test_a_reader_that_dies_takes_the_run_down_with_its_own_message(rank_server:
 
 
 LOST_DATA = {
-    "at once": {"name": "wiki_training_0.hdf5", "reads": 0, "since": "read_steps"},
-    "not known ahead": {"name": "wiki_training_0.hdf5", "reads": 1, "since": "read_steps"},
-    "in validation": {"name": "wiki_test_0.hdf5", "reads": 0, "since": "validate"},
+    "at once": {"name": "wiki_training_0.hdf5", "reads": 0, "since": "step"},
+    "not known ahead": {"name": "wiki_training_0.hdf5", "reads": 1, "since": "step"},
+    "in validation": {"name": "wiki_test_0.hdf5", "reads": 0, "since": "validation"},
 }
 
 

@@ -1,7 +1,7 @@
-"""Faults that a test puts into a rank: what happens is real, and where it happens is patched in from outside.
+"""Faults that a test injects into a rank: the fault is real, and the place where it happens is patched.
 
-A fault is a dictionary: its `kind`, the `rank` it is for (left out: all), and what its kind needs. `kill` needs a
-`stage` of a save and the `step` of that save; SIGKILL comes right before that stage begins.
+A fault is a dictionary: its `kind`, its `rank` (default: all), and the parameters of its kind. `kill` needs a `stage`
+of a save and the `step` of that save; SIGKILL comes right before that stage begins.
 """
 
 from tests.faults import saving, starting, steps, stops, surroundings

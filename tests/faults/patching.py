@@ -1,4 +1,4 @@
-"""How a fault gets into a rank: functions of the product are wrapped, from outside."""
+"""How a fault is injected: functions of the product are wrapped."""
 
 import json
 import os
@@ -13,7 +13,7 @@ Fault = dict[str, Any]
 
 
 def before(owner: Any, name: str, action: Callable[..., None]) -> None:
-    """Have `action` called with the same arguments right before `owner.name`."""
+    """Call `action` with the same arguments right before `owner.name`."""
     original = getattr(owner, name)
 
     def patched(*args: Any, **options: Any) -> Any:
@@ -28,7 +28,7 @@ def die(*_: Any, **__: Any) -> None:
 
 
 def killer_of(who: str) -> Callable[..., None]:
-    """What kills this rank (`self`), every rank (`all`), or the process that started them (`launcher`), once."""
+    """A function that kills this rank (`self`), every rank (`all`), or the process that started them (`launcher`)."""
     if who == "self":
         return die
     launcher, killed = os.getppid(), []

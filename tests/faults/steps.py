@@ -1,4 +1,4 @@
-"""What goes wrong in a step or in a validation."""
+"""Faults in a step or in a validation."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def _not_a_number(fault: Fault) -> None:
 
     original = engine.take_step
 
-    def take_step(target: Any, step: Any, *rest: Any) -> bool:
+    def take_step(target: Any, step: Any, *rest: Any) -> None:
         handle = None
         if step.next_sample in fault["next_samples"]:
             value = float(fault.get("value", "nan"))
@@ -30,22 +30,22 @@ def _not_a_number(fault: Fault) -> None:
             else:
                 handle = parameter.register_hook(lambda gradient: gradient * value)
         try:
-            return original(target, step, *rest)
+            original(target, step, *rest)
         finally:
             if handle is not None:
                 handle.remove()
 
-    loop.take_step = take_step  # type: ignore[assignment]
+    loop.take_step = take_step
 
 
 def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor) -> torch.Tensor:
-    """Its gradient stays finite by itself, as that of an infinite cross entropy does."""
+    """The gradient stays finite, like that of an infinite cross entropy."""
     module.details = module.details._replace(masked_lm_loss_sum=module.details.masked_lm_loss_sum + value)
     return loss + value
 
 
 def _draw(fault: Fault) -> None:
-    """Something in this rank draws at random before every step; what it drew is noted in `folder`."""
+    """Draw random numbers in this rank before every step, and write them to `folder`."""
     import json
     import random
 
@@ -64,24 +64,23 @@ def _draw(fault: Fault) -> None:
 
 
 def _loss_is_not_a_number(fault: Fault) -> None:
-    """What a forward pass that overflows in fp16 leaves in the sums of the step of these samples."""
+    """Sums that are NaN, as a forward pass that overflows in fp16 leaves them, in the step of these samples."""
     from training import loop
 
     original = loop.take_step
 
-    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> bool:
-        is_taken = original(target, step, tally, *rest)
+    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> None:
+        original(target, step, tally, *rest)
         if step.next_sample in fault["next_samples"]:
             tally.sums = tally.sums * float("nan")
-        return is_taken
 
     loop.take_step = take_step
 
 
 def _spoil_weights(fault: Fault) -> None:
-    """Before the step of these samples make the model forget, so that the loss jumps; healed by going back.
+    """Spoil the weights before the step of these samples, so that the loss jumps until a rollback.
 
-    With `always` it happens whenever that step number comes again, whatever samples it is of.
+    With `always` it happens at that step number every time, whatever its samples are.
     """
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -103,8 +102,8 @@ def _spoil_weights(fault: Fault) -> None:
 
 
 def _die_in_rollback(fault: Fault) -> None:
-    """Killed right before going back for the `number`th time."""
-    from training import loop
+    """Kill the rank right before its `number`th rollback."""
+    from training.faults import rollback
 
     calls: list[int] = []
 
@@ -113,11 +112,11 @@ def _die_in_rollback(fault: Fault) -> None:
         if len(calls) == fault["number"]:
             die()
 
-    before(loop, "go_back", count)
+    before(rollback, "all_ranks_roll_back", count)
 
 
 def _hang(fault: Fault) -> None:
-    """Stop moving at the step of these samples: by sleeping, or with the whole process stopped."""
+    """Hang at the step of these samples: asleep, or with the whole process stopped."""
     from training import loop
 
     def hang(_engine: Any, step: Any, *_: Any) -> None:
@@ -130,14 +129,14 @@ def _hang(fault: Fault) -> None:
 
 
 def _slow_steps(fault: Fault) -> None:
-    """Give signals time to arrive between two steps."""
+    """Leave time for signals between two steps."""
     from training import loop
 
     before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _slow_forward(fault: Fault) -> None:
-    """A rank whose device is slower than the others'."""
+    """A rank with a slower device than the others."""
     from nvidia.modelingpreln import BertForPreTrainingPreLN
     from training.metrics import flops
 
@@ -146,22 +145,22 @@ def _slow_forward(fault: Fault) -> None:
 
 
 def _long_sequences(_: Fault) -> None:
-    """A rank whose batch has no short sequence, so that it leaves out the last block's queries that are not read."""
+    """A rank whose batch has no short sequence, so that it skips queries of the last block that nothing reads."""
     from nvidia.attention import grouped as grouped_attention
 
     grouped_attention._SHORT = 0
 
 
 def _worse_validation(_: Fault) -> None:
-    from training import loop
+    from training.validation import Validator
 
-    original = loop.validate
+    original = Validator.all_ranks_measure
 
-    def validate(*args: Any) -> dict[str, float] | None:
-        figures = original(*args)
+    def measure(self: Validator) -> dict[str, float] | None:
+        figures = original(self)
         return None if figures is None else {**figures, "mlm_loss": figures["mlm_loss"] + 9.0}
 
-    loop.validate = validate
+    Validator.all_ranks_measure = measure  # type: ignore[method-assign]
 
 
 KINDS: dict[str, Callable[[Fault], None]] = {

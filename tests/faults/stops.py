@@ -1,4 +1,4 @@
-"""Requests to stop that come at a chosen place."""
+"""Stop requests at a chosen place."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from tests.faults.patching import Fault, ask_to_stop, before
 
 
 def _stop_at(fault: Fault) -> None:
-    """Asked to stop right before the step of these samples."""
+    """A stop request right before the step of these samples."""
     from training import loop
 
     def ask(_engine: Any, step: Any, *_: Any) -> None:
@@ -20,7 +20,7 @@ def _stop_at(fault: Fault) -> None:
 
 
 def _stop_in_accumulation(fault: Fault) -> None:
-    """Asked to stop between the second and the third micro-step of the step of these samples."""
+    """A stop request between the second and the third micro-step of the step of these samples."""
     from training.engine import build as engine
 
     original = engine.seed_of
@@ -34,7 +34,7 @@ def _stop_in_accumulation(fault: Fault) -> None:
 
 
 def _stop_in_commit(fault: Fault) -> None:
-    """Asked to stop while the checkpoint of `step` is being committed, in the middle of the next step."""
+    """A stop request while a checkpoint is being committed, during the next step."""
     from training.checkpoints import folder as checkpoint
 
     before(checkpoint, "write_manifest", lambda *_: ask_to_stop())

@@ -1,4 +1,4 @@
-"""Data, disks and terminals that a rank loses."""
+"""Data, disks and terminals that fail."""
 
 import os
 import time
@@ -10,12 +10,13 @@ from tests.faults.patching import Fault, before
 
 
 def _reader_dies(fault: Fault) -> None:
-    """A shard is lost under this rank's reader when it comes to it again: the library's own error comes of it.
+    """A shard is closed while this rank reads it, after `reads` reads of it: HDF5 itself raises an error.
 
-    Reads are counted from the first call of the loop's function `since` on, where that is given.
+    Reads are counted from the first read of a `step` or of the `validation` (`since`) on, where that is given.
     """
     from data.shards.reader import ShardFile
-    from training import loop
+    from training.faults.unreadable import StepReader
+    from training.validation import Validator
 
     files: list[Path] = []
 
@@ -24,21 +25,29 @@ def _reader_dies(fault: Fault) -> None:
         if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
             self._file.close()
 
+    first_calls = {"step": (StepReader, "all_ranks_next"), "validation": (Validator, "all_ranks_measure")}
+    begun: list[bool] = []
+
+    def begin(*_: Any) -> None:
+        if not begun:
+            begun.append(True)
+            before(ShardFile, "read", lose)
+
     if "since" in fault:
-        before(loop, fault["since"], lambda *_: None if files else before(ShardFile, "read", lose))
+        before(*first_calls[fault["since"]], begin)
     else:
         before(ShardFile, "read", lose)
 
 
 def _slow_reader(fault: Fault) -> None:
-    """One that is never ahead of the training."""
+    """A reader that is never ahead of the training."""
     from data.stream.loader import TrainingStream
 
     before(TrainingStream, "_make_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _lose_output(fault: Fault) -> None:
-    """Standard output (and with `both` errors too) leads to a full disk, or to a pipe whose reader has gone."""
+    """Redirect standard output (with `both`, errors too) to a full disk, or to a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     target = os.open("/dev/full", os.O_WRONLY) if fault["how"] == "full" else writer

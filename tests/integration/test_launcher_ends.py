@@ -290,7 +290,7 @@ def test_a_lost_rank_is_replaced_by_a_restart(tmp_path: Path) -> None:
         assert process.wait(150) == 0, (broken / "output.txt").read_text()
     text = (broken / "output.txt").read_text()
     assert "restart 1 of 2" in text
-    assert "saved by 2 ranks, cut anew for 1" in text
+    assert "saved by 2 ranks, resharded for 1" in text
     ours, theirs = (read_metrics(folder, "validation")[-1] for folder in (broken, whole))
     assert ours["step"] == theirs["step"] == 60
     assert ours["mlm_loss"] == pytest.approx(theirs["mlm_loss"], abs=1e-3)  # other sums, over many steps

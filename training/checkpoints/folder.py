@@ -25,7 +25,7 @@ from training.checkpoints.manifest import MANIFEST, STATE, WrittenFile, find_dam
 from training.checkpoints.publish import DAMAGED, STAGING, publish
 from training.checkpoints.random_states import RANDOM_STATES, RandomStates, as_text
 from training.checkpoints.retention import Best, Retention, is_ours, read_best, retire, step_of, sweep, write_best
-from training.faults.skips import Ranges, as_skips
+from training.checkpoints.skips import Ranges, as_skips
 from training.runtime import collectives
 from training.settings.json_files import load_json
 

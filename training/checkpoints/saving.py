@@ -1,119 +1,150 @@
-"""When a checkpoint is due, and what becomes of a run whose disk is full."""
+"""When a run saves, and what happens when its disk is full."""
 
 import time
-from dataclasses import replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
 
 from common.console import console
 from common.errors import UserError
-from training.build import Run
-from training.checkpoints.folder import SaveFailed
+from training.checkpoints.folder import CheckpointFolder, SaveFailed
+from training.checkpoints.progress import Progress
 from training.checkpoints.retention import Best, Retention, step_of
-from training.metrics.timing import SectionTimer
+from training.plan.horizon import Horizon
+from training.plan.time_budget import Budget
 from training.runtime import collectives
+from training.runtime.stopping import StopRequests
 
-# A finished run is worth waiting for space; a run that was asked to stop has seconds.
+# A finished run waits this long for free space. A run that was asked to stop has only seconds.
 FINAL_PATIENCE_SECONDS = 600.0
 RETRY_SECONDS = 10.0
 
 
-class Saver:
-    """Saves by steps, by minutes, at epoch ends and at the end, as the flags say."""
+@dataclass(frozen=True)
+class SavePolicy:
+    """When to save, and what to keep."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    retention: Retention
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    epochs: Container[int] | None = None  # at whose end to save; None: all
+
+
+class Saver:
+    """Saves a run's checkpoints: by steps, by minutes, at the ends of epochs and at the end."""
+
+    def __init__(
+        self,
+        checkpoints: CheckpointFolder,
+        engine: Any,
+        progress: Progress,
+        horizon: Horizon,
+        budget: Budget,
+        stop: StopRequests,
+        policy: SavePolicy,
+        sources: dict[str, str | bytes],
+        note: Callable[[str], None],
+    ) -> None:
+        """`sources`: the user's files, saved verbatim. `note` is called with what begins, for the watchdog."""
+        self.checkpoints, self.engine, self.progress = checkpoints, engine, progress
+        self.horizon, self.budget, self.stop = horizon, budget, stop
+        self.policy, self.sources, self.note = policy, sources, note
         self.saved_at = time.monotonic()
-        self.saved_step = run.state.step  # of the last save, which may not be committed yet; at first, of the origin
-        flags = run.settings.flags
-        self.retention = Retention(flags.keep_last, flags.keep_every)
-        self.is_commit_timed = run.budget.total is None  # without a time budget there is no need to
+        self.saved_step = (
+            progress.step
+        )  # of the last save, which may still be uncommitted; at first, of the resume point
+        self.is_commit_timed = budget.total is None  # only a time budget needs to know how long a commit takes
+
+    @property
+    def has_unsaved_steps(self) -> bool:
+        return self.progress.step != self.saved_step
 
     def is_overdue(self) -> bool:
-        """By this rank's clock, --save_every_minutes. Rank 0's counts."""
-        minutes = self.run.settings.flags.save_every_minutes
-        if minutes is None or not self.run.rank_info.is_main:
-            return False
-        return time.monotonic() - self.saved_at >= 60 * minutes
+        """Whether --save_every_minutes have passed, by this rank's clock. Only rank 0's answer counts."""
+        minutes = self.policy.every_minutes
+        return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
-    def is_due(self, epoch: int, is_finished: bool) -> bool:
-        """After a step of `epoch`, by the counts that are the same on every rank."""
-        run, flags = self.run, self.run.settings.flags
-        if is_finished or (flags.save_every_steps is not None and run.state.step % flags.save_every_steps == 0):
+    def is_due(self, epoch: int) -> bool:
+        """Whether a save is due after a step that began in `epoch`. The same on all ranks."""
+        every, step = self.policy.every_steps, self.progress.step
+        if every is not None and step % every == 0:
             return True
-        ended_epoch = run.horizon.epoch_of(run.state.samples) > epoch
-        return ended_epoch and (flags.ckpt_to_save is None or epoch in flags.ckpt_to_save)
+        has_epoch_ended = self.horizon.epoch_of(self.progress.samples) > epoch
+        return has_epoch_ended and (self.policy.epochs is None or epoch in self.policy.epochs)
 
     def steps_to_next(self) -> int:
-        """Steps from here to the next checkpoint by steps or epochs, when nothing is skipped."""
-        run, flags, step = self.run, self.run.settings.flags, self.run.state.step
-        candidates = [run.horizon.last_step() - step]
-        if flags.save_every_steps is not None:
-            candidates.append(flags.save_every_steps - step % flags.save_every_steps)
-        if flags.ckpt_to_save is None or run.horizon.epoch_of(run.state.samples) in flags.ckpt_to_save:
-            candidates.append(run.horizon.steps_to_epoch_end(run.state.samples))
+        """Steps until the next checkpoint by steps or epochs, if no step is skipped."""
+        step, samples, every = self.progress.step, self.progress.samples, self.policy.every_steps
+        candidates = [self.horizon.last_step() - step]
+        if every is not None:
+            candidates.append(every - step % every)
+        if self.policy.epochs is None or self.horizon.epoch_of(samples) in self.policy.epochs:
+            candidates.append(self.horizon.steps_to_epoch_end(samples))
         return min(candidates)
 
     def seconds_to_next(self, seconds_per_step: float) -> float:
-        """Time from here to the next checkpoint at this pace, --save_every_minutes included."""
-        by_steps = self.steps_to_next() * seconds_per_step
-        minutes = self.run.settings.flags.save_every_minutes
+        """Seconds until the next checkpoint at this speed, --save_every_minutes included."""
+        by_steps, minutes = self.steps_to_next() * seconds_per_step, self.policy.every_minutes
         if minutes is None:
             return by_steps
         return min(by_steps, max(0.0, 60 * minutes - (time.monotonic() - self.saved_at)))
 
     def save(self, best: Best | None) -> None:
-        """A checkpoint on the way. One that cannot be written is told, and training goes on."""
+        """Save a checkpoint during training. If it cannot be written, warn and continue."""
         try:
             self._save(best)
         except SaveFailed as failure:
-            console.warn(f"{failure}. Training goes on, and the next save tries again")
+            console.warn(f"{failure}. Training continues, and the next save tries again")
 
-    def wait(self) -> None:
-        """For the checkpoint that is being committed; one that could not be is written again, if there is space now."""
-        try:
-            self.run.checkpoints.finish()
-        except SaveFailed as failure:
-            console.warn(str(failure))
-            self.save_last(None, None, patience=0.0)
+    def save_unsaved(self) -> None:
+        """Save the steps since the last checkpoint before the run ends early, without waiting for space.
 
-    def save_last(
-        self, best: Best | None, phases: SectionTimer | None, patience: float = FINAL_PATIENCE_SECONDS
-    ) -> None:
-        """The checkpoint that a run ends with: wait `patience` seconds for space, then give up with the reason."""
+        A checkpoint that is still being committed is waited for, and written again if that fails.
+        """
+        if not self.has_unsaved_steps:
+            try:
+                self.checkpoints.finish()
+                return
+            except SaveFailed as failure:
+                console.warn(str(failure))
+        self.save_last(None, patience=0.0)
+
+    def save_last(self, best: Best | None = None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
+        """Save the last checkpoint of a run: wait `patience` seconds for space, then fail with the reason."""
         deadline = time.monotonic() + patience
         while True:
-            if phases is not None:
-                phases.begin("saving for the last time")
+            self.note("last save")
             try:
                 self._save(best)
-                self.run.checkpoints.finish()
+                self.checkpoints.finish()
                 return
             except SaveFailed as failure:
                 left, lost = collectives.all_ranks_from_main(
                     lambda: (deadline - time.monotonic(), self._steps_to_repeat())
                 )
-                if left <= 0 or self.run.stop.all_ranks_agreed():
-                    raise UserError(f"{failure}. The same command goes on from there ({lost} steps again)") from None
+                if left <= 0 or self.stop.all_ranks_agreed():
+                    raise UserError(
+                        f"{failure}. The same command resumes from there and repeats {lost} steps"
+                    ) from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)
 
     def _steps_to_repeat(self) -> int:
-        """Steps since the newest checkpoint that is there and good. Rank 0 knows: it commits in the background."""
-        good, state = self.run.checkpoints.newest_known_valid(), self.run.state
-        return state.step - (state.start_step if good is None else step_of(good))
+        """Steps since the newest valid checkpoint. Only rank 0 knows, because it commits in the background."""
+        valid, state = self.checkpoints.newest_known_valid(), self.progress.state
+        return state.step - (state.start_step if valid is None else step_of(valid))
 
     def _save(self, best: Best | None) -> None:
-        run, began = self.run, time.perf_counter()
-        self.saved_at = time.monotonic()
+        began, self.saved_at = time.perf_counter(), time.monotonic()
         try:
-            run.checkpoints.finish()
+            self.checkpoints.finish()
         except SaveFailed as failure:
             console.warn(str(failure))
-        # Rank 0's clock is the one that is saved; in run.state it would part the ranks.
-        state = replace(run.state, seconds=run.budget.used(), longest_pause=run.budget.longest_pause)
-        run.checkpoints.save(run.engine, state, run.settings.sources, self.retention, best)
+        state = self.progress.state_to_save(self.budget.used(), self.budget.longest_pause)
+        self.checkpoints.save(self.engine, state, self.sources, self.policy.retention, best)
         if not self.is_commit_timed:
-            # The last checkpoint is waited for until it is committed; one on the way must show how long that takes.
-            run.checkpoints.finish()
+            # The run waits for the commit of its last checkpoint, so the time of one commit must be known before.
+            self.checkpoints.finish()
             self.is_commit_timed = True
-        self.saved_step = run.state.step
-        run.budget.note_pause(time.perf_counter() - began)
+        self.saved_step = state.step
+        self.budget.note_pause(time.perf_counter() - began)

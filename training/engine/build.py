@@ -1,7 +1,6 @@
-"""The DeepSpeed engine: built around our model and optimizer, and stepped."""
+"""The DeepSpeed engine: built around our model and optimizer, and one optimizer step of it."""
 
 import glob
-from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -13,6 +12,7 @@ from data.shards.schema import NO_LABEL
 from data.stream.batches import Batch
 from data.stream.loader import StepBatches
 from training.engine.checkpoint_files import CheckedFiles
+from training.engine.gradients import enable_overflow_checks
 from training.metrics.tally import Tally
 from training.metrics.timing import SectionTimer
 from training.plan.step_plan import Segment
@@ -32,62 +32,60 @@ def build_engine(
         dist_init_required=False,
     )
     engine.checkpoint_engine = CheckedFiles()
-    # It copies a script beside the checkpoints, on rank 0 alone: on a full disk the others would wait for it for ever.
+    # DeepSpeed copies a script beside the checkpoints, on rank 0 only: with a full disk the others would wait forever.
     engine._copy_recovery_script = lambda _path: None
     find_files = engine._get_all_ckpt_names
-    # It looks for files by a pattern, in which a folder's own [ * ? would count.
+    # DeepSpeed finds files by a glob pattern, in which [ * ? of the folder's own name would be special.
     engine._get_all_ckpt_names = lambda folder, tag: find_files(glob.escape(folder), tag)
+    enable_overflow_checks(engine)
     return engine
 
 
+def detach_monitor(engine: Any) -> Any | None:
+    """The engine's monitor (CSV, W&B, Comet …) for our figures, or None; the engine itself no longer writes to it.
+
+    The engine would write the learning rate by samples. W&B drops values of a lower step than the last one, so beside
+    that axis our figures, by steps, would be lost.
+    """
+    is_enabled, engine.monitor.enabled = engine.monitor.enabled, False
+    return engine.monitor if is_enabled else None
+
+
 def set_batch(engine: Any, segment: Segment) -> None:
-    """Between two steps: tell the engine the rows of those to come, from which it knows where one ends."""
+    """Between two steps: set the rows of the following steps, from which the engine derives where a step ends."""
     engine.set_train_micro_batch_size(segment.phase.micro)
     engine.set_train_batch_size(segment.rows)
-    # A step ends where this counter is a multiple of the micro-steps: with another number of them it must begin anew,
-    # or the first step would end early and every later one would mix two steps' rows.
+    # A step ends where this counter is a multiple of the micro-steps. When their number changes it must restart at 0:
+    # otherwise the first step would end early, and every later one would mix the rows of two steps.
     engine.micro_steps = 0
     if hasattr(engine.optimizer, "gradient_accumulation_steps"):  # ZeRO's own copy, which offloading reads
         engine.optimizer.gradient_accumulation_steps = segment.accumulation
 
 
 def take_step(
-    engine: Any,
-    step: StepBatches,
-    tally: Tally,
-    phases: SectionTimer,
-    seed: int,
-    device: torch.device,
-    should_stop: Callable[[], bool] | None = None,
-) -> bool:
-    """One optimizer step: every micro-batch forward and backward, the engine knows the boundary.
-
-    `should_stop` is asked between micro-steps, with the same answer on every rank; False when it made an end of the
-    step. Nothing has been applied then, and the engine is only good for a checkpoint.
-    """
+    engine: Any, step: StepBatches, tally: Tally, timer: SectionTimer, seed: int, device: torch.device
+) -> None:
+    """Take one optimizer step: forward and backward of every micro-batch; the engine knows the last one."""
     batches = [to_device(batch, device) for batch in step.micro_batches]
-    phases.begin("meeting the other ranks")
+    timer.begin("waiting for other ranks")
     masked_total, sentence_total = all_ranks_labels_per_micro_step(batches, engine.world_size)
     for index, batch in enumerate(batches):
-        if index > 0 and should_stop is not None and should_stop():
-            return False
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
         torch.manual_seed(seed_of("dropout", seed, step.next_sample, index, engine.global_rank))
-        with phases.measure("forward"):
+        with timer.measure("forward"):
             loss = engine(batch, masked_lm_total=masked_total, next_sentence_total=sentence_total)
             loss = spoil_unless_finite(loss)
             tally.add(engine.module.details)
-        with phases.measure("backward"):
+        with timer.measure("backward"):
             engine.backward(loss)
-        with phases.measure("optimizer"):
+        with timer.measure("optimizer"):
             engine.step()
-    return True
 
 
 def spoil_unless_finite(loss: torch.Tensor) -> torch.Tensor:
-    """The same loss; one that is infinite or not a number gives such gradients too, so that no rank takes the step.
+    """The same loss, whose gradients are NaN where it is not finite, so that no rank applies the step.
 
-    A gradient can be finite all the same: that of an infinite cross entropy is. Never waits for the device.
+    The gradient of an infinite cross entropy would be finite. Never waits for the device.
     """
     one = torch.ones_like(loss)
     return loss * torch.where(loss.detach().isfinite(), one, one * torch.nan)

@@ -1,4 +1,4 @@
-"""Gradients as they are: their norm at every ZeRO stage, and parameters that get none."""
+"""Gradients: their norm at every ZeRO stage, steps skipped because they are not finite, parameters that get none."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from torch.utils.hooks import RemovableHandle
 
 
 class GradientNorm:
-    """The gradient's norm before clipping, of the engine's last step.
+    """The norm of the gradient in the engine's last step, before clipping.
 
-    With ZeRO or half precision the engine keeps it. In fp32 at stage 0 it does not, so its clipping is done here
-    instead: one pass over the gradients for the norm, one to scale them. A norm that is not finite cancels the step,
-    as it does in the other engines.
+    With ZeRO or half precision the engine computes it. In fp32 at stage 0 it does not, so this class replaces the
+    engine's clipping: one pass over the gradients for the norm, one to scale them. A norm that is not finite cancels
+    the step, as it does in the other engines. The constructor installs a hook in the engine.
     """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.own: Tensor | None = None
-        # At stage 0 the fp16 wrapper around other optimizers than its own keeps the norm of the scaled gradients.
+        # At stage 0 the fp16 wrapper around optimizers that are not DeepSpeed's returns the norm of scaled gradients.
         self.is_scaled = isinstance(engine.optimizer, FP16_UnfusedOptimizer)
         self.scale = 1.0
         is_plain = not (engine.fp16_enabled() or engine.bfloat16_enabled() or engine.zero_optimization())
@@ -31,7 +31,7 @@ class GradientNorm:
             engine.optimizer.register_step_pre_hook(self._before_step)
 
     def note_scale(self) -> None:
-        """Before a step, because the step may change the scale."""
+        """Record the loss scale. Call before each step, which may change the scale."""
         if self.is_scaled:
             self.scale = float(self.engine.optimizer.loss_scale)
 
@@ -40,7 +40,7 @@ class GradientNorm:
         self._drop_if_not_finite()
 
     def _drop_if_not_finite(self) -> bool:
-        """Without gradients the optimizer leaves everything as it is; `overflow` tells the engine to count a skip."""
+        """Without gradients the optimizer changes nothing; `overflow` makes the engine count a skipped step."""
         assert self.own is not None
         is_bad = not bool(self.own.isfinite())
         self.engine.optimizer.overflow = is_bad
@@ -51,7 +51,7 @@ class GradientNorm:
 
     @torch.no_grad()
     def measure(self) -> list[Tensor]:
-        """Take the norm of the gradients there are, which are returned."""
+        """Compute the norm of all gradients, and return those gradients."""
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         self.own = torch.stack(torch._foreach_norm(gradients)).norm()
         return gradients
@@ -66,33 +66,63 @@ class GradientNorm:
         torch._foreach_mul_(gradients, factor)
 
     def value(self) -> float | None:
-        """The norm, or None before the first step and after one that was skipped for an overflow."""
+        """The norm; None before the first step and after a step that was skipped for an overflow."""
         norm = self.own if self.own is not None else self.engine.get_global_grad_norm()
         return None if norm is None else float(norm) / self.scale
 
 
 class GradientWatch:
-    """Which parameters got a gradient other than zero in the steps watched. Costs one reduction a parameter."""
+    """Finds parameters that get no gradient in the first steps. Costs one reduction per parameter and micro-step.
 
-    def __init__(self, model: nn.Module) -> None:
+    A head whose labels are all missing in one batch may have them in the next, so several steps are watched.
+    """
+
+    def __init__(self, model: nn.Module, num_steps: int) -> None:
+        self.steps_left = num_steps
         self.largest: dict[str, Tensor] = {}
-        self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.handles: list[RemovableHandle] = [
-            parameter.register_hook(self._note(name))
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        ]
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.handles: list[RemovableHandle] = [parameter.register_hook(self._hook(name)) for name, parameter in trained]
 
-    def _note(self, name: str) -> Any:
-        def note(gradient: Tensor) -> None:
+    def _hook(self, name: str) -> Any:
+        def keep_largest(gradient: Tensor) -> None:
             size = gradient.detach().abs().max().float()
             before = self.largest.get(name)
             self.largest[name] = size if before is None else torch.maximum(before, size)
 
-        return note
+        return keep_largest
 
-    def finish(self) -> list[str]:
-        """Stop watching; the names of parameters that got no gradient, or only zeros."""
+    def end_step(self) -> list[str]:
+        """After the last watched step: names of parameters whose gradients were all zero or missing; otherwise []."""
+        self.steps_left -= 1
+        if self.steps_left != 0:
+            return []
         for handle in self.handles:
             handle.remove()
         return [name for name in self.names if name not in self.largest or float(self.largest[name]) == 0.0]
+
+
+def enable_overflow_checks(engine: Any) -> None:
+    """Make every kind of engine skip a step whose gradient is not finite, as those in half precision do by default.
+
+    ZeRO in fp32 checks only if asked to; ZeRO in fp16 raises once the loss scale cannot fall further, before it counts
+    the step. GradientNorm guards plain fp32. Call after the engine is built and after every load.
+    """
+    if hasattr(engine.optimizer, "check_grad_overflow"):
+        engine.optimizer.check_grad_overflow = True
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
+        scaler.raise_error_at_min_scale = False
+
+
+def can_lower_loss_scale(engine: Any) -> bool:
+    """Whether the loss scale is dynamic and above its minimum, so that skipped steps are part of finding it."""
+    if not engine.fp16_enabled():
+        return False
+    optimizer = engine.optimizer
+    config = getattr(optimizer, "loss_scale_config", None)  # at stage 0; ZeRO has a scaler
+    if config is not None:
+        is_dynamic, minimum = config.dynamic_loss_scale, config.min_loss_scale
+    else:
+        is_dynamic, minimum = optimizer.loss_scaler.dynamic, getattr(optimizer.loss_scaler, "min_scale", 1.0)
+    return bool(is_dynamic) and float(optimizer.loss_scale) > float(minimum)

@@ -218,11 +218,16 @@ def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict
     architecture = hf_config["architectures"][0]
     measured = "Not known here: no metrics.jsonl with a validation was given to the export."
     if validation is not None:
-        measured = (
-            "| step | masked-LM loss (nats) | perplexity | masked tokens right | next sentence right |\n"
-            "|---|---|---|---|---|\n"
-            f"| {validation['step']} | {validation['mlm_loss']:.3f} | {validation['perplexity']:.1f} | "
-            f"{validation['mlm_accuracy']:.1%} | {validation['nsp_accuracy']:.1%} |"
+        columns = {
+            "step": f"{validation['step']}",
+            "masked-LM loss (nats)": f"{validation['mlm_loss']:.3f}",
+            "perplexity": f"{validation['perplexity']:.1f}",
+            "masked tokens right": f"{validation['mlm_accuracy']:.1%}",
+        }
+        if "nsp_accuracy" in validation:  # the data had sentence labels
+            columns["next sentence right"] = f"{validation['nsp_accuracy']:.1%}"
+        measured = "\n".join(
+            f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), columns.values())
         )
     return f"""---
 library_name: transformers

@@ -1,1 +1,1 @@
-"""What a run does about steps that go wrong: bad steps, loss spikes, skipped samples."""
+"""What a run does when a step goes wrong: bad steps, loss spikes and rollbacks, skipped samples, unreadable data."""

@@ -1,33 +1,36 @@
-"""Floating-point operations: how many a batch needs, and how many a second this machine's matmul gives.
+"""Floating-point operations: how many a batch needs, and how many per second this machine's matmul reaches.
 
 B sequences, T real tokens, M masked tokens, U = B + M used tokens, H hidden size, I intermediate size.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nvidia.config import BertConfig
 from nvidia.cpu.linear import linear
+from training.runtime import collectives
 
-# Work of one forward and one backward pass, in forwards. Recomputation is not counted: it is not useful work.
+# Work of one forward and one backward pass, in forward passes. Recomputation is not useful work and not counted.
 PASSES = 3
 MAX_TOKENS = 4096  # of the measured product: enough for full speed, short enough for a CPU
 MEASURE_SECONDS = 0.3
-PACE_SECONDS = 0.01  # of each of the turns
+PACE_SECONDS = 0.01  # of each of PACE_TURNS measurements
 PACE_TURNS = 5
+PACE_EVERY_SECONDS = 5.0  # between two measurements of a rank's pace
 
 
 def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: int | None = None) -> float:
-    """FLOPs (two a multiply-add) that rows of `lengths` [B] real tokens need, forward and backward.
+    """FLOPs (two per multiply-add) that rows of `lengths` [B] real tokens need, forward and backward.
 
-    Counts matrix products alone: what the model must do on real tokens. In the last block all but keys and values is
-    needed for used tokens only, and so are both heads; a batch is not credited with more. (Which row a used token is
-    in is not known here; it counts as spread like the others.) `layers`: how many blocks took part, where layer drop
-    left some out.
+    Counts only matrix products that the model needs for real tokens. The last block needs all but keys and values for
+    used tokens only, and so do both heads; more is not credited. (The row of a used token is not known here; used
+    tokens are assumed to be distributed like the others.) `layers`: blocks that took part, where layer drop is on.
     """
     layers = config.num_hidden_layers if layers is None else layers
     hidden, tokens, rows = config.hidden_size, float(lengths.sum()), lengths.numel()
@@ -47,7 +50,7 @@ def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: in
 
 
 class MatmulProbe:
-    """The two products that most of the model's work is, [T, H]·[H, I] and [T, H]·[H, H], on this rank alone."""
+    """The two products that dominate the model, [T, H]·[H, I] and [T, H]·[H, H], timed on this rank alone."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class MatmulProbe:
         return self.clock() - began
 
     def measure_speed(self) -> float:
-        """FLOP/s: the best of what fits in about a third of a second, so that a disturbance does not lower it."""
+        """FLOP/s: the best measurement of about a third of a second, so that a disturbance does not lower it."""
         self.seconds()  # the first call pays for allocations and for choosing kernels
         deadline = self.clock() + MEASURE_SECONDS
         best = self.seconds()
@@ -84,9 +87,45 @@ class MatmulProbe:
         return self.flops / max(best, 1e-9)
 
     def measure_pace(self, slowest_speed: float) -> float:
-        """Seconds for the same work on every rank, about as long as PACE_SECONDS on the slowest one.
+        """Seconds for the same work on every rank: about PACE_SECONDS on the slowest one.
 
-        The median of a few turns: what disturbs one of them does not count, what slows a rank down all the time does.
+        The median of a few measurements: a disturbance of one does not count, a rank that is always slow does.
         """
         num_times = max(1, round(PACE_SECONDS * slowest_speed / self.flops))
         return statistics.median(self.seconds(num_times) for _ in range(PACE_TURNS))
+
+
+class MatmulSpeed(NamedTuple):
+    """FLOP/s of plain matrix products of the model's shapes."""
+
+    total: float  # of all ranks together
+    slowest: float  # of the slowest rank
+
+
+def all_ranks_measure_speed(probe: MatmulProbe) -> MatmulSpeed:
+    """Measure on all ranks at the same time."""
+    collectives.all_ranks_barrier()
+    speeds = collectives.all_ranks_gather(probe.measure_speed())
+    return MatmulSpeed(sum(speeds), min(speeds))
+
+
+class RankPace:
+    """This rank's seconds for work that is its own and as much on every rank, to find a rank that is slower.
+
+    Without a probe this is the forward pass. The backward pass never qualifies: it reduces gradients, and a fast rank
+    waits there for a slow one. At ZeRO stage 3 the forward pass gathers parameters from all ranks, so `probe` is
+    measured instead, every PACE_EVERY_SECONDS at most.
+    """
+
+    def __init__(self, probe: MatmulProbe | None, slowest_speed: float) -> None:
+        self.probe, self.slowest_speed = probe, slowest_speed
+        self.last, self.measured_at = 0.0, -math.inf
+
+    def measure(self, seconds: dict[str, float]) -> float:
+        """`seconds`: by timer section, of the window that ends now."""
+        if self.probe is None:
+            return seconds["forward"]
+        now = time.monotonic()
+        if now - self.measured_at >= PACE_EVERY_SECONDS:
+            self.last, self.measured_at = self.probe.measure_pace(self.slowest_speed), now
+        return self.last

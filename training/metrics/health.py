@@ -1,4 +1,4 @@
-"""What a glance at the figures would tell an experienced eye, said in words and once each."""
+"""Warnings that an experienced user would derive from the figures, each given once."""
 
 import math
 from collections.abc import Sequence
@@ -6,54 +6,65 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Where each warning begins. They are about a run's health, so they err on the side of silence.
-DATA_WAIT_SHARE = 0.10
-RANK_SPEED_RATIO = 1.25
+# Thresholds of the warnings. They avoid false alarms rather than missed ones.
+MAX_DATA_WAIT_SHARE = 0.10
+MAX_RANK_SPEED_RATIO = 1.25
 LOW_LOSS_SCALE = 4.0
-PLATEAU_STEPS = 300  # after warm-up, before the unigram level is called a plateau
-PLATEAU_MARGIN = 0.3  # nats: closer than this to the unigram level has learned how frequent words are, and no context
+PLATEAU_STEPS = 300  # after warm-up, before a loss at the unigram level is called a plateau
+PLATEAU_MARGIN = 0.3  # nats: a loss closer to the unigram level reflects word frequencies only, not context
 MIN_LABELS = 20_000  # counted before their entropy is trusted
-MIN_SECONDS = 10.0  # of training, before shares of its time are judged: a start is always uneven
-# What keeps a model at the unigram level, where the figures show it.
+MAX_LABELS = 1_000_000  # counted: more would change the entropy by less than 0.02 nats
+MIN_SECONDS = 10.0  # of training, before shares of its time are judged: the start of a run is always uneven
+# Causes of a plateau that the figures can show.
 REPEATED_SHARE = 0.2  # of the rows seen
-SMALL_BATCH = 32  # rows a step
-LOW_RATE = 2e-5
-MAX_ROWS = 20_000  # whose repeats are counted
+SMALL_BATCH = 32  # rows per step
+LOW_LR = 2e-5
+MAX_ROWS = 20_000  # checked for repeats
 
 
 @dataclass
 class UnigramLevel:
-    """The cross entropy of always guessing by frequency, from the masked tokens seen on this rank."""
+    """The cross entropy of predicting by word frequency, from the masked tokens seen on this rank."""
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_labels: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_labels >= MAX_LABELS
 
     def add(self, labels: np.ndarray) -> None:
-        """`labels`: ids of masked tokens, -1 where there is none."""
+        """`labels`: ids of masked tokens, -1 where nothing is predicted."""
+        if self.is_complete:
+            return
         seen = np.bincount(labels[labels >= 0])
         if len(seen) > len(self.counts):
             self.counts = np.pad(self.counts, (0, len(seen) - len(self.counts)))
         self.counts[: len(seen)] += seen
+        self.num_labels += int(seen.sum())
 
     def nats(self) -> float | None:
-        total = int(self.counts.sum())
-        if total < MIN_LABELS:
+        """None: too few labels."""
+        if self.num_labels < MIN_LABELS:
             return None
-        shares = self.counts[self.counts > 0] / total
+        shares = self.counts[self.counts > 0] / self.num_labels
         return float(-(shares * np.log(shares)).sum())
 
 
 @dataclass
 class RowRepeats:
-    """How many of the first rows seen on this rank had come before, within one epoch and without regard to masks."""
+    """How many of the first rows seen on this rank occurred before, within one epoch and regardless of masks."""
 
     epoch: int | None = None
     num_rows: int = 0
     seen: set[int] = field(default_factory=set)
+    is_complete: bool = False
 
     def add(self, epoch: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
         """`input_ids` and `labels` [B, S] as the model gets them; labels are -1 where nothing is predicted."""
         self.epoch = epoch if self.epoch is None else self.epoch
-        if epoch != self.epoch or self.num_rows >= MAX_ROWS:
+        self.is_complete = self.is_complete or epoch != self.epoch or self.num_rows >= MAX_ROWS
+        if self.is_complete:
             return
         originals = np.where(labels >= 0, labels, input_ids)
         self.seen.update(hash(row.tobytes()) for row in originals)
@@ -64,8 +75,8 @@ class RowRepeats:
 
 
 @dataclass
-class Stretch:
-    """Reports put together until they are long enough to be judged, however few steps each one has."""
+class TimeShares:
+    """Consecutive reports, combined until they cover enough time to be judged."""
 
     seconds: float = 0.0
     data_wait: float = 0.0
@@ -81,15 +92,25 @@ class Stretch:
 
 @dataclass
 class Health:
-    """Checks every report's figures. `check` gives the sentences that have not been said yet."""
+    """Checks the figures of every report. `check` returns the warnings that were not given before."""
 
     batch_rows: int
-    first_step: int = 0  # of the schedule: the step after it may have a rate of zero, where a warm-up begins
+    first_step: int = 0  # of the schedule: the step after it may have an lr of zero, where a warm-up begins
     unigram: UnigramLevel = field(default_factory=UnigramLevel)
     repeats: RowRepeats = field(default_factory=RowRepeats)
-    stretch: Stretch = field(default_factory=Stretch)
-    said: set[str] = field(default_factory=set)
-    warm_step: int | None = None  # the first report's after the warm-up
+    time: TimeShares = field(default_factory=TimeShares)
+    given: set[str] = field(default_factory=set)
+    warm_step: int | None = None  # of the first report after the warm-up
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the plateau warning can still come, and its counts are not complete."""
+        return "plateau" not in self.given and not (self.unigram.is_complete and self.repeats.is_complete)
+
+    def watch_rows(self, epoch: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
+        """`input_ids` and `labels` [B, S] of this rank."""
+        self.unigram.add(labels.ravel())
+        self.repeats.add(epoch, input_ids, labels)
 
     def check(
         self, step: int, figures: dict[str, float], paces: Sequence[float] = (), is_warm: bool = True
@@ -98,68 +119,58 @@ class Health:
         if is_warm and self.warm_step is None:
             self.warm_step = step
         found = {
-            "rate": self._rate(step, figures),
+            "lr": self._zero_lr(step, figures),
             "plateau": self._plateau(step, figures),
             "scale": _loss_scale(figures),
             "finite": _finite(figures),
         }
-        self.stretch.add(figures, paces)
-        if self.stretch.seconds >= MIN_SECONDS:
-            found |= {"data": _data_wait(self.stretch), "ranks": _ranks(self.stretch)}
-            self.stretch = Stretch()
-        fresh = {key: text for key, text in found.items() if text and key not in self.said}
-        self.said.update(fresh)
-        return list(fresh.values())
+        self.time.add(figures, paces)
+        if self.time.seconds >= MIN_SECONDS:
+            found |= {"data": _data_wait(self.time), "ranks": _slow_rank(self.time)}
+            self.time = TimeShares()
+        new = {key: text for key, text in found.items() if text and key not in self.given}
+        self.given.update(new)
+        return list(new.values())
 
-    def without_gradient(self, names: list[str]) -> str | None:
-        """The sentence about parameters that got no gradient in a step, or None."""
-        if not names:
-            return None
-        parts = sorted({name.rsplit(".", 1)[0] for name in names})
-        listed = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
-        return (
-            f"{len(names)} parameters got no gradient in the first steps: {listed}. They will stay as they are; a head "
-            f"without gradient means that its loss is missing (no labels in the data?)"
-        )
-
-    def _rate(self, step: int, figures: dict[str, float]) -> str | None:
+    def _zero_lr(self, step: int, figures: dict[str, float]) -> str | None:
         if figures["learning_rate"] > 0 or step <= self.first_step + 1:
             return None
         return (
-            "the learning rate is zero: nothing is learned. The schedule is past its end (total_training_steps), or "
-            "the peak is too small; see --lr_schedule, --rewarmup and --lr_offset"
+            "the learning rate is zero, so the weights do not change. The schedule is past its end "
+            "(total_training_steps), or its peak is too small; see --lr_schedule, --rewarmup and --lr_offset"
         )
 
     def _plateau(self, step: int, figures: dict[str, float]) -> str | None:
-        level = self.unigram.nats()
-        if self.warm_step is None or step < self.warm_step + PLATEAU_STEPS or level is None:
+        if self.warm_step is None or step < self.warm_step + PLATEAU_STEPS or "plateau" in self.given:
             return None
-        if abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
+        level = self.unigram.nats()
+        if level is None or abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
             return None
         return (
             f"the masked-LM loss {figures['mlm_loss']:.2f} is still at the unigram level ({level:.2f} nats): the model "
-            f"knows how frequent words are, but uses no context yet. {self._plateau_cause(figures['learning_rate'])}"
+            f"has learned word frequencies, but does not use context yet. "
+            f"{self._plateau_cause(figures['learning_rate'])}"
         )
 
-    def _plateau_cause(self, rate: float) -> str:
-        """What the figures show of the known causes; where they show none, that."""
+    def _plateau_cause(self, lr: float) -> str:
+        """The known causes that the figures show, or a sentence that they show none."""
         share = self.repeats.share()
         causes = []
         if share > REPEATED_SHARE:
-            causes.append(f"the data repeats itself ({share:.0%} of the rows seen had come before): remove duplicates")
+            causes.append(f"the data repeats itself ({share:.0%} of the rows occurred before): remove duplicates")
         if self.batch_rows < SMALL_BATCH:
             causes.append(
-                f"the batch is small ({self.batch_rows} rows a step): raise train_batch_size or "
+                f"the batch is small ({self.batch_rows} rows per step): raise train_batch_size or "
                 f"gradient_accumulation_steps"
             )
-        if 0 < rate < LOW_RATE:
-            causes.append(f"the learning rate is low (now {rate:.1e}): raise learning_rate")
+        if 0 < lr < LOW_LR:
+            causes.append(f"the learning rate is low (now {lr:.1e}): raise learning_rate")
         if causes:
-            return f"Likely here: {'; '.join(causes)}"
+            return f"Likely causes: {'; '.join(causes)}"
         return (
-            f"Neither repeated rows ({share:.0%} of those seen), nor the batch ({self.batch_rows} rows a step), nor a "
-            f"low rate (now {rate:.1e}) explains it: it may take more steps, or a longer warm-up or a lower peak where "
-            f"the loss has been lower"
+            f"Neither repeated rows ({share:.0%}), nor the batch size ({self.batch_rows} rows per step), nor the "
+            f"learning rate (now {lr:.1e}) explains it. It may take more steps; if the loss was lower before, try a "
+            f"longer warm-up or a lower peak"
         )
 
 
@@ -168,29 +179,28 @@ def _loss_scale(figures: dict[str, float]) -> str | None:
     if scale is None or scale > LOW_LOSS_SCALE:
         return None
     return (
-        f"the fp16 loss scale has fallen to {scale:g} after {figures['skipped_steps']:.0f} skipped steps: gradients "
-        f"overflow again and again. Lower the learning rate, or train in bf16 (--precision bf16)"
+        f"the fp16 loss scale has fallen to {scale:g} after {figures['skipped_steps']:.0f} skipped steps, because "
+        f"gradients overflow repeatedly. Lower the learning rate, or train in bf16 (--precision bf16)"
     )
 
 
-def _data_wait(stretch: Stretch) -> str | None:
-    share = stretch.data_wait / stretch.seconds
-    if share <= DATA_WAIT_SHARE:
+def _data_wait(time: TimeShares) -> str | None:
+    share = time.data_wait / time.seconds
+    if share <= MAX_DATA_WAIT_SHARE:
         return None
     return (
         f"{share:.0%} of the time is spent waiting for data. Put the shards on a faster disk, prepare them with this "
-        f"project (NVIDIA's chunks are slow to read), or leave a core free for the reader"
+        f"project (the chunks of NVIDIA's files are slow to read), or leave a core free for the reader"
     )
 
 
-def _ranks(stretch: Stretch) -> str | None:
-    if not stretch.paces or max(stretch.paces) <= RANK_SPEED_RATIO * min(stretch.paces):
+def _slow_rank(time: TimeShares) -> str | None:
+    if not time.paces or max(time.paces) <= MAX_RANK_SPEED_RATIO * min(time.paces):
         return None
-    ratio = max(stretch.paces) / max(min(stretch.paces), 1e-9)
+    ratio = max(time.paces) / max(min(time.paces), 1e-9)
     return (
-        f"rank {stretch.paces.index(max(stretch.paces))} takes {ratio:.2f} times as long to compute as the fastest "
-        f"one, and all wait for it: look for another job on its machine, a hot or slower device, or cores shared "
-        f"between ranks"
+        f"rank {time.paces.index(max(time.paces))} takes {ratio:.2f} times as long to compute as the fastest rank, and "
+        f"all ranks wait for it. Look for another job on its machine, a hot or slower device, or cores that ranks share"
     )
 
 
@@ -198,6 +208,16 @@ def _finite(figures: dict[str, float]) -> str | None:
     if math.isfinite(figures["loss"]):
         return None
     return (
-        f"the loss is {figures['loss']}: this run is lost. Go back to an earlier checkpoint with a lower learning rate "
-        f"or a longer warm-up"
+        f"the loss is {figures['loss']}, and training cannot recover. Restart from an earlier checkpoint with a lower "
+        f"learning rate or a longer warm-up"
+    )
+
+
+def describe_without_gradient(names: list[str]) -> str:
+    """The warning about parameters that got no gradient in the first steps."""
+    parts = sorted({name.rsplit(".", 1)[0] for name in names})
+    listed = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
+    return (
+        f"{len(names)} parameters got no gradient in the first steps: {listed}. They will not change. A head without "
+        f"gradient means that its loss is missing; check that the data has its labels"
     )

@@ -7,7 +7,7 @@ from typing import Any
 from common.errors import UserError
 
 A_RUNS_METRICS = "expected <output_dir>/runs/<job_name>/metrics.jsonl; give that one"
-VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity")
+VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "perplexity")
 
 
 def last_validation(metrics: Path | None) -> dict[str, Any] | None:
@@ -17,24 +17,36 @@ def last_validation(metrics: Path | None) -> dict[str, Any] | None:
     found = next((row for row in reversed(read_metrics(metrics)) if row.get("kind") == "validation"), None)
     missing = [key for key in VALIDATION_KEYS if not isinstance(found.get(key), int | float)] if found else []
     if missing:
-        raise UserError(f"{metrics}: its last validation has no number {', '.join(missing)}; {A_RUNS_METRICS}")
+        raise UserError(f"{metrics}: its last validation has no number for {', '.join(missing)}; {A_RUNS_METRICS}")
     return found
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl. The last may be torn, where a run was killed while writing it."""
+    """The lines of a metrics.jsonl. The last may be incomplete, where a run was killed while writing it."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; {A_RUNS_METRICS}") from None
+        raise UserError(f"{path}: no such file; {A_RUNS_METRICS}") from None
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("kind"), str):
+        row = parse_line(line)
+        if row is not None and isinstance(row.get("kind"), str) and "step" in row:
             rows.append(row)
         elif number < len(lines) or not rows:
-            raise UserError(f"{path}: line {number} holds no figures of a run; {A_RUNS_METRICS}")
+            raise UserError(f"{path}: line {number} does not contain the figures of a run; {A_RUNS_METRICS}")
     return rows
+
+
+def read_valid_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file that hold figures; no error for others or for a missing file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [row for line in lines if (row := parse_line(line)) is not None]
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The figures of one line; None where it is not a JSON object, or has a step that is not a number."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step", 0), int) else None

@@ -1,11 +1,11 @@
-"""Where figures go: TensorBoard, a JSON Lines file in the run's folder, and the monitors of DeepSpeed's config."""
+"""Where figures are written: TensorBoard, metrics.jsonl in the run's folder, and the monitors of DeepSpeed's config."""
 
 import json
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +15,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 from common.console import console
 from common.files import append_whole, write_atomically
+from training.metrics.reader import read_valid_lines
 
 FINAL = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity", "tokens", "tokens_per_second")
-KINDS = ("train", "validation")  # lines with figures; "end" marks that a run has come to its end
+KINDS = ("train", "validation")  # lines with figures; a line of kind "end" marks a finished run
 
 
 class Position(Protocol):
-    """Where a run is: TrainingState has both."""
+    """How far a run has come: TrainingState has both."""
 
     @property
     def step(self) -> int: ...
@@ -31,37 +32,32 @@ class Position(Protocol):
 
 
 class Sinks:
-    """TensorBoard and JSON Lines, and the engine's `monitor` (CSV, W&B, Comet …). Only rank 0 has any."""
+    """TensorBoard, JSON Lines, and DeepSpeed's `monitor` (CSV, W&B, Comet …). `is_main` False: they write nothing."""
 
-    def __init__(self, folder: Path, is_main: bool, resumed: Position, monitor: Any = None) -> None:
-        self.monitor = monitor if is_main and monitor is not None and monitor.enabled else None
-        if monitor is not None:
-            # The engine would write its rate too, by samples. W&B drops what comes for a lower step than the last, so
-            # beside that axis our figures, by steps, would be lost.
-            monitor.enabled = False
+    def __init__(self, folder: Path, is_main: bool, resumed: Position, monitor: Any | None = None) -> None:
+        self.monitor = monitor if is_main else None
         self.last: dict[str, float] = {}
         self.folder = folder if is_main else None
         self.lines = folder / "metrics.jsonl"
         self.writer: SummaryWriter | None = None
         self.sample_writer: SummaryWriter | None = None
-        self.failing: set[str] = set()  # sinks whose last write failed: told once, and again after it has worked
-        threading.excepthook = _hush_writer_thread
-        self.go_back(resumed)
+        self.failing: set[str] = set()  # sinks whose last write failed: warned of once per series of failures
+        self.roll_back(resumed)
 
-    def go_back(self, position: Position) -> None:
-        """Forget what was written after `position`: it is going to happen again, perhaps otherwise."""
+    def roll_back(self, position: Position) -> None:
+        """Remove what was written after `position`, because those steps are taken again."""
         if self.folder is None:
             return
         files = getattr(self.monitor, "csv_monitor", None)
-        if files is not None and self.lines.exists():  # this run has been here before
-            self._attempt("the CSV monitor", lambda: forget_later_csv(files, position.step))
-        self._attempt("metrics.jsonl", lambda: forget_later_lines(self.lines, position))
+        if files is not None and self.lines.exists():  # not the first start of this run
+            self._attempt("the CSV monitor", lambda: remove_later_csv_rows(files, position.step))
+        self._attempt("metrics.jsonl", lambda: remove_later_lines(self.lines, position))
         self._attempt("TensorBoard", lambda: self._open_writers(position.step + 1, position.samples + 1))
 
     def _open_writers(self, step: int | None, samples: int | None) -> None:
-        """Have TensorBoard forget what earlier files hold from `step` and `samples` on; None: nothing.
+        """Open TensorBoard's files, and purge what earlier ones contain from `step` and `samples` on; None: nothing.
 
-        Figures by samples have a folder of their own: what TensorBoard purges, it purges for all of a folder.
+        Figures by samples have a separate folder, because TensorBoard purges all figures of a folder.
         """
         for writer in (self.writer, self.sample_writer):
             if writer is not None:
@@ -70,20 +66,20 @@ class Sinks:
         self.sample_writer = SummaryWriter(f"{self.folder}/by_samples", purge_step=samples)
 
     def _attempt(self, name: str, action: Callable[[], None], kind: type[Exception] = OSError) -> None:
-        """A disk that is full must not end a run for its logs, nor a service that does not answer (`kind`)."""
+        """Call `action`; warn of an error of `kind`. A full disk or a failing service must not end the run."""
         try:
             action()
             self.failing.discard(name)
         except kind as error:
             if name not in self.failing:
                 reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                console.warn(f"{self.folder}: {name} cannot be written ({reason}); training goes on")
+                console.warn(f"{self.folder}: {name} cannot be written ({reason}). Training continues")
             self.failing.add(name)
             if name == "TensorBoard":
-                self.writer = self.sample_writer = None  # their threads have died of the error
+                self.writer = self.sample_writer = None  # the error has ended their threads
 
     def record(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
-        """One line of `kind` ("train" or "validation"), on steps and on samples."""
+        """Write figures of `kind` ("train" or "validation"), by step and by sample."""
         if self.folder is None:
             return
         self.last.update({f"{kind}/{name}": value for name, value in figures.items()})
@@ -95,8 +91,15 @@ class Sinks:
             self._attempt("the DeepSpeed monitor", lambda: monitor.write_events(events), Exception)
 
     def has(self, kind: str, step: int) -> bool:
-        """Whether a line of `kind` was recorded for `step`, by this start or an earlier one."""
-        return any(row.get("kind") == kind and row.get("step") == step for row in read_lines(self.lines))
+        """Whether a line of `kind` was recorded for `step`, by this process or an earlier one of this run."""
+        return any(row.get("kind") == kind and row.get("step") == step for row in self._recorded())
+
+    def _recorded(self) -> list[dict[str, Any]]:
+        """Lines of this process and of earlier ones; [] where they cannot be read."""
+        try:
+            return read_valid_lines(self.lines)
+        except OSError:
+            return []
 
     def _append(self, row: dict[str, Any]) -> None:
         append_whole(self.lines, json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
@@ -131,10 +134,10 @@ class Sinks:
         self._writer().add_histogram(name, values, step)
 
     def finish(self, hyperparameters: dict[str, Any], position: Position) -> None:
-        """The run has come to its end: enter it into TensorBoard's table of runs, with its last figures."""
+        """Mark the run as finished, and add it to TensorBoard's table of runs with its last figures."""
         if self.folder is None:
             return
-        known = last_figures(read_lines(self.lines)) | self.last  # a restart at the end has recorded nothing itself
+        known = last_figures(self._recorded()) | self.last  # a restart at the end has recorded none itself
         results = {f"final/{name}": value for name, value in known.items() if name.rsplit("/")[-1] in FINAL}
         if results:
             plain = {
@@ -153,17 +156,6 @@ class Sinks:
                 self._attempt("TensorBoard", writer.close)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a torn last line is left out, and so is whatever else is no row."""
-    rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        with suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step", 0), int):
-                rows.append(row)
-    return rows
-
-
 def last_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The newest figures of each kind, as `kind/name`."""
     found = {}
@@ -174,8 +166,11 @@ def last_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def forget_later_csv(monitor: Any, step: int) -> None:
-    """The same for the files of DeepSpeed's CSV monitor, which would begin each anew with a second header."""
+def remove_later_csv_rows(monitor: Any, step: int) -> None:
+    """Remove rows after `step` from the files of DeepSpeed's CSV monitor, and make it append to these files.
+
+    Otherwise it would start each file again with a second header.
+    """
     for path in sorted(Path(monitor.log_dir).glob("*.csv")):
         if path.stem.split("_")[0] in KINDS:
             header, *rows = path.read_text().splitlines() or [""]
@@ -184,15 +179,15 @@ def forget_later_csv(monitor: Any, step: int) -> None:
             monitor.filenames.append(path.stem)
 
 
-def forget_later_lines(path: Path, position: Position) -> None:
-    """Drop what an interrupted run wrote after the checkpoint it is resumed from, and a torn last line.
+def remove_later_lines(path: Path, position: Position) -> None:
+    """Remove lines that an interrupted run wrote after the checkpoint it resumes from, and an incomplete last line.
 
-    By samples too: rows that gave no step move on without one.
+    By samples too: rows of a skipped step advance the samples without a step.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    rows = [row for row in read_lines(path) if row.get("step", 0) <= position.step]
+    rows = [row for row in read_valid_lines(path) if row.get("step", 0) <= position.step]
     kept = [row for row in rows if _samples(row) <= position.samples]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
@@ -204,10 +199,23 @@ def _samples(row: dict[str, Any]) -> int:
     return samples if isinstance(samples, int) else 0
 
 
-def _hush_writer_thread(report: threading.ExceptHookArgs) -> None:
-    """TensorBoard's thread dies of a full disk with a traceback; the error itself reaches us at the next write."""
-    if not (isinstance(report.exc_value, OSError) and type(report.thread).__name__ == "_AsyncWriterThread"):
-        threading.__excepthook__(report)
+@contextmanager
+def without_writer_tracebacks() -> Generator[None]:
+    """Replace `threading.excepthook` while entered: TensorBoard's writer thread ends silently when the disk is full.
+
+    The error itself is raised at the next write.
+    """
+    before = threading.excepthook
+
+    def hook(report: threading.ExceptHookArgs) -> None:
+        if not (isinstance(report.exc_value, OSError) and type(report.thread).__name__ == "_AsyncWriterThread"):
+            before(report)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _json_number(value: Any) -> Any:

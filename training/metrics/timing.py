@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by phase since the last report."""
+"""Where the time of a run goes: seconds by timer section since the last report."""
 
 import time
 from collections.abc import Callable, Generator
@@ -6,55 +6,60 @@ from contextlib import contextmanager
 
 import torch
 
-# In the order in which they are shown. What lies between them is "other".
+# In the order in which they are shown. Time outside of them is "other".
 SECTIONS = ("data_wait", "forward", "backward", "optimizer", "logging", "checkpoint", "validation")
-# Not part of training: throughput and seconds a step leave them out.
+# Not part of training: throughput and seconds per step exclude them.
 PAUSES = ("checkpoint", "validation")
 
 
-class SectionTimer:
-    """Seconds spent in each phase. Adding one never waits for the device; reading them does, once.
+def _ignore(_section: str) -> None:
+    pass
 
-    On a GPU work is only queued when a call returns, so the compute phases are measured by events in the queue.
+
+class SectionTimer:
+    """Seconds spent in each section. Measuring never waits for the device; `lap` does, once.
+
+    On a GPU a call returns when its work is queued, so compute sections are measured by events in the queue.
+    `on_begin` is called with the name of each section that begins.
     """
 
-    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        on_begin: Callable[[str], None] = _ignore,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.uses_events = device.type == "cuda"
         self.clock = clock
         self.began = clock()
         self.seconds = dict.fromkeys(SECTIONS, 0.0)
         self.events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self.on_begin: Callable[[str], None] | None = None
-
-    def begin(self, phase: str) -> None:
-        """Tell who listens that there is progress."""
-        if self.on_begin is not None:
-            self.on_begin(phase)
+        self.begin = on_begin
 
     @contextmanager
-    def measure(self, phase: str) -> Generator[None]:
-        self.begin(phase)
-        if self.uses_events and phase in ("forward", "backward", "optimizer"):
+    def measure(self, section: str) -> Generator[None]:
+        self.begin(section)
+        if self.uses_events and section in ("forward", "backward", "optimizer"):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             yield
             end.record()
-            self.events.append((phase, start, end))
+            self.events.append((section, start, end))
         else:
             began = self.clock()
             yield
-            self.seconds[phase] += self.clock() - began
+            self.seconds[section] += self.clock() - began
 
     def training_so_far(self) -> float:
         """Seconds of training since the last lap, by the clock of this process."""
         return self.clock() - self.began - sum(self.seconds[pause] for pause in PAUSES)
 
     def lap(self) -> dict[str, float]:
-        """Seconds by phase since the last lap, with "total" (the wall clock) and "other"; begins anew."""
+        """Seconds by section since the last lap, with "total" (the wall clock) and "other"; starts a new lap."""
         if self.events:
             torch.cuda.synchronize()
-            for phase, start, end in self.events:
-                self.seconds[phase] += start.elapsed_time(end) / 1000
+            for section, start, end in self.events:
+                self.seconds[section] += start.elapsed_time(end) / 1000
         now = self.clock()
         seconds, total = self.seconds, now - self.began
         self.began, self.seconds, self.events = now, dict.fromkeys(SECTIONS, 0.0), []
@@ -62,5 +67,5 @@ class SectionTimer:
 
 
 def training_seconds(seconds: dict[str, float]) -> float:
-    """The part of a lap that was training: all but validation and checkpoints."""
+    """The part of a lap that was training: everything except validation and checkpoints."""
     return max(seconds["total"] - sum(seconds[pause] for pause in PAUSES), 1e-9)

@@ -100,8 +100,11 @@ class Budget:
         self.longest_pause = max(self.longest_pause, seconds)
 
     def is_over(self, used: float, seconds_per_step: float) -> bool:
-        """Whether one more step would eat into what the end needs."""
+        """Whether one more step would use time that the end needs."""
         if self.total is None:
             return False
-        self.is_ended = self.is_ended or used + seconds_per_step + self.needed() >= self.total
-        return self.is_ended
+        return self.is_ended or used + seconds_per_step + self.needed() >= self.total
+
+    def end(self) -> None:
+        """Count the whole budget as used from now on."""
+        self.is_ended = True

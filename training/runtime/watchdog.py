@@ -60,7 +60,7 @@ class Watchdog:
         self.folder, self.rank, self.world_size, self.stop = folder, rank_info.rank, rank_info.world_size, stop
         self.stuck_seconds, self.leave = stuck_seconds, leave
         self.launcher = launcher or Launcher()
-        self.on_write: Callable[[], None] | None = None  # called now and then, from a thread
+        self._on_write: Callable[[], None] | None = None
         self.made: list[Path] = []  # folders
         self.count, self.phase, self.step = 0, "start", 0
         self.since = time.monotonic()
@@ -86,6 +86,10 @@ class Watchdog:
                 for place in self.made or [self.folder]:  # a run that could not begin leaves nothing behind
                     place.rmdir()
 
+    def call_with_each_write(self, action: Callable[[], None]) -> None:
+        """Call `action` from the watchdog's thread whenever it writes its file: at least every 10 seconds."""
+        self._on_write = action
+
     def note(self, phase: str, step: int = 0) -> None:
         self.phase, self.step = phase, step
         self.count += 1
@@ -99,8 +103,8 @@ class Watchdog:
                 self.stop.request("the launcher has gone")
             if time.monotonic() >= next_write:
                 self._write()
-                if self.on_write is not None:
-                    self.on_write()
+                if self._on_write is not None:
+                    self._on_write()
                 next_write = time.monotonic() + min(10.0, self.stuck_seconds / 4)
             if self.folder is not None and time.monotonic() - self.since > self.stuck_seconds:
                 if not self._tell():

@@ -55,5 +55,5 @@ def test_mistakes(tmp_path: Path) -> None:
     run = str(write_run(tmp_path / "run", 4.0))
     with pytest.raises(UserError, match="expected a name that ends"):
         main([run, "--output", str(tmp_path / "loss.gif")])
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match="no such file"):
         main([str(tmp_path / "nowhere"), "--output", str(tmp_path / "loss.png")])

@@ -1,4 +1,4 @@
-"""Whole tiny runs inside the test's own process, which saves the seconds that starting one costs."""
+"""Whole tiny runs inside the process of the test, which saves the seconds of starting one."""
 
 import os
 from collections.abc import Generator
@@ -12,7 +12,7 @@ from training.runtime import collectives
 
 @contextmanager
 def own_environment() -> Generator[None]:
-    """Give back what a launcher changes in its process."""
+    """Restore what the launcher changes in its process."""
     saved, threads = dict(os.environ), torch.get_num_threads()
     try:
         yield

@@ -1,14 +1,14 @@
-"""Guesses stand beside the sentence that they are for."""
+"""Each sentence gets its own guesses."""
 
 import torch
 
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
-from training.guesses import SENTENCES, Samples
+from training.guesses import SENTENCES, Guesses
 
 
 class Words:
-    """A tokenizer's part that samples need: a word is a token, numbered as it comes."""
+    """The part of a tokenizer that guesses need: each word is a token, numbered in order of appearance."""
 
     cls_id, sep_id, mask_id = 2, 3, 4
 
@@ -30,7 +30,7 @@ def test_a_sentence_that_is_too_long_is_left_out_with_its_guesses() -> None:
     spread_weights(model)
     tables = []
     for longest in (19, 9):
-        table = Samples(Words(), longest).table(model, torch.device("cpu"))  # type: ignore[arg-type]
+        table = Guesses(Words(), longest).table(model, torch.device("cpu"))  # type: ignore[arg-type]
         assert table is not None
         tables.append(table.splitlines()[2:])
     assert len(tables[0]) == len(SENTENCES)

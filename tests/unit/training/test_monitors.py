@@ -1,4 +1,4 @@
-"""DeepSpeed's monitors get our figures: its real monitor writes to modules that stand in for W&B's and Comet's."""
+"""DeepSpeed's monitors get our figures: the real monitor writes to fakes of the W&B and Comet modules."""
 
 import csv
 import importlib
@@ -12,7 +12,7 @@ import pytest
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 
-# As the real one does, it drops what is logged for an earlier step than the last.
+# Like the real module, it drops what is logged for an earlier step than the last.
 WANDB = """
 runs, logged = [], []
 

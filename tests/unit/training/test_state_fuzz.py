@@ -12,8 +12,9 @@ from tests.unit.training.test_json_fuzz import damage_text, damage_tree
 from training.checkpoints.folder import TrainingState, find_damage, read_state
 from training.checkpoints.manifest import MANIFEST, STATE, write_manifest
 from training.checkpoints.retention import read_best
-from training.faults.skips import read_skips
-from training.metrics.sinks import forget_later_lines, read_lines
+from training.checkpoints.skips import read_skips
+from training.metrics.reader import read_valid_lines
+from training.metrics.sinks import remove_later_lines
 
 ROUNDS = 150
 GOOD = TrainingState(
@@ -94,7 +95,7 @@ def test_damaged_manifests_states_and_pointers_are_judged_without_falling_over(t
 )
 def test_ranges_that_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "skips.json").write_text(text)
-    with pytest.raises(UserError, match="remove it to leave out only what"):
+    with pytest.raises(UserError, match="remove it to skip only the samples"):
         read_skips(tmp_path)
 
 
@@ -104,7 +105,7 @@ def test_damaged_metrics(tmp_path: Path) -> None:
     for _ in range(ROUNDS):
         lines = [damage_text(row.encode(), chance) if chance.random() < 0.2 else row.encode() for row in rows]
         path.write_bytes(b"\n".join([*lines, b"[1]", b"null", b'{"step": null}', b"\xff\xfe", b"[" * 100_000, b""]))
-        forget_later_lines(path, replace(GOOD, step=10, samples=80))
-        kept = read_lines(path)
+        remove_later_lines(path, replace(GOOD, step=10, samples=80))
+        kept = read_valid_lines(path)
         assert all(row.get("step", 0) <= 10 for row in kept)
         assert len(kept) >= 3

@@ -1,4 +1,4 @@
-"""Whole runs with a time budget, on a clock that only steps and commits move."""
+"""Whole runs with a time budget, on a clock that only steps and commits advance."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from common.processes import STOPPED_EXIT_CODE
 from deepspeed_train import main
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import own_environment, run_here
-from training import build as run
+from training import clock as run_clock
 from training import loop
 from training.checkpoints import folder as checkpoint
 from training.checkpoints.folder import CheckpointFolder, read_state
@@ -24,13 +24,13 @@ STEP_SECONDS, COMMIT_SECONDS = 1.0, 5.0
 
 
 class Clock:
-    """Seconds of a made-up clock."""
+    """A simulated clock."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.at: dict[float, Callable[[], None]] = {}
         patch.setattr("time.perf_counter", lambda: self.now)
-        patch.setattr(run, "Budget", self.budget)
+        patch.setattr(run_clock, "Budget", self.budget)
         patch.setattr(MetricsWindow, "seconds_per_step", lambda _window: STEP_SECONDS)
         self.slow_down(patch, loop, "take_step", STEP_SECONDS)
         self.slow_down(patch, checkpoint, "write_manifest", COMMIT_SECONDS)
@@ -61,7 +61,7 @@ def rates(folder: Path) -> list[float]:
 def test_the_last_checkpoint_is_there_when_the_time_is_over(
     clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its commit takes longer than the 3 seconds kept back at first; the first checkpoint has shown it."""
+    """Its commit takes longer than the 3 seconds reserved at first; the first checkpoint has measured it."""
     words = [*write_project(tmp_path), "--time_budget", "100s", "--lr_schedule", "linear", "--save_every_steps", "20"]
     run_here(words)
     assert 85 < clock.now <= 100
@@ -78,19 +78,19 @@ def test_the_last_checkpoint_is_there_when_the_time_is_over(
     assert f"start        from {tmp_path / 'out' / 'saved_models' / 'tiny' / newest}\n" in capsys.readouterr().out
 
 
-def test_a_plateau_is_told_by_the_clock_however_many_steps_the_schedule_has(
+def test_the_warm_up_ends_by_the_clock_however_many_steps_the_schedule_has(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The warm-up is a tenth of the time. Counted in steps of a schedule this long it would never end."""
+    """The plateau warning comes after the warm-up: a tenth of the time. In steps of this schedule it never ends."""
     monkeypatch.setattr("training.metrics.health.PLATEAU_STEPS", 10)
     monkeypatch.setattr("training.metrics.health.PLATEAU_MARGIN", 100.0)
     monkeypatch.setattr("training.metrics.health.MIN_LABELS", 1)
-    told: list[int] = []
+    warned: list[int] = []
     check = Health.check
 
     def note(self: Health, step: int, *given: Any) -> list[str]:
         sentences = check(self, step, *given)
-        told.extend(step for sentence in sentences if "unigram level" in sentence)
+        warned.extend(step for sentence in sentences if "unigram level" in sentence)
         return sentences
 
     monkeypatch.setattr(Health, "check", note)
@@ -98,12 +98,12 @@ def test_a_plateau_is_told_by_the_clock_however_many_steps_the_schedule_has(
     model = tmp_path / "model.json"
     model.write_text(model.read_text().replace('"total_training_steps": 60', '"total_training_steps": 1000000'))
     run_here([*words, "--time_budget", "100s", "--max_steps", "22", "--ckpt_to_save", "100"])
-    assert told == [20]  # 10 steps after the first that ends at 9.7 s or later
-    assert "the batch is small (8 rows a step)" in capsys.readouterr().err
+    assert warned == [20]  # 10 steps after the first that ends at 9.7 s or later
+    assert "the batch is small (8 rows per step)" in capsys.readouterr().err
 
 
 def test_stopped_midway_and_resumed_it_ends_in_time_too(clock: Clock, tmp_path: Path) -> None:
-    """The restart saves only at its end, and knows from the state what that takes."""
+    """The restart saves only at its end, and knows from the saved state how long that takes."""
     words = [*write_project(tmp_path), "--time_budget", "100s", "--lr_schedule", "linear"]
     clock.at[30.0] = lambda: os.kill(os.getpid(), signal.SIGTERM)
     with own_environment():

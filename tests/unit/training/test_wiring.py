@@ -1,4 +1,4 @@
-"""Flags and blocks reach what they are for: seen in the figures of tiny runs."""
+"""Flags and DeepSpeed blocks take effect: checked by the figures of tiny runs."""
 
 import json
 import re
@@ -20,8 +20,10 @@ from tests.support import make_rows, read_metrics, write_nvidia_shard, write_pro
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.engine.build import take_step
+from training.engine.gradients import GradientWatch
 from training.inputs.datasets import open_data
 from training.metrics.window import MetricsWindow
+from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.settings.arguments import build_parser
 from training.settings.resolve import resolve_settings
@@ -38,7 +40,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(tmp_path_factory.mktemp("plain"))
 
 
-def test_recomputation_changes_no_loss(plain: list[float], tmp_path: Path) -> None:
+def test_recomputation_does_not_change_the_loss(plain: list[float], tmp_path: Path) -> None:
     flags = ["--gelu_checkpoint", "--attention_dropout_checkpoint", "--normalize_invertible"]
     assert losses(tmp_path, *flags) == pytest.approx(plain, abs=1e-6)
 
@@ -85,7 +87,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return noted
 
 
-def test_gradient_checkpointing_changes_no_loss(plain: list[float], chunks: list[int], tmp_path: Path) -> None:
+def test_gradient_checkpointing_does_not_change_the_loss(plain: list[float], chunks: list[int], tmp_path: Path) -> None:
     assert losses(tmp_path, "--gradient_checkpointing", "1") == plain  # to the last bit
     assert chunks == [1] * 5
 
@@ -125,10 +127,10 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
 
 
-def test_validation_has_rows_of_a_length_and_of_predictions_of_its_own(
+def test_validation_rows_may_have_another_length_and_number_of_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same rows, filled up with padding to less and to more than the 24 of training, have the same loss."""
+    """The same rows, padded to less and to more than the 24 tokens of training, have the same loss."""
     words = write_project(tmp_path)
     rows = make_rows(11, 16, 4, seed=9)
     found = []
@@ -150,10 +152,10 @@ def test_longer_rows_are_validated_fewer_at_a_time() -> None:
     assert [validation_rows(64, 128, length) for length in (64, 128, 512, 100_000)] == [64, 64, 16, 1]
 
 
-def test_a_folder_with_training_shards_alone_means_no_validation(
+def test_a_folder_without_validation_shards_means_no_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `data.prepare` leaves it where the text is one document."""
+    """`data.prepare` writes such a folder when the text is one document."""
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
     assert resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1)).validation_folder is None
@@ -193,10 +195,18 @@ def test_bf16_norm_is_that_of_fp32(stage: int, tmp_path: Path) -> None:
 def test_gradients_are_watched_for_the_first_steps_only(
     print_steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished = []
-    monkeypatch.setattr(MetricsWindow, "_say_dead_parameters", lambda self: finished.append(self.run.state.step))
+    hooks: list[int] = []
+    end_step = GradientWatch.end_step
+
+    def note(self: GradientWatch) -> list[str]:
+        names = end_step(self)
+        hooks.append(sum(handle.id in handle.hooks_dict_ref() for handle in self.handles))
+        return names
+
+    monkeypatch.setattr(GradientWatch, "end_step", note)
     losses(tmp_path, "--print_steps", print_steps)
-    assert finished[0] == 2
+    assert hooks[0] > 0
+    assert hooks[1:] == [0] * 4
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
@@ -212,11 +222,11 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert checkpoints.tags() == sorted({best.tag, "step_00000009"})
 
 
-def test_dry_run_says_what_it_would_cost_and_writes_nothing(
+def test_dry_run_reports_the_cost_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.build.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
-    # Kibibytes under the name of GiB: parts of a model this small would all be 0.00.
+    monkeypatch.setattr("training.banner.find_attention_notes", lambda config, *_: [f"heads of {config.head_size}"])
+    # Kibibytes instead of GiB: the parts of a model this small would all be 0.00.
     monkeypatch.setattr(
         "training.dry_run._gib", lambda tensors: sum(t.numel() * t.element_size() for t in tensors) / 1024
     )
@@ -226,12 +236,14 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
         assert re.search(row.format(folder=re.escape(str(tmp_path))), said, re.MULTILINE), row
     assert "note: heads of 16" in said
     parameters = float(re.findall(r"([\d,]+) parameters", said)[0].replace(",", ""))
-    parts = re.search(r"GiB a rank at its peak: parameters (.*), gradients (.*), optimizer (.*), activations and", said)
+    parts = re.search(
+        r"GiB per rank at its peak: parameters (.*), gradients (.*), optimizer (.*), activations and", said
+    )
     assert parts
     sizes = [float(part) for part in parts.groups()]
     assert sizes == pytest.approx([4 * parameters / 1024, 4 * parameters / 1024, 8 * parameters / 1024], rel=0.01)
-    assert re.search(r"speed +[\d.]+ s a step, [\d,]+ tokens/s, \d+% of the machine's matmul speed", said)
-    assert re.search(r"to go +60 steps, \d+:\d\d:\d\d \(hours:minutes:seconds\), about [\d.]+ k tokens", said)
+    assert re.search(r"speed +[\d.]+ s/step, [\d,]+ tokens/s, matmul \d+%", said)
+    assert re.search(r"left +60 steps, \d+:\d\d:\d\d \(hours:minutes:seconds\), about [\d.]+ k tokens", said)
     assert not (tmp_path / "out").exists()
 
 
@@ -241,9 +253,9 @@ START_TABLE = (
     r"^  batch +8 rows of 24: 4 × 2 micro-steps × 1 rank$",
     r"^  data +64 rows of 24 in 3 files, about 1\.\d k tokens$",
     r"^  validation +11 rows of 24 in 1 file$",
-    r"^  length +to step 60: 7\.50 epochs, about [89]\.\d k tokens to go$",
-    r"^  engine +fp32, ZeRO stage 0, cpu, (1 thread|\d+ threads) a rank$",
-    r"^  rate +LE, peak 0\.003$",
+    r"^  length +to step 60: 7\.50 epochs, about [89]\.\d k tokens left$",
+    r"^  engine +fp32, ZeRO stage 0, cpu, (1 thread|\d+ threads) per rank$",
+    r"^  lr +LE, peak 0\.003$",
     r"^  checkpoints +{folder}/out/saved_models/tiny$",
     r"^  logs +{folder}/out/runs/tiny$",
     r"^  start +from new weights$",
@@ -268,8 +280,8 @@ def test_dry_run_with_monitors_writes_nothing_either(
 def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first step has 8 rows, 59 have 80: ten times the time and tokens."""
-    monkeypatch.setattr("training.dry_run.seconds_of_a_step", lambda *_: 1.0)
+    """The first step has 8 rows, the other 59 have 80: ten times the time and tokens."""
+    monkeypatch.setattr("training.dry_run.fastest_step", lambda *_: 1.0)
     words = write_project(tmp_path, train_micro_batch_size_per_gpu=8)
     run_here([*words, "--dry_run", "--batch_schedule", "0:8,1:80"])
     said = capsys.readouterr().out
@@ -280,17 +292,17 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
 
     run_here([*words, "--dry_run", "--time_budget", "1000s"])
     said = capsys.readouterr().out
-    assert "800 steps, 0:13:20" in said, "100 epochs, and the time would last for more"
+    assert "800 steps, 0:13:20" in said, "100 epochs, although there is time for more"
     assert "num_epochs ends the run in about 13:20, but its time budget lasts for" in said
     assert "warm-up" not in said
     run_here([*words, "--dry_run", "--time_budget", "100s"])
     said = capsys.readouterr().out
-    assert re.search(r"to go +about (89|9\d) steps, 0:01:3\d", said), said
-    assert "1:40 in all, 1:3" in said
+    assert re.search(r"left +about (89|9\d) steps, 0:01:3\d", said), said
+    assert "1:40 in total, 1:3" in said
     assert "num_epochs ends" not in said
 
 
-def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
+def test_the_live_bar_before_the_first_report_and_its_time_to_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
@@ -300,39 +312,38 @@ def test_the_live_line_before_the_first_report_and_its_time_to_the_next_save(
     monkeypatch.setattr("training.metrics.window.READ_SECONDS", 0.0)
     monkeypatch.setattr(MetricsWindow, "seconds_per_step", lambda _self: 1.0)
     losses(tmp_path, "--print_steps", "3", "--save_every_minutes", "100", "--max_steps_per_epoch", "4")
-    assert [re.sub(r"[\d.]+ so far  rate .*  first", "… first", text) for text in texts[:2]] == [
+    assert [re.sub(r"[\d.]+ so far  lr .*  first", "… first", text) for text in texts[:2]] == [
         "epoch 0.12  loss … first report at step 3",
         "epoch 0.25  loss … first report at step 3",
     ]
-    assert "saves in" in texts[2]
+    assert "next save in" in texts[2]
 
 
-def test_a_terminal_gets_a_live_line(
+def test_a_terminal_gets_a_live_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
     losses(tmp_path)
     line = capsys.readouterr().err.rsplit("\r", 1)[-1]
-    for words in ("5/5", "epoch 0.6", "loss ", "rate ", "ends in 0:00", "saves in 0:00"):
+    for words in ("5/5", "epoch 0.6", "loss ", "lr ", "ETA 0:00", "next save in 0:00"):
         assert words in line
-    assert re.search(r"[\d,]+ tokens/s \(\d+%\)", line), "with the share of the limit"
+    assert re.search(r"[\d,]+ tokens/s  matmul \d+%", line)
 
 
 def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value is read from a tensor a step, whether its gradient is finite, be it of one micro-step or of four."""
+    """Each step reads one value from a tensor, whether the gradient is finite, with one micro-step or with four."""
     counts: list[int] = []
 
-    def counted_step(*given: Any) -> bool:
+    def counted_step(*given: Any) -> None:
         with ReadValues() as read:
-            is_taken = take_step(*given)
+            take_step(*given)
         counts.append(read.num)
-        return is_taken
 
     monkeypatch.setattr("training.loop.take_step", counted_step)
     for micro in (8, 2):
         words = write_project(tmp_path / str(micro), train_micro_batch_size_per_gpu=micro)
-        model = tmp_path / str(micro) / "model.json"  # dropout on a CPU draws its seeds from a tensor of the host
+        model = tmp_path / str(micro) / "model.json"  # dropout on a CPU reads its seeds from a host tensor
         model.write_text(
             model.read_text().replace(
                 '"hidden_size"', '"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "hidden_size"'
@@ -340,6 +351,31 @@ def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatc
         )
         run_here([*words, "--max_steps", "3"])
     assert counts == [1] * 6
+
+
+def test_requests_are_exchanged_once_per_step_whatever_the_number_of_micro_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanges, ask = [], collectives.all_ranks_any
+
+    def count(*flags: bool) -> list[bool]:
+        exchanges.append(flags)
+        return ask(*flags)
+
+    monkeypatch.setattr(collectives, "all_ranks_any", count)
+    # Whether a step is read ahead depends on the machine: without it the reader asks before each step, too.
+    monkeypatch.setattr("data.stream.loader.TrainingStream.has_next", property(lambda _self: False))
+    counts = []
+    for micro in (8, 1):
+        folder = tmp_path / str(micro)
+        words = write_project(folder, train_micro_batch_size_per_gpu=micro)
+        content = json.loads((folder / "model.json").read_text())
+        del content["validation"]  # whose exchanges follow its own batches
+        (folder / "model.json").write_text(json.dumps(content))
+        exchanges.clear()
+        run_here([*words, "--max_steps", "5", "--ckpt_to_save", "99"])
+        counts.append(len(exchanges))
+    assert counts[0] == counts[1]
 
 
 class ReadValues(TorchDispatchMode):
@@ -353,21 +389,19 @@ class ReadValues(TorchDispatchMode):
 
 
 def test_a_head_without_gradient_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards in which nothing is masked train the sentence head alone."""
+    """Shards without masked tokens train the sentence head only."""
     words = write_project(tmp_path)
     for path in (tmp_path / "data").glob("*training*"):
         with h5py.File(path, "r+") as file:
             file["masked_lm_positions"][:] = 0
             file["masked_lm_ids"][:] = 0
     run_here([*words, "--max_steps", "3"])
-    told = capsys.readouterr().err
-    assert "parameters got no gradient in the first steps: cls.predictions" in told
-    assert told.count("got no gradient") == 1
+    warnings = capsys.readouterr().err
+    assert "parameters got no gradient in the first steps: cls.predictions" in warnings
+    assert warnings.count("got no gradient") == 1
 
 
-def test_the_libraries_chatter_is_in_a_file_and_not_on_the_console(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_library_logs_are_in_a_file_and_not_on_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     losses(tmp_path)
     said = capfd.readouterr()
     assert "DeepSpeed info" not in said.out + said.err

@@ -1,11 +1,14 @@
 """--export_dir: the end of a run, and a finished run started again, leave a Hugging Face folder."""
 
+import errno
 import json
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from common.errors import UserError
@@ -13,7 +16,7 @@ from data.tokenizer import load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from tests.support import VOCAB, make_rows, write_project
+from tests.support import VOCAB, make_rows, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder, TrainingState
 from training.export.hugging_face import export_checkpoint, model_card, read_weights
@@ -43,6 +46,37 @@ def test_a_finished_run_exports_when_asked_later(tmp_path: Path) -> None:
     run_here(words)
     run_here([*words, "--export_dir", str(tmp_path / "hf")])
     check_export(tmp_path)
+
+
+def test_a_run_whose_figures_could_never_be_written_exports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("training.metrics.sinks.append_whole", fail)
+    run_here([*write_project(tmp_path), "--max_steps", "3", "--export_dir", str(tmp_path / "hf")])
+    assert not (tmp_path / "out" / "runs" / "tiny" / "metrics.jsonl").exists()
+    assert "The model card is written without figures" in capsys.readouterr().err
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")
+    assert "Not known here" in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_without_sentence_labels_no_figure_of_them_appears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = write_project(tmp_path)
+    path = tmp_path / "model.json"
+    path.write_text(path.read_text().replace('"hidden_size"', '"sentence_head": "none", "hidden_size"'))
+    run_here([*words, "--max_steps", "3", "--export_dir", str(tmp_path / "hf")])
+    assert "nsp" not in capsys.readouterr().out
+    for kind in ("train", "validation"):
+        for row in read_metrics(tmp_path, kind):
+            assert row["loss"] == row["mlm_loss"]
+            assert not [key for key in row if "nsp" in key]
+    events = EventAccumulator(str(tmp_path / "out" / "runs" / "tiny")).Reload()
+    assert not [tag for tag in events.Tags()["scalars"] if "nsp" in tag]
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "| 3 |" in card
+    assert "next sentence" not in card
 
 
 @pytest.mark.parametrize("flag", ["--preln", "--no-preln"])

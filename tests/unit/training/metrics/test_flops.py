@@ -25,7 +25,7 @@ def make_batch(config: BertConfig) -> Batch:
 
 @pytest.mark.parametrize("act", ["gelu", "geglu"])
 def test_formula_is_what_torch_counts(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_attention, "_SHORT", 0)  # so that the last block leaves out queries that nobody reads
+    monkeypatch.setattr(grouped_attention, "_SHORT", 0)  # so that the last block skips queries that nothing reads
     config = BertConfig(
         vocab_size=72,
         hidden_size=24,
@@ -56,10 +56,10 @@ def test_speed_is_work_over_the_best_time() -> None:
     config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)
     moments = iter(range(1000))
     probe = MatmulProbe(config, 32, torch.float32, torch.device("cpu"), clock=lambda: float(next(moments)))
-    assert probe.measure_speed() == 2.0 * 32 * 16 * (48 + 16) / 1.0  # the clock says that each turn took a second
+    assert probe.measure_speed() == 2.0 * 32 * 16 * (48 + 16) / 1.0  # by the clock, each measurement takes a second
 
 
-def test_the_pace_is_that_of_the_same_work_on_every_rank_without_what_disturbs_one_turn(
+def test_the_pace_is_the_median_of_the_same_work_on_every_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = BertConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=48)

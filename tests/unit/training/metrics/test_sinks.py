@@ -1,9 +1,11 @@
-"""What lands in TensorBoard, read back."""
+"""Figures in TensorBoard and in the CSV monitor, read back."""
 
 import json
 import resource
 import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.rank_server import RankServer
 from tests.support import VOCAB, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.guesses import SENTENCES, encode
+from training.metrics.sinks import Sinks, without_writer_tracebacks
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "paris", "is", "capital", "of", "."]
 
@@ -81,7 +84,7 @@ def test_histograms_of_all_weights(events: Any) -> None:
     assert "bert/pooler/dense_act/weight" in events.Tags()["histograms"]
 
 
-def test_without_validation_data_guesses_and_histograms_come_with_the_checkpoints(tmp_path: Path) -> None:
+def test_without_validation_data_guesses_and_histograms_are_written_with_checkpoints(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     write_vocab(tmp_path)
     content = json.loads((tmp_path / "model.json").read_text())
@@ -93,10 +96,10 @@ def test_without_validation_data_guesses_and_histograms_come_with_the_checkpoint
     assert [event.step for event in events.Histograms("bert/pooler/dense_act/weight")] == [3, 4]
 
 
-def test_killed_before_the_first_checkpoint_no_figure_stands_twice(rank_server: RankServer, tmp_path: Path) -> None:
+def test_killed_before_the_first_checkpoint_no_figure_appears_twice(rank_server: RankServer, tmp_path: Path) -> None:
     csv = {"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "csv"), "job_name": "figures"}}
     words = [*write_project(tmp_path, **csv), "--max_steps", "5", "--save_every_steps", "3"]
-    for step in (3, 5):  # right before the first checkpoint, and after one
+    for step in (3, 5):  # right before the first checkpoint, and after it
         killed = rank_server.run(words, 1, tmp_path, faults=[{"kind": "kill", "stage": "before", "step": step}])
         assert killed.codes == [-signal.SIGKILL], killed.text
     assert rank_server.run(words, 1, tmp_path).codes == [0]
@@ -107,7 +110,7 @@ def test_killed_before_the_first_checkpoint_no_figure_stands_twice(rank_server: 
     assert [line.split(",")[0] for line in lines] == ["step", "1", "2", "3", "4", "5"]
 
 
-def test_a_line_that_the_disk_takes_only_a_part_of_is_taken_back(tmp_path: Path) -> None:
+def test_a_line_that_is_only_partly_written_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     append_whole(path, "first\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -128,3 +131,35 @@ def test_sentences_have_one_mask_between_the_specials(tmp_path: Path) -> None:
         row = encode(tokenizer, sentence)
         assert (row[0], row[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
         assert row.count(tokenizer.mask_id) == 1
+
+
+def test_the_hook_for_thread_errors_is_replaced_only_by_the_function_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And there it ignores full disks in TensorBoard's thread, and nothing else."""
+    shown: list[str] = []
+
+    def before(report: threading.ExceptHookArgs) -> None:
+        shown.append(str(report.exc_value))
+
+    monkeypatch.setattr(threading, "excepthook", before)
+    Sinks(tmp_path / "runs", True, SimpleNamespace(step=0, samples=0)).close()
+    assert threading.excepthook is before
+
+    class _AsyncWriterThread(threading.Thread):  # as TensorBoard's is called
+        pass
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    with without_writer_tracebacks():
+        for kind, error in (
+            (_AsyncWriterThread, OSError("full")),
+            (_AsyncWriterThread, ValueError("a bug")),
+            (threading.Thread, OSError("lost")),
+        ):
+            thread = kind(target=fail, args=(error,))
+            thread.start()
+            thread.join()
+    assert threading.excepthook is before
+    assert shown == ["a bug", "lost"]

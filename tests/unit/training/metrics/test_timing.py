@@ -1,4 +1,4 @@
-"""Seconds by phase, on a clock that the test turns."""
+"""Seconds by timer section, on a clock that the test controls."""
 
 import pytest
 import torch
@@ -14,15 +14,18 @@ class Clock:
         return self.now
 
 
-def test_phases_add_up_and_begin_anew() -> None:
+def test_sections_add_up_and_a_lap_starts_again() -> None:
     clock = Clock()
-    phases = SectionTimer(torch.device("cpu"), clock)
-    for phase, seconds in (("forward", 1.0), ("backward", 2.0), ("forward", 0.5), ("checkpoint", 4.0)):
-        with phases.measure(phase):
+    begun: list[str] = []
+    timer = SectionTimer(torch.device("cpu"), begun.append, clock)
+    sections = (("forward", 1.0), ("backward", 2.0), ("forward", 0.5), ("checkpoint", 4.0))
+    for section, seconds in sections:
+        with timer.measure(section):
             clock.now += seconds
+    assert begun == [section for section, _ in sections]
     clock.now += 0.25
-    lap = phases.lap()
+    lap = timer.lap()
     assert (lap["forward"], lap["backward"], lap["checkpoint"], lap["other"]) == (1.5, 2.0, 4.0, 0.25)
     assert lap["total"] == 7.75
-    assert training_seconds(lap) == pytest.approx(3.75)  # a checkpoint is no training
-    assert phases.lap()["total"] == 0.0
+    assert training_seconds(lap) == pytest.approx(3.75)  # a checkpoint is not training
+    assert timer.lap()["total"] == 0.0

@@ -1,11 +1,12 @@
 """Where runs and epochs end, and when the next checkpoint comes."""
 
-from argparse import Namespace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from training.checkpoints.saving import Saver
+from training.checkpoints.retention import Retention
+from training.checkpoints.saving import SavePolicy, Saver
 from training.plan.horizon import Horizon
 from training.plan.step_plan import Phase, plan_steps
 
@@ -59,21 +60,25 @@ def test_steps_to_the_end_of_an_epoch() -> None:
 def test_seconds_to_the_next_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """By steps, by the end of the epoch, or by --save_every_minutes: whichever comes first."""
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    flags = Namespace(
-        save_every_steps=None, save_every_minutes=None, ckpt_to_save=None, keep_last=None, keep_every=None
-    )
-    run = SimpleNamespace(
-        state=SimpleNamespace(step=3, samples=24),
-        settings=SimpleNamespace(flags=flags),
-        horizon=horizon(max_steps_per_epoch=5),
-        budget=SimpleNamespace(total=None),
-    )
-    saver = Saver(run)  # type: ignore[arg-type]
-    assert saver.seconds_to_next(100.0) == 2 * 100.0
-    flags.save_every_minutes = 1.0
-    assert saver.seconds_to_next(100.0) == 60.0
-    flags.save_every_steps = 4
-    assert saver.seconds_to_next(10.0) == 10.0
+
+    def seconds_to_next(seconds_per_step: float, **policy: Any) -> float:
+        progress, nothing = SimpleNamespace(step=3, samples=24), SimpleNamespace(total=None)
+        saver = Saver(
+            None,  # type: ignore[arg-type]
+            None,
+            progress,  # type: ignore[arg-type]
+            horizon(max_steps_per_epoch=5),
+            nothing,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            SavePolicy(Retention(), **policy),
+            {},
+            print,
+        )
+        return saver.seconds_to_next(seconds_per_step)
+
+    assert seconds_to_next(100.0) == 2 * 100.0
+    assert seconds_to_next(100.0, every_minutes=1.0) == 60.0
+    assert seconds_to_next(10.0, every_minutes=1.0, every_steps=4) == 10.0
 
 
 def test_max_steps_per_epoch_goes_on_at_the_next_epochs_first_row() -> None:

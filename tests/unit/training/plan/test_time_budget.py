@@ -41,7 +41,8 @@ def test_stops_in_time_for_the_end() -> None:
     budget = Budget(100.0)
     budget.note_pause(5.0)  # validation and checkpoint took longer than what is kept back
     assert budget.is_over(90.0, seconds_per_step=1.0)
-    assert budget.used() == 100.0  # used up, for whoever starts it again
+    budget.end()
+    assert budget.used() == 100.0  # used up, also for a restart
     assert not Budget(None).is_over(1e9, 1.0)
 
 

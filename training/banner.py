@@ -1,0 +1,89 @@
+"""The banner: what is about to be trained, shown before the first step."""
+
+import torch
+
+from common.console import console
+from common.words import counted
+from nvidia.attention.backends import cuda_capability
+from nvidia.interop.hugging_face import export_obstacles
+from training.build import Run
+from training.checkpoints.match import ResumePoint
+from training.clock import Clock
+from training.inputs.datasets import Datasets, describe_rows
+from training.metrics.formatting import format_seconds
+from training.plan.outlook import Outlook, find_attention_notes, find_notes, format_count, look_ahead
+from training.plan.step_plan import StepPlan
+from training.settings.resolve import Settings, describe
+
+
+def show_banner(run: Run) -> None:
+    """Show the run's table and notes on the console, and the user's files in TensorBoard."""
+    settings, flags, batch, clock = run.settings, run.settings.flags, run.settings.deepspeed.batch, run.clock
+    config = settings.model_config
+    num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
+    outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
+    facts = {
+        "model": f"{'pre-LN' if flags.preln else 'post-LN'}, {config.num_hidden_layers} layers of "
+        f"{config.hidden_size}, {config.num_tokens:,} tokens, {num_parameters:,} parameters",
+        "batch": f"{batch.total} rows of {flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
+        f"micro-steps × {counted(run.rank_info.world_size, 'rank')}"
+        + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
+        "data": describe_phases(run.datasets, clock.horizon.plan)
+        + f", about {format_count(outlook.data_tokens)} tokens",
+        "validation": describe_validation(run.datasets),
+        "length": describe_length(clock, outlook),
+        "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
+        f"{counted(torch.get_num_threads(), 'thread')} per rank",
+        "lr": f"{flags.lr_schedule}, peak {settings.training.learning_rate:g}"
+        + (f", over {flags.time_budget}" if flags.time_budget else ""),
+        "checkpoints": str(settings.saved_models),
+        "logs": str(settings.runs),
+        "start": describe_start(settings, run.resume_point),
+    }
+    console.say(describe(settings.job_name, facts))
+    notes = find_notes(
+        clock.horizon,
+        clock.schedule,
+        num_parameters=num_parameters,
+        output_dir=flags.output_dir,
+        has_validation=run.datasets.validation is not None,
+    )
+    notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, flags.preln)]
+    if not flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
+        notes += find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device))
+    for note in notes:
+        console.say(f"note: {note}")
+    for name, text in settings.sources.items():
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        run.sinks.text(name, f"```json\n{shown}\n```")
+
+
+def describe_start(settings: Settings, point: ResumePoint | None) -> str:
+    if point is not None:
+        return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
+    return "from new weights" if settings.first_weights is None else f"from the weights of {settings.first_weights}"
+
+
+def describe_length(clock: Clock, outlook: Outlook) -> str:
+    """How far the run goes. With a time budget the steps are an upper bound."""
+    left = f"{outlook.epochs_left:.2f} epochs, about {format_count(outlook.tokens_left)} tokens left"
+    last_step, budget = f"step {clock.horizon.last_step():,}", clock.budget
+    if budget.total is None:
+        return f"to {last_step}: {left}"
+    return (
+        f"{format_seconds(budget.total)} in total, {format_seconds(budget.left())} of training left; at most to "
+        f"{last_step}: {left}"
+    )
+
+
+def describe_phases(datasets: Datasets, plan: StepPlan) -> str:
+    """Each phase's data, and the row of the run at which it begins."""
+    return ", ".join(
+        (f"then from row {phase.first_sample:,} of the run " if phase.first_sample else "")
+        + describe_rows(datasets.training[phase.index], phase.length)
+        for phase in plan.phases
+    )
+
+
+def describe_validation(datasets: Datasets) -> str:
+    return "none" if datasets.validation is None else describe_rows(datasets.validation, datasets.validation_length)

@@ -1,0 +1,81 @@
+"""How far a run has come: the state that checkpoints save, and every change that training makes to it."""
+
+import math
+from dataclasses import replace
+
+from training.checkpoints.folder import TrainingState, tag_of
+from training.checkpoints.retention import Best
+from training.checkpoints.skips import Ranges, Skips
+
+
+class Progress:
+    """Owns the run's TrainingState. It is the same on all ranks, so every method must be called on all of them."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+
+    @property
+    def state(self) -> TrainingState:
+        return self._state
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps applied."""
+        return self._state.step
+
+    @property
+    def samples(self) -> int:
+        """The data cursor: the sample that the next step begins with."""
+        return self._state.samples
+
+    @property
+    def skips(self) -> Skips:
+        return Skips(self._state.skips, self._state.rollbacks)
+
+    def advance(self, step: int, next_sample: int) -> None:
+        """Count the rows of a step as consumed. `step` stays the same where the engine skipped it."""
+        self._state = replace(self._state, step=step, samples=next_sample)
+
+    def move_cursor(self, sample: int) -> None:
+        """Continue reading at `sample`: past skipped samples, or back at the first of several bad steps."""
+        self._state = replace(self._state, samples=sample)
+
+    def add_tokens(self, num_tokens: int) -> None:
+        self._state = replace(self._state, tokens=self._state.tokens + num_tokens)
+
+    def set_seconds(self, seconds: float) -> None:
+        """Set the time used so far, by rank 0's clock."""
+        self._state = replace(self._state, seconds=seconds)
+
+    def note_validation(self, mlm_loss: float, *, is_kept: bool, is_saved_anyway: bool) -> Best | None:
+        """Record a validation loss.
+
+        `is_kept`: --keep_best asks for a checkpoint of the lowest loss. Returns the mark for it when this is the lowest
+        so far, or None. `is_saved_anyway`: this step's checkpoint is due for another reason too.
+        """
+        lowest = self._state.best_validation_loss
+        if not math.isfinite(mlm_loss) or (lowest is not None and mlm_loss >= lowest):
+            return None
+        self._state = replace(self._state, best_validation_loss=mlm_loss)
+        if not is_kept:
+            return None
+        best = Best(tag_of(self._state), mlm_loss, is_only_best=not is_saved_anyway)
+        self._state = replace(self._state, best_tag=best.tag, best_is_only=best.is_only_best)
+        return best
+
+    def roll_back(self, saved: TrainingState, skipped: Ranges) -> None:
+        """Return to `saved`, an earlier state of this run, and skip the samples `skipped` from now on."""
+        skips = self.skips.merged(Skips(skipped, skipped))
+        self._state = replace(
+            saved,
+            world_size=self._state.world_size,
+            seconds=self._state.seconds,  # the time is used all the same
+            recipe=self._state.recipe,
+            data_summary=self._state.data_summary,
+            skips=skips.ranges,
+            rollbacks=skips.rollbacks,
+        )
+
+    def state_to_save(self, seconds: float, longest_pause: float) -> TrainingState:
+        """The state with rank 0's clock, which differs from that of other ranks and must not enter `state` there."""
+        return replace(self._state, seconds=seconds, longest_pause=longest_pause)

@@ -1,0 +1,185 @@
+"""When a run ends, by steps, rows and time, and the learning rate on the way."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.console import console
+from common.errors import UserError
+from training.checkpoints.folder import TrainingState
+from training.checkpoints.progress import Progress
+from training.inputs.datasets import Datasets
+from training.metrics.formatting import format_seconds
+from training.plan.horizon import Horizon
+from training.plan.learning_rate import Schedule
+from training.plan.outlook import find_early_end, mean_tokens
+from training.plan.step_plan import Phase, plan_steps
+from training.plan.time_budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
+from training.runtime import collectives
+from training.runtime.ranks import RankInfo
+from training.settings.resolve import Settings
+
+NO_END = 2**62
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The plan of a run against its progress. Without a time budget steps and rows alone decide."""
+
+    horizon: Horizon
+    schedule: Schedule
+    budget: Budget
+    progress: Progress
+
+    @property
+    def has_budget(self) -> bool:
+        return self.budget.total is not None
+
+    def is_finished(self) -> bool:
+        """Whether the run has reached its end. With a time budget: as all ranks last agreed."""
+        return self.budget.is_ended or self.is_out_of_rows()
+
+    def is_out_of_rows(self) -> bool:
+        """Whether steps or epochs end the run here, whatever its time budget."""
+        return self.horizon.is_finished(self.progress.step, self.progress.samples)
+
+    def pass_skipped_samples(self) -> None:
+        """Move the cursor to where the next step can begin, or to the end of the run."""
+        while not self.is_out_of_rows():
+            num_rows = self.horizon.plan.at(self.progress.samples).rows
+            cursor = self.progress.skips.next_sample(self.progress.samples, num_rows)
+            if cursor == self.progress.samples:
+                return
+            self.progress.move_cursor(cursor)  # steps may have another size there
+
+    def all_ranks_agree_on_time(self, seconds_per_step: float) -> None:
+        """Take over rank 0's time and its decision whether the budget has room for one more step."""
+        if not self.has_budget:
+            return
+
+        def read_clock() -> tuple[float, bool]:
+            used = self.budget.used()
+            return used, self.budget.is_over(used, seconds_per_step)
+
+        seconds, is_over = collectives.all_ranks_from_main(read_clock)
+        self.progress.set_seconds(seconds)
+        if is_over:
+            self.budget.end()
+
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return self.schedule.rate(self._schedule_position())
+
+    def is_warm(self) -> bool:
+        """Whether the schedule's warm-up is over."""
+        return self._schedule_position() >= self.schedule.origin + self.schedule.warmup_steps
+
+    def _schedule_position(self) -> float:
+        """In steps of the schedule: those taken, or the used share of the time budget."""
+        if not self.has_budget:
+            return self.progress.step
+        share = self.budget.progress(self.progress.state.seconds)
+        return self.schedule.origin + share * self.schedule.total_steps
+
+    def epoch(self) -> int:
+        return self.horizon.epoch_of(self.progress.samples)
+
+    def passes(self) -> float:
+        """Passes over the data so far."""
+        return self.horizon.plan.passes(self.progress.samples)
+
+    def last_step(self) -> int | None:
+        """None: the time budget ends the run."""
+        return None if self.has_budget else self.horizon.last_step()
+
+    def seconds_to_last_step(self, seconds_per_micro_step: float) -> float:
+        """Seconds until steps and epochs end the run, by the micro-steps to come: later steps may have more of them."""
+        steps = max(0, self.horizon.last_step() - self.progress.step)
+        return self.horizon.plan.micro_steps_in(self.progress.samples, steps) * seconds_per_micro_step
+
+    def seconds_left(self, seconds_per_micro_step: float) -> float:
+        """Seconds until the run ends at this speed, or its time budget does."""
+        left, total = self.seconds_to_last_step(seconds_per_micro_step), self.budget.total
+        return left if total is None else min(left, max(0.0, total - self.budget.used()))
+
+    def find_early_end(self, seconds_per_micro_step: float) -> str | None:
+        """Why the run ends before its time budget does, or None."""
+        seconds = self.seconds_to_last_step(seconds_per_micro_step)
+        return find_early_end(self.horizon, self.schedule, self.budget, seconds)
+
+    def write_time_spent(self, folder: Path) -> None:
+        """Save the time used so far, so that it counts even if this process is killed. For rank 0."""
+        if self.has_budget:
+            note_time_spent(folder, self.budget.used())
+
+
+def build_budget(settings: Settings, state: TrainingState, began: float | None) -> Budget:
+    """`began`: when the process started, by time.monotonic(); None: now."""
+    return Budget(
+        settings.time_budget,
+        used_before=state.seconds,
+        began=began,
+        longest_pause=state.longest_pause,
+        num_last_pauses=2 if settings.flags.export_dir is None else 3,
+    )
+
+
+def build_clock(
+    settings: Settings, rank_info: RankInfo, datasets: Datasets, progress: Progress, began: float | None
+) -> Clock:
+    """`began`: when the process started, by time.monotonic(); None: now."""
+    state, flags = progress.state, settings.flags
+    schedule = settings.schedule(state.start_step if flags.rewarmup else 0)
+    phases = [
+        (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
+        for index, (each, data) in enumerate(zip(settings.lengths, datasets.training, strict=True))
+    ]
+    accumulation, world_size = settings.deepspeed.batch.accumulation, rank_info.world_size
+    horizon = Horizon(
+        plan=plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=world_size),
+        num_epochs=settings.training.num_epochs,
+        # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
+        total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
+        schedule_origin=schedule.origin,
+        start_step=state.start_step,
+        max_steps=flags.max_steps,
+        max_steps_per_epoch=flags.max_steps_per_epoch,
+    )
+    budget = build_budget(settings, state, began)
+    if budget.is_over(state.seconds, 0.0):
+        budget.end()
+    return Clock(horizon, schedule, budget, progress)
+
+
+def is_run_finished(settings: Settings, rank_info: RankInfo, datasets: Datasets, state: TrainingState) -> bool:
+    """Whether a run that was saved with `state` has reached its end."""
+    spent = replace(state, seconds=max(state.seconds, read_time_spent(settings.saved_models)))
+    return build_clock(settings, rank_info, datasets, Progress(spent), None).is_finished()
+
+
+def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
+    """`state` with the time that a killed process of this run used after its last checkpoint.
+
+    If that would leave no time at all, the process was killed at the very end. The steps that it lost are then trained
+    again, so that the schedule reaches its end.
+    """
+    if settings.time_budget is None:
+        return state
+
+    def is_over(state: TrainingState) -> bool:
+        return build_budget(settings, state, None).is_over(state.seconds, 0.0)
+
+    spent = collectives.all_ranks_from_main(lambda: read_time_spent(settings.saved_models))
+    counted = replace(state, seconds=max(state.seconds, spent))
+    if not is_over(counted) or is_over(state):
+        return counted
+    if state.step == state.start_step:
+        raise UserError(
+            f"--time_budget {settings.flags.time_budget}: earlier starts of this run have used it up "
+            f"({format_seconds(spent)}) without saving a checkpoint. Raise it and save more often "
+            f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to start again"
+        )
+    console.say(
+        f"note: --time_budget {settings.flags.time_budget} was used up by a process that was killed before it saved "
+        f"its last steps. The steps after step {state.step} ({format_seconds(spent - state.seconds)}) are trained again"
+    )
+    return state

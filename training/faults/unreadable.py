@@ -1,0 +1,89 @@
+"""Reading the batches of each step, where a rank's data may become unreadable: then all ranks raise Unreadable."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from data.shards.dataset import PretrainingDataset
+from data.stream.loader import StepBatches, TrainingStream
+from training.checkpoints.progress import Progress
+from training.engine.build import set_batch
+from training.metrics.timing import SectionTimer
+from training.plan.step_plan import Segment, StepPlan
+from training.runtime import collectives
+
+
+class StepReader:
+    """Reads steps from the run's cursor on, in the size that the plan gives there, and prefetches the next ones.
+
+    Opens another stream where the plan changes, and where the cursor was moved between two steps. Call `close` at the
+    end.
+    """
+
+    def __init__(
+        self,
+        open_stream: Callable[[Segment], TrainingStream],
+        plan: StepPlan,
+        progress: Progress,
+        engine: Any,
+        timer: SectionTimer,
+    ) -> None:
+        self._open_stream, self._plan, self._progress = open_stream, plan, progress
+        self._engine, self._timer = engine, timer
+        self._stream: TrainingStream | None = None
+        self._steps: Iterator[StepBatches] | None = None
+        self._segment: Segment | None = None
+        self._next_sample = -1  # where the open stream continues
+        self._is_prefetched = False  # on every rank, as of the last exchange
+
+    @property
+    def dataset(self) -> PretrainingDataset:
+        """Of the last step."""
+        assert self._stream is not None
+        return self._stream.dataset
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the prefetch has failed on this rank: known before the step is asked for."""
+        return None if self._stream is None else self._stream.failure
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the next step is in memory on this rank."""
+        return self._stream is not None and self._stream.has_next
+
+    def note_prefetched(self, on_all_ranks: bool) -> None:
+        """Whether every rank has its next step in memory: then reading it needs no exchange."""
+        self._is_prefetched = on_all_ranks
+
+    def all_ranks_next(self) -> StepBatches:
+        """The next step's batches; Unreadable on all ranks where one cannot read them."""
+        segment = self._plan.at(self._progress.samples)
+        is_new = segment is not self._segment or self._progress.samples != self._next_sample
+        batches, failure = None, None
+        try:
+            if is_new:
+                self._open(segment)
+            assert self._steps is not None
+            with self._timer.measure("data_wait"):
+                batches = next(self._steps)
+        except Exception as error:  # raised on all ranks below
+            failure = error
+        # A stream that was opened just now, which happens on all ranks at the same step, has prefetched nothing.
+        is_certain = self._is_prefetched and not is_new
+        if not is_certain and collectives.all_ranks_any(failure is not None)[0]:
+            raise collectives.Unreadable(failure)
+        assert batches is not None, failure
+        self._next_sample = batches.next_sample
+        return batches
+
+    def _open(self, segment: Segment) -> None:
+        self.close()
+        self._segment, self._stream = segment, self._open_stream(segment)
+        set_batch(self._engine, segment)
+        self._steps = self._stream.steps(self._progress.samples)
+
+    def close(self) -> None:
+        """End the prefetching thread."""
+        if self._steps is not None:
+            self._steps.close()  # type: ignore[attr-defined]
+            self._steps = None

@@ -1,0 +1,98 @@
+"""Reports of a run: the figures of a window on the console and in every sink, with warnings, and the live bar."""
+
+import math
+from typing import Any
+
+from tqdm import tqdm
+
+from common.console import console
+from data.stream.loader import StepBatches
+from training.clock import Clock
+from training.engine.gradients import GradientNorm, GradientWatch
+from training.metrics.formatting import first_live_text, live_text, train_line
+from training.metrics.health import Health, describe_without_gradient
+from training.metrics.sinks import Sinks
+from training.metrics.tally import Tally
+from training.metrics.window import MetricsWindow, StepLoss, WindowReport
+
+WATCHED_STEPS = 2  # in which every parameter should get a gradient
+
+
+class Reporter:
+    """Collects steps in `window`; `all_ranks_close` ends the window, and `write` reports it."""
+
+    def __init__(
+        self, window: MetricsWindow, health: Health, sinks: Sinks, clock: Clock, engine: Any, grad_norm: GradientNorm
+    ) -> None:
+        self.window, self.health, self.sinks = window, health, sinks
+        self.clock, self.progress = clock, clock.progress
+        self.engine, self.grad_norm = engine, grad_norm
+        self.gradients = GradientWatch(engine.module, WATCHED_STEPS)
+        self.lr = 0.0  # of the last step
+        self.closed: WindowReport | None = None  # the last one
+        self.figures: dict[str, float] = {}  # of the last report
+        self.is_early_end_known = False
+        total, step = clock.last_step(), clock.progress.step
+        self.bar: tqdm = console.progress(total=total, initial=step, unit="step", dynamic_ncols=True)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were counted since the last report."""
+        return self.window.num_steps > 0
+
+    def count(self, tally: Tally, batches: StepBatches, epoch: int, lr: float) -> None:
+        """Count a step that was applied, and that `progress` includes. `epoch`: in which it began."""
+        self.lr = lr
+        num_layers = sum(scale > 0 for scale in self.engine.module.bert.encoder.branch_scales)
+        self.window.count(self.progress.step, tally, batches, num_layers)
+        if self.window.rank_info.is_main and self.health.needs_rows:
+            for batch in batches.micro_batches:
+                self.health.watch_rows(epoch, batch.input_ids.numpy(), batch.masked_lm_labels.numpy())
+        without_gradient = self.gradients.end_step()
+        if without_gradient:
+            console.warn(describe_without_gradient(without_gradient))
+
+    def all_ranks_close(self) -> list[StepLoss]:
+        """Turn the counts since the last report into figures. Returns each step's loss."""
+        self.closed = self.window.all_ranks_close()
+        self.progress.add_tokens(self.closed.num_tokens)
+        norm = self.grad_norm.value()
+        self.figures = {
+            **self.closed.figures,
+            "learning_rate": self.lr,
+            "grad_norm": math.nan if norm is None else norm,
+            "epoch": self.clock.passes(),
+            "tokens": float(self.progress.state.tokens),
+            "skipped_steps": float(self.engine.skipped_steps),
+        }
+        if self.engine.fp16_enabled():
+            self.figures["loss_scale"] = float(self.engine.optimizer.loss_scale)
+        return self.closed.step_losses
+
+    def write(self) -> None:
+        """Write the figures of the window that was closed last."""
+        assert self.closed is not None
+        step, pace = self.progress.step, self.closed.seconds_per_micro_step
+        with self.window.timer.measure("logging"):
+            console.say(train_line(step, self.clock.last_step(), self.figures, self.clock.seconds_left(pace)))
+            early_end = self.clock.find_early_end(pace)
+            if early_end and not self.is_early_end_known:
+                self.is_early_end_known = True
+                console.warn(early_end)
+            for warning in self.health.check(step, self.figures, self.closed.paces, self.clock.is_warm()):
+                console.warn(warning)
+            self.sinks.record("train", step, self.progress.samples, self.figures)
+
+    def update_bar(self, print_steps: int, seconds_to_save: float) -> None:
+        """Show the last report's figures on the live bar; before the first report, this rank's loss so far."""
+        if self.bar.disable:
+            return
+        step, epoch = self.progress.step, self.clock.passes()
+        if self.closed is not None:
+            left = self.clock.seconds_left(self.closed.seconds_per_micro_step)
+            text = live_text(epoch, self.figures, left, min(left, seconds_to_save))
+            self.bar.set_postfix_str(text, refresh=False)
+        elif (loss := self.window.loss_so_far()) is not None:
+            first_report = step + print_steps - step % print_steps
+            self.bar.set_postfix_str(first_live_text(epoch, loss, self.lr, first_report), refresh=False)
+        self.bar.update(step - self.bar.n)
