@@ -4,7 +4,7 @@ import torch
 
 from common.console import console
 from common.words import counted
-from nvidia.attention.backends import cuda_capability
+from nvidia.attention.registry import cuda_capability
 from nvidia.interop.hugging_face import export_obstacles
 from training.build import Run
 from training.checkpoints.match import ResumePoint
