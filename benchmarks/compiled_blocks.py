@@ -17,8 +17,8 @@ import torch
 from benchmarks.batches import Batch, make_batch
 from benchmarks.timing import clock
 from common.console import console
-from common.errors import run_command
-from nvidia.compiling import check_compiler, compile_blocks
+from common.errors import UserError, run_command
+from nvidia.compiling import compile_blocks, find_compiler_problem
 from nvidia.config import BertConfig
 from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     flags = parser.parse_args(argv)
     configure_onednn()
-    check_compiler("cpu")
+    if (reason := find_compiler_problem("cpu")) is not None:
+        raise UserError(reason)
     results = {}
     for dropout in (0.1, 0.0):
         for shape in SHAPES:

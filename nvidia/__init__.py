@@ -1,4 +1,7 @@
-"""The model: tensors in, tensors out. Shares its top-level name with pip's CUDA packages, which stay importable."""
+"""The model: tensors in, tensors out.
+
+The package shares its name with the CUDA packages on PyPI, which stay importable.
+"""
 
 from pkgutil import extend_path
 

@@ -1,4 +1,4 @@
-"""The activations a feed-forward layer can have, plain and gated."""
+"""The activations of a feed-forward layer, plain and gated."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,  # the exact one, x·Φ(x)
+    "gelu": functional.gelu,  # exact: x·Φ(x)
     "gelu_tanh": _gelu_tanh,
     "relu": functional.relu,
     "swish": functional.silu,
@@ -23,12 +23,12 @@ _GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": functional.gelu, "swig
 
 
 def is_gated(name: str) -> bool:
-    """A gated activation takes twice the width: act(first half) · second half."""
+    """Whether the input has twice the width of the output: act(first half) · second half."""
     return name in _GATES
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name; a gated one halves the last dimension."""
+    """Return the function of that name; a gated one halves the last dimension."""
     if name in _PLAIN:
         return _PLAIN[name]
     gate = _GATES[name]
@@ -41,10 +41,10 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def canonical(name: str) -> str:
-    """One name for each function: swish is silu."""
+    """Return the one name for functions with several: swish is silu."""
     return {"swish": "silu"}.get(name, name)
 
 
 def ungated(name: str) -> str:
-    """The activation for a layer that has no gate (the MLM head's transform): a gated one's inner function."""
+    """Return the activation of a layer without a gate (the transform of the MLM head): the inner function of a gate."""
     return {"geglu": "gelu", "swiglu": "silu"}.get(name, name)

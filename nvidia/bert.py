@@ -20,7 +20,7 @@ from nvidia.unpadding import Packing, plan_packing, real_tokens
 
 
 class BertOutput(NamedTuple):
-    """Padded positions of the states are zero."""
+    """What the encoder returns. Padded positions of the states are zero."""
 
     last_hidden_state: Tensor  # [B, S, H]
     pooled: Tensor | None  # [B, H]
@@ -58,7 +58,7 @@ class BertModelBase(nn.Module):
     ) -> BertOutput:
         """ids [B, S] or `inputs_embeds` [B, S, H]; `head_mask` [A] or [layers, A]; the rest [B, S]."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
+            raise ValueError("expected exactly one of input_ids and inputs_embeds")
         words = input_ids if inputs_embeds is None else inputs_embeds
         assert words is not None
         if attention_mask is None:
@@ -80,12 +80,12 @@ class BertModelBase(nn.Module):
         )
 
     def embed(self, words: Tensor, segments: Tensor, packing: Packing, position_ids: Tensor | None = None) -> Tensor:
-        """[T] or [T, H] → [T, H]; refuses rows longer than the position table."""
-        longest = self.config.max_position_embeddings
-        if packing.row_length > longest and position_ids is None:
+        """[T] or [T, H] → [T, H]; raises UserError if rows are longer than the position table."""
+        limit = self.config.max_position_embeddings
+        if packing.row_length > limit and position_ids is None:
             raise UserError(
-                f"a batch is {packing.row_length} tokens wide, but max_position_embeddings is {longest}; "
-                "raise it in the model JSON or cut the sequences"
+                f"a batch is {packing.row_length} tokens wide, but max_position_embeddings is {limit}; "
+                "raise it in the model JSON or shorten the sequences"
             )
         return self.embeddings(words, segments, packing, position_ids)
 
@@ -94,7 +94,7 @@ class BertModelBase(nn.Module):
         return None if head_mask is None else head_mask.expand(self.config.num_hidden_layers, head_mask.shape[-1])
 
     def prune_heads(self, heads_to_prune: dict[int, list[int]]) -> None:
-        """Remove heads, numbered as in the whole model, and their weights; the config remembers which."""
+        """Remove heads, numbered as in the unpruned model, and their weights; the config records which."""
         pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
         for layer, heads in heads_to_prune.items():
             pruned.setdefault(layer, set()).update(heads)

@@ -1,34 +1,34 @@
-"""torch.compile on the parts of the model that trace as one graph: the wide half of each block."""
+"""torch.compile for the part of the model that traces as one graph: the feed-forward half of each block."""
 
 import torch
 
-from common.errors import UserError
 from nvidia.block import BertBlock
 from nvidia.pretraining import PreTrainingModel
 
 
 def compile_blocks(model: PreTrainingModel) -> None:
-    """Compile each block's norm → wide layer → activation → projection → dropout → sum.
+    """Compile norm → wide layer → activation → projection → dropout → sum of each block.
 
-    Attention stays as it is: its backends are fused kernels, or steps through groups of lengths that no graph holds.
-    Sizes are symbolic, because every batch has another number of real tokens. Dropout inside is torch's own, so its
-    masks are others than without. Parameters keep their names.
+    Attention is not compiled: its backends are fused kernels, or loops over groups of lengths that do not trace. Sizes
+    are symbolic because the number of real tokens differs between batches. Dropout inside the graph is torch's own, so
+    its masks differ from those of an uncompiled run. Parameters keep their names.
     """
     for block in model.bert.encoder.layer:
         assert isinstance(block, BertBlock)
         block.add_feed_forward = torch.compile(block.add_feed_forward, dynamic=True)  # type: ignore[method-assign]
 
 
-def check_compiler(device: str) -> None:
-    """Compile something tiny: whatever keeps torch.compile from working here is found before a run is built."""
+def find_compiler_problem(device: str) -> str | None:
+    """Compile a tiny function; return why torch.compile does not work on this machine, or None if it does."""
     try:
         torch.compile(lambda x: x.sin() + 1.0, dynamic=True)(torch.ones(3, device=device))
-    except Exception as error:  # torch raises many kinds: no compiler, no headers, no triton, an unknown device
+    except Exception as error:  # torch raises many types: no compiler, no headers, no triton, an unknown device
         cause = error.__cause__ or error
         reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
-        raise UserError(
-            f"--compile: torch.compile does not work on this machine ({reason}); it needs a C++ compiler such as "
-            f"g++ and Python's headers, on a GPU triton too; install them or drop the flag"
-        ) from None
+        return (
+            f"torch.compile does not work on this machine ({reason}); it needs a C++ compiler such as g++ and "
+            "Python's headers, and triton on a GPU"
+        )
     finally:
         torch.compiler.reset()
+    return None

@@ -1,4 +1,4 @@
-"""What reads the encoder's states: the pooler, the masked-token head and the sentence head.
+"""The heads on the encoder's states: the pooler, the masked-token head and the sentence head.
 
 N rows, H hidden size, V rows of the embedding table.
 """
@@ -12,7 +12,7 @@ from nvidia.layers import LayerNorm, LinearActivation
 
 
 class BertPooler(nn.Module):
-    """tanh(W·h) of each sequence's first token."""
+    """tanh(W·h) of the first token of each sequence."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class PredictionTransform(nn.Module):
 
 
 class Decoder(nn.Linear):
-    """Scores against the word embeddings. The bias belongs to the head above, under the name checkpoints have."""
+    """Scores against the word embeddings. The bias is a parameter of `PredictionHead`, where checkpoints have it."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config.hidden_size, config.vocab_size, bias=False)
@@ -45,7 +45,7 @@ class Decoder(nn.Linear):
 
 
 class PredictionHead(nn.Module):
-    """Scores of every token for given rows; rows of the table that are padding get none."""
+    """Scores of all tokens for the given rows; padding rows of the embedding table get none."""
 
     def __init__(self, config: BertConfig, word_embeddings: nn.Embedding) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PredictionHead(nn.Module):
 
 
 class PreTrainingHeads(nn.Module):
-    """Both heads, under the names checkpoints have."""
+    """Both heads, under the names that checkpoints use."""
 
     def __init__(self, config: BertConfig, word_embeddings: nn.Embedding) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The small parts every block is made of: layer norm, linear + activation, embeddings, the residual branch's end.
+"""The parts that blocks are made of: layer norm, linear + activation, embeddings, the projection ending a branch.
 
 T real tokens, H hidden size, I intermediate size.
 """
@@ -15,7 +15,7 @@ from nvidia.unpadding import Packing
 
 
 class LayerNorm(nn.Module):
-    """Layer norm whose statistics and affine step are computed in fp32, whatever type its input and weights have."""
+    """Layer norm with statistics and affine step computed in fp32 for inputs and weights of any type."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class LayerNorm(nn.Module):
 
 
 class LinearActivation(nn.Module):
-    """x·Wᵀ + b, then an activation. A gated activation has twice as many rows in W as outputs."""
+    """x·Wᵀ + b, then an activation. With a gated activation W has twice as many rows as there are outputs."""
 
     def __init__(self, in_size: int, out_size: int, act: str, bias: bool = True) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class LinearActivation(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of word, position and segment embeddings, normed, with dropout; on packed tokens."""
+    """The sum of word, position and segment embeddings, with layer norm and dropout; on packed tokens."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class BertEmbeddings(nn.Module):
         packing: Packing,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """`words` are packed ids [T], or packed embeddings [T, H] given in their place → [T, H]"""
+        """`words` are packed ids [T] or packed embeddings [T, H] → [T, H]"""
         summed = self.word_embeddings(words) if words.dim() == 1 else words
         summed = summed + self.token_type_embeddings(segments)
         if self.position_embeddings is not None:
@@ -111,10 +111,10 @@ class BertIntermediate(nn.Module):
 
 
 def initialize_weights(model: nn.Module, config: BertConfig) -> None:
-    """All initialisation: N(0, range) for matrices and embeddings, zero biases, layer norms 1 and 0.
+    """Initialize all parameters: N(0, range) for matrices and embeddings, zero biases, layer norms 1 and 0.
 
-    The projections that write into the residual stream get range/√(2·layers), so that the stream's variance does not
-    grow with depth.
+    The projections that write into the residual stream get range/√(2·layers), so that the variance of the stream does
+    not grow with depth.
     """
     shrunk = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
     writers = {id(module.dense) for module in model.modules() if isinstance(module, BranchOutput)}

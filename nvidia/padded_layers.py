@@ -1,7 +1,7 @@
-"""Blocks computed by somebody else's layer on padded rows, such as DeepSpeed's CUDA kernel, inside our encoder.
+"""Blocks computed by a foreign layer on padded rows, such as DeepSpeed's CUDA kernel, inside our encoder.
 
-Whoever has the layer passes in how to make one; its parameters have DeepSpeed's names (attn_qkvw, attn_ow, …). Its gelu
-is the tanh approximation and it knows nothing of packed rows, so results are near ours, not equal.
+The caller passes a function that makes such a layer. Its parameters have DeepSpeed's names (attn_qkvw, attn_ow, …). Its
+gelu is the tanh approximation and it computes padded rows, so results are close to ours, not equal.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from common.errors import Problems, UserError
+from common.errors import UserError
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import is_pre_ln
 from nvidia.modelingpreln import PreLNBlock
@@ -19,11 +19,11 @@ from nvidia.self_attention import AttentionCall
 
 _KERNEL_NAME = re.compile(r"(bert\.encoder\.layer\.\d+)\.layer\.(\w+)([wb])")  # bert.encoder.layer.0.layer.attn_qkvw
 _KINDS = {"w": "weight", "b": "bias"}
-_HIDDEN = -10000.0  # added to the scores of padding, as that kernel expects
+_HIDDEN = -10000.0  # added to the scores of padding, as the kernel expects
 
 
 class PaddedLayer(nn.Module):
-    """Unpacks, calls the layer with an additive mask [B, 1, 1, S], packs again."""
+    """Unpack, call the layer with an additive mask [B, 1, 1, S], pack again."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class PaddedLayer(nn.Module):
     def forward(self, hidden: Tensor, call: AttentionCall, scale: float = 1.0) -> Tensor:
         if call.has_options or scale != 1.0:
             raise UserError(
-                "--deepspeed_transformer_kernel has no head masks, returned probabilities or progressive layer drop; "
-                "leave one of them out"
+                "DeepSpeed's transformer layer does not support head masks, returned probabilities or progressive "
+                "layer drop; use the standard blocks, or do without these options"
             )
         packing = call.packing
         mask = (~packing.key_mask()).to(hidden.dtype).unsqueeze(1).unsqueeze(1) * _HIDDEN
@@ -42,10 +42,12 @@ class PaddedLayer(nn.Module):
 
 
 def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
-    """Replace every block by a layer that `make_layer` builds, with the block's weights."""
-    problems = Problems()
-    check_blocks(model.config, problems)
-    problems.raise_if_any()
+    """Replace every block by a layer that `make_layer` builds, with the weights of the block."""
+    if found := find_unsupported(model.config):
+        raise UserError(
+            f"DeepSpeed's transformer layer does not compute {', '.join(found)}; expected dense attention with "
+            "absolute positions, gelu and biases; change the model, or use the standard blocks"
+        )
     encoder = model.bert.encoder
     for index, block in enumerate(encoder.layer):
         layer = make_layer()
@@ -55,9 +57,9 @@ def use_padded_layers(model: PreTrainingModel, make_layer: Callable[[], nn.Modul
         encoder.layer[index] = PaddedLayer(layer)
 
 
-def check_blocks(config: BertConfig, problems: Problems) -> None:
-    """Note what the kernel does not compute: it has dense attention without relative positions, gelu and biases."""
-    found = {
+def find_unsupported(config: BertConfig) -> list[str]:
+    """The parts of a model that the kernel does not compute."""
+    parts = {
         f"hidden_act {config.hidden_act!r}": config.hidden_act != "gelu",
         "use_bias false": not config.use_bias,
         "pruned_heads": bool(config.pruned_heads),
@@ -65,25 +67,21 @@ def check_blocks(config: BertConfig, problems: Problems) -> None:
         f"position_embedding_type {config.position_embedding_type!r}": config.position_embedding_type != "absolute",
         f"chunk_size_feed_forward {config.chunk_size_feed_forward}": config.chunk_size_feed_forward != 0,
     }
-    if any(found.values()):
-        problems.add(
-            f"--deepspeed_transformer_kernel does not compute {', '.join(name for name in found if found[name])}; "
-            "expected dense attention with absolute positions, gelu and biases; drop the flag, or change the model"
-        )
+    return [name for name, is_used in parts.items() if is_used]
 
 
 def kernel_weights(block: nn.Module) -> dict[str, Tensor]:
-    """One of our blocks' weights under the kernel's names."""
+    """The weights of one of our blocks under the kernel's names."""
     weights = {}
-    for kernel_name, places in _places(isinstance(block, PreLNBlock)).items():
+    for kernel_name, modules in _module_names(isinstance(block, PreLNBlock)).items():
         for suffix, kind in _KINDS.items():
-            parts = [block.get_parameter(f"{place}.{kind}").detach() for place in places]
+            parts = [block.get_parameter(f"{module}.{kind}").detach() for module in modules]
             weights[kernel_name + suffix] = torch.cat(parts)
     return weights
 
 
 def with_block_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's weights with those of kernel layers under our names; all others stay as they are."""
+    """Rename the weights of kernel layers to our names; all others are unchanged."""
     pre_ln, weights = is_pre_ln(state_dict), {}
     for name, tensor in state_dict.items():
         found = _KERNEL_NAME.fullmatch(name)
@@ -91,14 +89,14 @@ def with_block_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
             weights[name] = tensor
             continue
         block, kernel_name, suffix = found.groups()
-        places = _places(pre_ln)[kernel_name]
-        for place, part in zip(places, tensor.chunk(len(places)), strict=True):
-            weights[f"{block}.{place}.{_KINDS[suffix]}"] = part
+        modules = _module_names(pre_ln)[kernel_name]
+        for module, part in zip(modules, tensor.chunk(len(modules)), strict=True):
+            weights[f"{block}.{module}.{_KINDS[suffix]}"] = part
     return weights
 
 
-def _places(pre_ln: bool) -> dict[str, tuple[str, ...]]:
-    """The kernel's name, but for its last letter → modules of our block."""
+def _module_names(pre_ln: bool) -> dict[str, tuple[str, ...]]:
+    """The kernel's name without its last letter → modules of our block."""
     return {
         "attn_qkv": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
         "attn_o": ("attention.output.dense",),

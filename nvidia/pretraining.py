@@ -21,11 +21,13 @@ from nvidia.layers import initialize_weights
 from nvidia.self_attention import AttentionCall
 from nvidia.unpadding import Packing, plan_packing, plan_with_rows, real_tokens
 
-NO_LABEL = -1  # in masked_lm_labels and next_sentence_label
+# In masked_lm_labels and next_sentence_label. data.stream.batches has the same constant: the model and the data do not
+# import each other, and the batch format is what they agree on.
+NO_LABEL = -1
 
 
 class PreTrainingDetails(NamedTuple):
-    """What a forward pass measured: sums and counts that add up over micro-batches and ranks. 0-dim, detached."""
+    """What a forward pass measured: sums and counts, additive over micro-batches and ranks. 0-dim and detached."""
 
     masked_lm_loss_sum: Tensor
     masked_lm_correct: Tensor
@@ -33,16 +35,16 @@ class PreTrainingDetails(NamedTuple):
     next_sentence_loss_sum: Tensor
     next_sentence_correct: Tensor
     next_sentence_count: Tensor
-    num_tokens: Tensor  # real ones
+    num_tokens: Tensor  # without padding
 
 
 class PreTrainingModel(nn.Module):
-    """An encoder with both heads. `forward` gives the total loss; `details` holds what the last forward measured."""
+    """An encoder with both heads. `forward` returns the total loss; `details` has what the last forward measured."""
 
     encoder_class: type[BertModelBase]
 
     def __init__(self, config: BertConfig, args: Any = None) -> None:
-        """`args` is taken for callers that know the old signature; nothing is read from it."""
+        """`args` is accepted for callers of the old signature and ignored."""
         super().__init__()
         self.bert = self.encoder_class(config, add_pooling_layer=config.has_sentence_head)
         self.cls = PreTrainingHeads(config, self.bert.embeddings.word_embeddings)
@@ -51,7 +53,7 @@ class PreTrainingModel(nn.Module):
 
     @property
     def config(self) -> BertConfig:
-        """The encoder's, which pruning changes."""
+        """The config of the encoder, which pruning changes."""
         return self.bert.config
 
     def reset_parameters(self) -> None:
@@ -111,7 +113,8 @@ class PreTrainingModel(nn.Module):
     def masked_lm_logits(
         self, input_ids: Tensor, input_mask: Tensor, segment_ids: Tensor, positions: Tensor | None = None
     ) -> Tensor:
-        """Scores of every token: [B, S, tokens] (zero on padding), or [B, P, tokens] at `positions` [B, P]."""
+        """Scores of all tokens of the vocabulary: [B, S, tokens] (zero on padding), or [B, P, tokens] at `positions`
+        [B, P]."""
         packing = plan_packing(real_tokens(input_mask))
         states = packing.unpack(self.encode_rows(input_ids, segment_ids, packing, None))  # [B, S, H]
         if positions is not None:
@@ -122,30 +125,30 @@ class PreTrainingModel(nn.Module):
     def sentence_logits(self, input_ids: Tensor, input_mask: Tensor, segment_ids: Tensor) -> Tensor:
         """[B, 2]: column 0 for "B follows A", column 1 for "B is random" (or swapped, with a SOP head)."""
         if self.bert.pooler is None or self.cls.seq_relationship is None:
-            raise ValueError("this model has no sentence head")
+            raise ValueError("this model has no sentence head (sentence_head is 'none')")
         packing = plan_packing(real_tokens(input_mask))
         first = self.encode_rows(input_ids, segment_ids, packing, packing.first)
         return self.cls.seq_relationship(self.bert.pooler(first))
 
     def gradient_checkpointing_enable(self, chunk_size: int | None = None) -> None:
-        """Keep only every `chunk_size`-th block's state and recompute the rest; ⌈√layers⌉ by default."""
+        """Keep only the state of every `chunk_size`-th block and recompute the rest; ⌈√layers⌉ by default."""
         self.set_checkpointing(Checkpointing(layers=chunk_size or default_chunk(self.config.num_hidden_layers)))
 
     def gradient_checkpointing_disable(self) -> None:
         self.set_checkpointing(Checkpointing())
 
     def set_checkpointing(self, choice: Checkpointing) -> None:
-        """Choose what the backward pass computes again; `Checkpointing()` for nothing."""
+        """Choose what the backward pass recomputes; `Checkpointing()` for nothing."""
         if choice.norm and not self.bert.pre_ln:
             raise UserError(
-                "recomputing layer norms (--normalize_invertible) saves nothing in a post-LN model, where their "
-                "outputs are the residual stream; leave it out or train with --preln"
+                "gradient checkpointing: recomputing layer norms saves nothing in a post-LN model, where their outputs "
+                "are the residual stream; use a pre-LN model, or recompute something else"
             )
         if self.config.attention_backend == "jagged" and (choice.layers or choice.attention):
             raise UserError(
-                'the attention backend "jagged" cannot be recomputed in the backward pass: torch does not compare its '
-                'nested tensors; take another "attention_backend", or leave out --gradient_checkpointing and '
-                "--attention_dropout_checkpoint"
+                "gradient checkpointing: attention_backend 'jagged' cannot be recomputed in the backward pass, because "
+                "torch does not compare nested tensors; use another attention_backend, or recompute neither blocks nor "
+                "attention"
             )
         self.bert.encoder.checkpoint_chunk = choice.layers
         for layer in self.bert.encoder.layer:
@@ -153,10 +156,10 @@ class PreTrainingModel(nn.Module):
             layer.checkpointing = choice
 
     def set_layer_drop(self, theta: float, seed: int) -> None:
-        """Progressive layer drop for the forward passes that follow, until called again; θ = 1 drops nothing.
+        """Set progressive layer drop for the forward passes until the next call; θ = 1 drops nothing.
 
-        `theta` is `layer_drop.keep_theta` of the step. `seed` must be a function of the run's seed and the optimizer
-        step alone: then every rank and a resumed run leave out the same blocks.
+        `theta` is `layer_drop.keep_theta` of the step. `seed` must depend only on the seed of the run and the optimizer
+        step: then all ranks, and a resumed run, drop the same blocks.
         """
         self.bert.encoder.branch_scales = branch_scales(self.config.num_hidden_layers, theta, seed)
 

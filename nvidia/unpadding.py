@@ -1,4 +1,4 @@
-"""Which tokens of a padded batch are real: how rows are packed to them and where each sequence lies.
+"""Packing: which tokens of a padded batch are real, and where each sequence is in the packed row.
 
 B sequences, S padded length, T real tokens, L one sequence's length.
 """
@@ -14,19 +14,19 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Packing:
-    """T real tokens of a [B, S] batch in one row, the sequences one after the other.
+    """The T real tokens of a [B, S] batch in one row, sequence after sequence.
 
-    On CPU the sequences are ordered by length, longest first, so that all of one length lie side by side and a group of
-    them is a view: `groups` then lists (number of sequences, their length). On a device the order is the batch's and
+    On a CPU the sequences are sorted by length, longest first, so that those of one length are adjacent and a group of
+    them is a view; `groups` lists (number of sequences, their length). On a device the sequences are in batch order and
     `groups` is empty, because reading lengths on the host would wait for the device.
     """
 
     num_rows: int  # B
     row_length: int  # S
-    indices: Tensor  # [T] where each real token lies in the flattened [B·S] batch
-    first: Tensor  # [B] packed position of each sequence's first real token, its [CLS], in batch order
-    boundaries: Tensor  # [B + 1] int32, packed position where each sequence starts, in packed order
-    sequence_of: Tensor  # [T] which sequence, in batch order, a packed token belongs to
+    indices: Tensor  # [T] index of each real token in the flattened [B·S] batch
+    first: Tensor  # [B] packed position of the first real token ([CLS]) of each sequence, in batch order
+    boundaries: Tensor  # [B + 1] int32, packed position of the start of each sequence, in packed order
+    sequence_of: Tensor  # [T] the sequence, in batch order, that a packed token belongs to
     position_of: Tensor  # [T] its position in its padded row
     groups: tuple[tuple[int, int], ...]
     masks: dict[Hashable, Any] = field(default_factory=dict, compare=False)  # what `mask` has made
@@ -40,7 +40,7 @@ class Packing:
         return padded.reshape(self.num_rows * self.row_length, *padded.shape[2:]).index_select(0, self.indices)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """[T, …] → [B, S, …], zeros where there is padding."""
+        """[T, …] → [B, S, …] with zeros on padding."""
         flat = packed.new_zeros(self.num_rows * self.row_length, *packed.shape[1:])
         return flat.index_copy(0, self.indices, packed).view(self.num_rows, self.row_length, *packed.shape[1:])
 
@@ -51,7 +51,7 @@ class Packing:
         return self.masks[key]
 
     def key_mask(self) -> Tensor:
-        """[B, S] bool, true where a token is real."""
+        """[B, S] bool, true for real tokens."""
         flat = torch.zeros(self.num_rows * self.row_length, dtype=torch.bool, device=self.indices.device)
         return flat.index_fill(0, self.indices, True).view(self.num_rows, self.row_length)
 
@@ -62,21 +62,21 @@ def select_rows(rows: Tensor | None, packed: Tensor) -> Tensor:
 
 
 def real_tokens(input_mask: Tensor) -> Tensor:
-    """[B, S] bool. Of a fully masked row position 0 counts as real, so it is a sequence of one token, not of none."""
+    """[B, S] bool. In a fully masked row position 0 counts as real, so that the row is a sequence of one token."""
     mask = input_mask.bool()
     is_empty = mask.sum(dim=1, keepdim=True) == 0
     return torch.cat([mask.narrow(1, 0, 1) | is_empty, mask.narrow(1, 1, mask.shape[1] - 1)], dim=1)
 
 
 def plan_packing(mask: Tensor) -> Packing:
-    """Find the real tokens of a bool [B, S] mask with one or more in each row; one wait for the device."""
+    """Plan the packing of a bool [B, S] mask with at least one real token per row; waits once for the device."""
     if mask.device.type == "cpu":
         return _plan_by_length(mask)
     return make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))
 
 
 def plan_with_rows(mask: Tensor, wanted: Tensor) -> tuple[Packing, Tensor]:
-    """A packing and where in it the `wanted` (bool [B, S]) among the real tokens lie; one wait for the device."""
+    """Plan a packing; also return the packed positions of the `wanted` (bool [B, S]) real tokens. Waits once."""
     wanted = wanted & mask
     if mask.device.type == "cpu":
         packing = _plan_by_length(mask)
@@ -85,27 +85,27 @@ def plan_with_rows(mask: Tensor, wanted: Tensor) -> tuple[Packing, Tensor]:
 
 
 def read_counts(*masks: Tensor) -> list[int]:
-    """How many are true in each; the one wait for the device."""
+    """The number of true elements of each mask; the only wait for the device."""
     return torch.stack([mask.sum() for mask in masks]).tolist()
 
 
 def plan_in_order(mask: Tensor, wanted: Tensor, num_tokens: int, num_wanted: int) -> tuple[Packing, Tensor]:
-    """The same in batch order, as a device gets it, given the counts; nothing here waits for a device."""
+    """The same in batch order, as on a device, given the counts; never waits for the device."""
     return make_packing(mask, _where(mask, num_tokens)), packed_positions(mask, _where(wanted, num_wanted))
 
 
 def packed_positions(mask: Tensor, indices: Tensor) -> Tensor:
-    """Where real tokens at `indices` of the flattened batch lie in a packing in batch order."""
+    """Packed positions, in batch order, of the real tokens at `indices` of the flattened batch."""
     return (mask.flatten().cumsum(0) - 1).index_select(0, indices)
 
 
 def _where(mask: Tensor, count: int) -> Tensor:
-    """Places in the flattened mask that are true, of which the number is known already."""
+    """The `count` indices of the flattened mask that are true."""
     return torch.nonzero_static(mask.flatten(), size=count).squeeze(1)
 
 
 def make_packing(mask: Tensor, indices: Tensor) -> Packing:
-    """The plan in batch order, given where the real tokens are; nothing here waits for a device."""
+    """The packing in batch order, given the indices of the real tokens; never waits for the device."""
     rows, length = mask.shape
     lengths = mask.sum(dim=1, dtype=torch.int32)
     boundaries = functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -122,7 +122,7 @@ def make_packing(mask: Tensor, indices: Tensor) -> Packing:
 
 
 def empty_packing(like: Tensor) -> Packing:
-    """The plan of a batch with no sequences, on the device of `like`."""
+    """The packing of a batch without sequences, on the device of `like`."""
     return make_packing(like.new_empty(0, 1, dtype=torch.bool), like.new_empty(0, dtype=torch.long))
 
 

@@ -1,4 +1,4 @@
-"""Block-sparse attention: which blocks of keys each block of queries sees (DeepSpeed JSON's `sparse_attention`).
+"""Block-sparse attention: which blocks of keys each block of queries sees (`sparse_attention` in the DeepSpeed JSON).
 
 A heads, N blocks of a sequence. A layout is bool [A or 1, N, N]: row = block of queries, column = block of keys.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.errors import Problems, UserError, nearest
 
-# mode → its parameters and their defaults
+# The parameters of each mode and their defaults
 _COMMON: dict[str, Any] = {"block": 16, "different_layout_per_head": False}
 _MODES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -46,16 +46,16 @@ _MODES: dict[str, dict[str, Any]] = {
         "attention": "bidirectional",
     },
 }
-_RANDOM_SEED = 0  # random blocks are the same on all ranks and in every run
+_RANDOM_SEED = 0  # random blocks are equal on all ranks and in every run
 _MIN = {"block": 1, "num_local_blocks": 1, "num_sliding_window_blocks": 1, "num_different_global_patterns": 1}
 
 
 @dataclass(frozen=True)
 class SparseAttention:
-    """A checked `sparse_attention` block: its mode and that mode's parameters, defaults filled in.
+    """A validated `sparse_attention` block: the mode and its parameters with defaults filled in.
 
-    DeepSpeed's documented block names the keys of all modes at once. Those of other modes are checked and left out;
-    `ignored_keys` tells which.
+    The block in DeepSpeed's documentation has the keys of all modes at once. Those of other modes are validated and
+    dropped; `ignored_keys` returns them.
     """
 
     mode: str
@@ -83,7 +83,7 @@ class SparseAttention:
         return cls(mode, parameters)
 
     def ignored_keys(self, mapping: Mapping[str, Any]) -> list[str]:
-        """Keys of the block that belong to other modes than its own and do nothing."""
+        """The keys of a block that have no effect because they belong to other modes."""
         return sorted(mapping.keys() - self.parameters.keys() - {"mode"})
 
     @property
@@ -117,7 +117,7 @@ def _check_parameter(key: str, value: Any, problems: Problems) -> None:
 
 
 def _check_relations(parameters: Mapping[str, Any], problems: Problems) -> None:
-    """Parameters that are each well-formed but do not fit together."""
+    """Parameters that are each valid but do not fit together."""
     unidirectional = parameters.get("attention") == "unidirectional"
     if unidirectional and parameters.get("horizontal_global_attention"):
         problems.add("sparse_attention: horizontal_global_attention needs attention: bidirectional")
@@ -127,7 +127,7 @@ def _check_relations(parameters: Mapping[str, Any], problems: Problems) -> None:
             problems.add(f"sparse_attention: num_global_blocks ({wide}) must divide num_local_blocks ({local})")
         elif (patterns := parameters["num_different_global_patterns"]) > local // wide:
             problems.add(
-                f"sparse_attention: num_different_global_patterns ({patterns}) is past num_local_blocks / "
+                f"sparse_attention: num_different_global_patterns ({patterns}) is greater than num_local_blocks / "
                 f"num_global_blocks ({local // wide})"
             )
         elif patterns > 1 and not parameters["different_layout_per_head"]:
@@ -139,16 +139,16 @@ def _check_relations(parameters: Mapping[str, Any], problems: Problems) -> None:
         len(ends) != len(starts or []) or any(a >= b for a, b in zip(starts or [], ends, strict=True))
     ):
         problems.add(
-            f"sparse_attention: global_block_end_indices {ends} must give, for each of global_block_indices {starts}, "
-            "a block past it"
+            f"sparse_attention: global_block_end_indices is {ends}, expected for each of global_block_indices {starts} "
+            "a greater index"
         )
 
 
 @lru_cache(maxsize=64)
 def make_layout(sparse: SparseAttention, num_heads: int, length: int) -> Tensor:
-    """The layout for sequences of up to `length` tokens, [A, N, N], or [1, N, N] where all heads share one.
+    """The layout for sequences of up to `length` tokens, [A, N, N], or [1, N, N] if all heads share one.
 
-    All layers of a model ask for the same, so answers are kept; they must not be written to.
+    All layers of a model use the same layouts, so results are cached; they must not be modified.
     """
     num_blocks = -(-length // sparse["block"])
     heads = num_heads if sparse["different_layout_per_head"] else 1
@@ -197,38 +197,38 @@ def _dense(sparse: SparseAttention, head: int, size: int, generator: torch.Gener
 
 
 def _fixed(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
-    """Windows that see themselves; some blocks of each window, counted from its end, are seen by all."""
+    """Windows that see themselves; some blocks of each window, counted from its end, are global."""
     window, wide = sparse["num_local_blocks"], sparse["num_global_blocks"]
     layout = _windows([window], size)
     first = window - (1 + head % sparse["num_different_global_patterns"]) * wide
     for start in range(0, size, window):
-        place = start + first if start + window <= size else min(start + first, size - wide)
-        _see_globally(layout, max(place, 0), place + wide, sparse["horizontal_global_attention"])
+        begin = start + first if start + window <= size else min(start + first, size - wide)
+        _add_global(layout, max(begin, 0), begin + wide, sparse["horizontal_global_attention"])
     return layout
 
 
 def _variable(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
-    """Windows of given sizes (the last repeats), blocks that all see, and a few at random."""
+    """Windows of given sizes (the last repeats), global blocks, and random blocks."""
     layout = _windows(sparse["local_window_blocks"], size)
     for start, stop in _global_ranges(sparse, size):
-        _see_globally(layout, start, stop, sparse["horizontal_global_attention"])
-    _see_randomly(layout, sparse, generator)
+        _add_global(layout, start, stop, sparse["horizontal_global_attention"])
+    _add_random(layout, sparse, generator)
     return layout
 
 
 def _bigbird(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
-    """A sliding window, the first blocks for all and seeing all, and a few at random."""
+    """A sliding window, the first blocks as global ones in both directions, and random blocks."""
     layout = _sliding_window(sparse["num_sliding_window_blocks"], size)
-    _see_globally(layout, 0, sparse["num_global_blocks"], horizontal=True)
-    _see_randomly(layout, sparse, generator)
+    _add_global(layout, 0, sparse["num_global_blocks"], horizontal=True)
+    _add_random(layout, sparse, generator)
     return layout
 
 
 def _bslongformer(sparse: SparseAttention, head: int, size: int, generator: torch.Generator) -> Tensor:
-    """A sliding window and chosen blocks for all and seeing all."""
+    """A sliding window and chosen blocks as global ones in both directions."""
     layout = _sliding_window(sparse["num_sliding_window_blocks"], size)
     for start, stop in _global_ranges(sparse, size):
-        _see_globally(layout, start, stop, horizontal=True)
+        _add_global(layout, start, stop, horizontal=True)
     return layout
 
 
@@ -243,9 +243,9 @@ def _windows(sizes: list[int], size: int) -> Tensor:
 
 
 def _sliding_window(width: int, size: int) -> Tensor:
-    """Each block sees `width` blocks around itself, half on either side."""
-    places = torch.arange(size)
-    return (places[:, None] - places[None, :]).abs() <= width // 2
+    """Each block sees `width` blocks centered on itself."""
+    index = torch.arange(size)
+    return (index[:, None] - index[None, :]).abs() <= width // 2
 
 
 def _global_ranges(sparse: SparseAttention, size: int) -> list[tuple[int, int]]:
@@ -254,14 +254,14 @@ def _global_ranges(sparse: SparseAttention, size: int) -> list[tuple[int, int]]:
     return [(start, min(stop, size)) for start, stop in ranges if start < size]
 
 
-def _see_globally(layout: Tensor, start: int, stop: int, horizontal: bool) -> None:
+def _add_global(layout: Tensor, start: int, stop: int, horizontal: bool) -> None:
     layout[:, start:stop] = True
     if horizontal:
         layout[start:stop, :] = True
 
 
-def _see_randomly(layout: Tensor, sparse: SparseAttention, generator: torch.Generator) -> None:
-    """Each row sees `num_random_blocks` more, drawn among those the direction allows."""
+def _add_random(layout: Tensor, sparse: SparseAttention, generator: torch.Generator) -> None:
+    """Each row sees `num_random_blocks` more, drawn from those that the direction allows."""
     for row in range(len(layout)):
         allowed = row + 1 if sparse.is_causal else len(layout)
         chosen = torch.randperm(allowed, generator=generator)[: sparse["num_random_blocks"]]

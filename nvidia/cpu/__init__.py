@@ -1,1 +1,1 @@
-"""What makes a CPU fast: dropout masks, and the library of each matrix product."""
+"""What makes training on a CPU fast: dropout masks, and the library that computes each matrix product."""

@@ -1,9 +1,9 @@
 """Dropout, alone and fused with the residual sum, with masks that are cheap on a CPU.
 
-torch draws one Mersenne number an element on CPUs, serially: 7 ns each, a tenth of a training step. Here a mask comes
-from 8 bits an element of a small fast generator, seeded from torch's, and is drawn again in the backward pass instead
-of being kept: 0.3 ns an element and no memory. Because the seed is torch's, `torch.manual_seed` and the saved random
-state of gradient checkpointing govern it. Other devices use torch's own dropout.
+On CPUs torch draws one Mersenne Twister number per element, serially: 7 ns each, a tenth of a training step. Here a
+mask uses 8 bits per element of a small, fast generator and is drawn again in the backward pass instead of being stored:
+0.3 ns per element and no memory. The seed comes from torch's generator, so `torch.manual_seed` and the random state
+that gradient checkpointing saves determine the masks. Other devices use torch's own dropout.
 """
 
 import math
@@ -17,47 +17,46 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _LEVELS = 1 << 16  # a probability is rounded to 1/65536
-_LOWEST = -(1 << 7)  # of the int8 that 8 random bits are read as
-_BLOCK = 1 << 18  # elements of a mask at a time: it stays in the cache from where it is drawn to where it is used
+_LOWEST = -(1 << 7)  # the smallest int8, as which 8 random bits are read
+_BLOCK = 1 << 18  # elements of a mask at a time, so that it stays in the cache until it is used
 
 
 class MaskStream:
-    """Random 0/1 masks, one after the other; the same seed gives the same sequence.
+    """A sequence of random 0/1 masks; the same seed gives the same sequence.
 
-    8 bits an element alone would round probabilities to 1/256. So each row (along the last dimension) has one of the
-    two thresholds beside the wanted one, at random: every element is dropped with the wanted probability, and what two
-    elements of a row have in common by that is a correlation below 1/16,000 at a probability of 0.1, and of at most
-    1/256 at probabilities below that.
+    8 bits per element alone would round probabilities to 1/256. So each row (along the last dimension) randomly gets
+    one of the two thresholds next to the requested one: every element is dropped with the requested probability, and
+    two elements of a row have a correlation below 1/16,000 at a probability of 0.1, and of at most 1/256 at lower ones.
     """
 
     def __init__(self, seed: int, probability: float) -> None:
         num_dropped = min(round(probability * _LEVELS), _LEVELS - 1)
-        self.threshold, self.higher_share = divmod(num_dropped, 256)  # of 256 rows so many have the next threshold
-        self.scale = _LEVELS / (_LEVELS - num_dropped)  # what kept elements are multiplied by
+        self.threshold, self.higher_share = divmod(num_dropped, 256)  # of 256 rows, the number with the next threshold
+        self.scale = _LEVELS / (_LEVELS - num_dropped)  # the factor of kept elements
         self.drops = num_dropped > 0
         self.bits = np.random.SFC64(seed)
 
     def draw(self, shape: Sequence[int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """1 where an element is kept, 0 where it is dropped; into `out` if given."""
+        """1 for kept elements, 0 for dropped ones; written to `out` if given."""
         count, rows = math.prod(shape), math.prod(shape[:-1])
         drawn = torch.from_numpy(self.bits.random_raw(-(-(count + rows) // 8)).view(np.int8))
         bits, for_rows = drawn[:count].view(*shape), drawn[count : count + rows].view(*shape[:-1], 1)
-        kind = torch.int8 if self.threshold < 255 else torch.int16  # the highest of all does not fit into 8 bits
+        kind = torch.int8 if self.threshold < 255 else torch.int16  # the highest threshold does not fit into 8 bits
         thresholds = (for_rows < _LOWEST + self.higher_share).to(kind) + (_LOWEST + self.threshold)
         return torch.ge(bits, thresholds, out=torch.empty(shape, dtype=dtype) if out is None else out)
 
     def draw_blocks(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """A mask for `x` [N, …] in blocks of rows: which, and their mask, whose memory the next block takes."""
+        """A mask for `x` [N, …] in blocks of rows: (slice of rows, mask). All masks share one scratch buffer."""
         rows = max(1, _BLOCK // max(1, math.prod(x.shape[1:])))
-        room = x.new_empty(min(rows, len(x)), *x.shape[1:])
+        scratch = x.new_empty(min(rows, len(x)), *x.shape[1:])
         for start in range(0, len(x), rows):
             block = slice(start, min(start + rows, len(x)))
             shape = (block.stop - start, *x.shape[1:])
-            yield block, self.draw(shape, x.dtype, out=room[: shape[0]])
+            yield block, self.draw(shape, x.dtype, out=scratch[: shape[0]])
 
 
 def draw_seed() -> int:
-    """A seed from torch's CPU generator; nothing waits for a device."""
+    """A seed from torch's CPU generator; never waits for a device."""
     return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
 
 
@@ -92,7 +91,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _masked(x: Tensor, seed: int, probability: float, scale: float = 1.0) -> Tensor:
-    """scale · dropout(x), with this seed's mask"""
+    """scale · dropout(x) with the mask of this seed"""
     stream, dropped = MaskStream(seed, probability), torch.empty_like(x)
     for rows, mask in stream.draw_blocks(x):
         torch.mul(x[rows], mask.mul_(scale * stream.scale), out=dropped[rows])
@@ -100,7 +99,7 @@ def _masked(x: Tensor, seed: int, probability: float, scale: float = 1.0) -> Ten
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero each element with `probability` and scale the rest so that the mean stays."""
+    """Zero each element with `probability` and scale the others so that the mean is kept."""
     if not training or probability == 0.0:
         return x
     if has_fast_masks(x):
@@ -118,5 +117,5 @@ def dropout_add(x: Tensor, residual: Tensor, probability: float, training: bool,
 
 
 def has_fast_masks(x: Tensor) -> bool:
-    """Whether masks for `x` come from here; a traced graph keeps to operations that torch can compile."""
+    """Whether `MaskStream` draws the masks for `x`. Not in a traced graph, which needs what torch can compile."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()

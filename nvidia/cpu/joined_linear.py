@@ -1,8 +1,8 @@
-"""Several linear layers on one input as one matmul, each with parameters of its own.
+"""Several linear layers on one input as one matmul, each with separate parameters.
 
-The joined weight exists only while a pass uses it. Kept for the backward pass, as autograd would, it would be a second
-copy of these parameters, and under ZeRO-3 a whole one where each rank should hold its part.
-Under torch.autocast the product is computed in autocast's type, as a linear layer's is.
+The joined weight exists only while a pass uses it. autograd would keep it for the backward pass: a second copy of the
+parameters, and under ZeRO-3 a complete one where each rank should have only its partition.
+Under torch.autocast the product has autocast's type, like that of a linear layer.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ def joined_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
 
 
 def joined_linear_of_some(x: Tensor, rows: Tensor, first: nn.Linear, *others: nn.Linear) -> tuple[Tensor, Tensor]:
-    """The first layer's output for `rows` [U] alone, and the others' for all: [U, O], [T, sum of their outputs]
+    """The output of the first layer for `rows` [U] only, and of the others for all: [U, O], [T, sum of their outputs]
 
-    One node of the graph, like `joined_linear`, so that gradients come in the same order from both: ranks whose batches
-    differ may differ in which they use, and DeepSpeed sums gradients up by the order in which they come.
+    One node of the graph, like `joined_linear`, so that gradients arrive in the same order from both: which of the two
+    runs may differ between ranks, and DeepSpeed reduces gradients in the order of their arrival.
     """
     layers = (first, *others)
     return _JoinedLinear.apply(_as_autocast(x), rows, len(layers), *_parameters(layers))
 
 
 class _JoinedLinear(torch.autograd.Function):
-    """`rows`: which the first layer is for, where not for all; its output is then apart."""
+    """`rows`: the rows that the first layer is applied to, with a separate output; None: all rows, joined output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor | None, num_layers: int, *parameters: Tensor) -> Any:
@@ -45,7 +45,7 @@ class _JoinedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, *weights = ctx.saved_tensors  # gradients have the type of x, and autograd gives parameters theirs
+        x, rows, *weights = ctx.saved_tensors  # gradients have the type of x; autograd casts those of parameters
         parts = [(gradients[-1], x, weights if rows is None else weights[1:])]
         if rows is not None:
             parts.insert(0, (gradients[0], x.index_select(0, rows), weights[:1]))
@@ -64,7 +64,7 @@ class _JoinedLinear(torch.autograd.Function):
 
 
 def _parameters(layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """All weights, then all biases: the order in which ZeRO-3 gathers them, the same on every rank."""
+    """All weights, then all biases: the order in which ZeRO-3 gathers them, equal on all ranks."""
     return [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
 
 

@@ -1,9 +1,9 @@
-"""x·Wᵀ + b, by the library whose product is fastest on this processor.
+"""x·Wᵀ + b, computed by the library that is fastest on this processor.
 
-torch computes fp32 products on CPUs with MKL. oneDNN, which comes with torch too, is faster where there is AVX-512 and
-slower where there is only AVX2 (docs/performance.md has figures). On the first kind of processor it takes the large
-products: forward, for the gradient of x, and for that of W where W is wide. All else is torch's own.
-`torch.backends.mkldnn.enabled = False` turns it off.
+torch computes fp32 products on CPUs with MKL. oneDNN, which is part of torch too, is faster with AVX-512 and slower
+with AVX2 alone (docs/performance.md has figures). On processors with AVX-512, oneDNN computes the large products:
+forward, for the gradient of x, and for the gradient of a wide W. torch computes all others.
+`torch.backends.mkldnn.enabled = False` turns oneDNN off. `startup.configure_onednn` limits its caches.
 """
 
 import os
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-# Activations that oneDNN computes with the product: its names for them and for the formula. Not relu: its relu makes 0
-# of NaN, and a validation of a broken model would look sound.
+# Activations that oneDNN computes with the product: its names for the function and the formula. relu is not among them
+# because oneDNN's turns NaN into 0, which would hide a broken model in a validation.
 _FUSED = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
@@ -25,7 +25,7 @@ _FUSED = {
     "silu": ("swish", ""),
     "swish": ("swish", ""),
 }
-_MIN_WORK = 1 << 28  # multiplications; below, building a kernel for a new shape costs more than it brings
+_MIN_WORK = 1 << 28  # multiplications; below that, building a kernel for a new shape costs more than it saves
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,14 +49,14 @@ def linear_activation(
 
 
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:
-    """[T, O] · [O, I]: the gradient of a linear layer's input."""
+    """[T, O] · [O, I]: the gradient of the input of a linear layer."""
     return _onednn(gradient, weight.t()) if is_for_onednn(gradient, weight) else gradient @ weight
 
 
 def transposed_times(gradient: Tensor, x: Tensor) -> Tensor:
-    """[T, O]ᵀ · [T, I]: the gradient of a linear layer's weight.
+    """[T, O]ᵀ · [T, I]: the gradient of the weight of a linear layer.
 
-    oneDNN wants the first matrix in order; putting it there pays where that is the much smaller of the two.
+    oneDNN needs the first matrix contiguous; the copy pays off if it is much the smaller of the two.
     """
     columns = gradient.t()
     if 2 * len(columns) <= x.shape[1] and is_for_onednn(columns, x):
@@ -65,14 +65,14 @@ def transposed_times(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """torch's linear layer, with the product chosen here."""
+    """torch's linear layer with the product of `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether this product goes to oneDNN; a traced graph keeps to operations that torch can compile."""
+    """Whether oneDNN computes this product. Not in a traced graph, which needs operations that torch can compile."""
     return (
         not torch.compiler.is_compiling()
         and x.device.type == "cpu"
@@ -87,13 +87,13 @@ def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether oneDNN has AVX-512: the processor does, and the user's limit on its instructions allows it."""
+    """Whether oneDNN uses AVX-512: the processor has it, and ONEDNN_MAX_CPU_ISA does not exclude it."""
     may_use = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper().startswith(("AVX512", "AVX10", "ALL", "DEFAULT"))
     return may_use and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: tuple[str, str] = ("none", "")) -> Tensor:
-    in_order = None if bias is None else bias.contiguous()  # its strides are not looked at
+    in_order = None if bias is None else bias.contiguous()  # oneDNN ignores its strides
     return torch.ops.mkldnn._linear_pointwise(x, weight, in_order, act[0], [], act[1])
 
 

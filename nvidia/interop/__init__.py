@@ -1,1 +1,1 @@
-"""Names and shapes of other people's checkpoints, both ways."""
+"""Conversion to and from the names and shapes of other checkpoint formats."""

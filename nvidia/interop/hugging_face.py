@@ -1,7 +1,7 @@
-"""Our weights under Hugging Face's names and back: tensors in, tensors out, no files.
+"""Conversion of our weights to Hugging Face's names and back: tensors in, tensors out, no files.
 
-Pre-LN is transformers' `RobertaPreLayerNormForMaskedLM`, which has no place for the pooler and the sentence head: these
-travel as extra tensors. Post-LN is `BertForPreTraining`.
+Pre-LN is `RobertaPreLayerNormForMaskedLM` of transformers, which has no pooler and no sentence head: these are returned
+as extra tensors. Post-LN is `BertForPreTraining`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,18 +21,18 @@ POSITIONS = "bert.embeddings.position_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"
 BIAS = "cls.predictions.bias"
 _PRE_LN_ONLY = "bert.encoder.FinalLayerNorm.weight"
-# What a stock checkpoint may lack as a whole; anything else that is missing is an error.
+# The heads that a stock checkpoint may omit completely; anything else that is missing is an error.
 HEADS = {
     "pooler": ("bert.pooler.",),
     "sentence head": ("cls.seq_relationship.",),
     "masked-token head": ("cls.predictions.",),
 }
-_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # old checkpoints hold these; they are no weights
+_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in old checkpoints; not weights
 
-# our hidden_act → transformers' name of the same function
+# our hidden_act → the name of the same function in transformers
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "swish": "silu", "silu": "silu",
                 "tanh": "tanh"}  # fmt: skip
-# transformers' hidden_act → ours; its other names of a function (the same formula written out) too
+# hidden_act of transformers, including its other names for the same formula → ours
 _STOCK_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
     "swish": "silu", "gelu_new": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_python": "gelu"
 }  # fmt: skip
@@ -52,15 +52,15 @@ _SAME_KEYS = (
 
 
 def is_pre_ln(state_dict: Mapping[str, Tensor]) -> bool:
-    """Which of the two models these weights, under our names, belong to."""
+    """Whether these weights, under our names, belong to a pre-LN model."""
     return _PRE_LN_ONLY in state_dict
 
 
 def to_hugging_face(state_dict: Mapping[str, Tensor], config: BertConfig) -> tuple[Tensors, dict[str, Any], Tensors]:
-    """Our weights → (tensors, config.json's content, extra tensors) of the stock class.
+    """Our weights → (tensors, content of config.json, extra tensors) of the stock class.
 
-    Padding rows of the vocabulary are left out, so `vocab_size` there is the tokenizer's size; scores of the tokens are
-    the same. Extra tensors keep our names.
+    Padding rows of the vocabulary are left out, so that `vocab_size` there is the size of the tokenizer; the scores of
+    tokens are the same. Extra tensors keep our names.
     """
     pre_ln = is_pre_ln(state_dict)
     _refuse_inexpressible(config, pre_ln)
@@ -88,7 +88,7 @@ def from_hugging_face(
 ) -> tuple[Tensors, BertConfig]:
     """A stock checkpoint → (our weights, our config), the vocabulary padded with zero rows to a multiple of 8.
 
-    A head that the checkpoint lacks as a whole is lacking in the result too; see `nvidia.pretrained` for what then.
+    A head that is missing from the checkpoint is missing from the result; `pretrained.start_from` handles that.
     """
     config = read_hugging_face_config(config_dict)
     pre_ln = config_dict["model_type"] == "roberta-prelayernorm"
@@ -125,7 +125,7 @@ def from_hugging_face(
 
 
 def hugging_face_names(config: BertConfig, pre_ln: bool) -> dict[str, str]:
-    """Our name → the stock class's, for everything it has a place for (tied copies left out)."""
+    """Our names → those of the stock class, for all weights that it has, without tied copies."""
     root, head = ("roberta_prelayernorm", "lm_head") if pre_ln else ("bert", "cls.predictions")
     names = {
         f"bert.embeddings.{kind}_embeddings.weight": f"{root}.embeddings.{kind}_embeddings.weight"
@@ -153,7 +153,7 @@ def hugging_face_names(config: BertConfig, pre_ln: bool) -> dict[str, str]:
 
 
 def _layer_names(ours: str, theirs: str, pre_ln: bool) -> dict[str, str]:
-    """Modules of one block; each has a weight and a bias."""
+    """The modules of one block; each has a weight and a bias."""
     pairs = {f"{ours}.attention.self.{part}": f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")}
     pairs[f"{ours}.attention.output.dense"] = f"{theirs}.attention.output.dense"
     pairs[f"{ours}.intermediate.dense_act"] = f"{theirs}.intermediate.dense"
@@ -182,7 +182,7 @@ def _hugging_face_config(config: BertConfig, pre_ln: bool) -> dict[str, Any]:
 
 
 def read_hugging_face_config(config_dict: Mapping[str, Any]) -> BertConfig:
-    """The config of a stock BERT (post-LN) or RobertaPreLayerNorm (pre-LN) model as ours, vocabulary not yet padded."""
+    """Convert the config of a stock BERT (post-LN) or RobertaPreLayerNorm (pre-LN); the vocabulary is not padded."""
     kind = config_dict.get("model_type")
     if kind not in ("bert", "roberta-prelayernorm"):
         raise UserError(
@@ -190,7 +190,7 @@ def read_hugging_face_config(config_dict: Mapping[str, Any]) -> BertConfig:
         )
     if config_dict.get("is_decoder") or config_dict.get("add_cross_attention"):
         raise UserError(
-            "config.json describes a decoder (is_decoder or add_cross_attention); give an encoder's checkpoint"
+            "config.json describes a decoder (is_decoder or add_cross_attention); give the checkpoint of an encoder"
         )
     pre_ln = kind == "roberta-prelayernorm"
     act = config_dict.get("hidden_act", "gelu")
@@ -205,8 +205,8 @@ def read_hugging_face_config(config_dict: Mapping[str, Any]) -> BertConfig:
     if values.setdefault("pad_token_id", 1 if pre_ln else 0) is None:
         if pre_ln:
             raise UserError(
-                f"config.json: pad_token_id is null, but positions of {kind} are numbered from pad_token_id + 1 on; "
-                "write there the id of the padding token that the model was trained with"
+                f"config.json: pad_token_id is null, but positions of {kind} are numbered from pad_token_id + 1; "
+                "set it to the id of the padding token that the model was trained with"
             )
         del values["pad_token_id"]  # nothing in a post-LN model depends on it
     shift = values["pad_token_id"] + 1 if pre_ln else 0
@@ -229,21 +229,21 @@ def _refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
 
 
 def export_obstacles(config: BertConfig, pre_ln: bool) -> list[str]:
-    """What of the model no stock class computes."""
+    """The parts of the model that no stock class computes."""
     found = []
     if config.hidden_act not in _ACTIVATIONS or (pre_ln and config.hidden_act != "gelu"):
         known = "gelu" if pre_ln else ", ".join(_ACTIVATIONS)
-        found.append(f"hidden_act {config.hidden_act!r} has no equal in the stock class, which knows {known}")
+        found.append(f"hidden_act {config.hidden_act!r} has no equivalent in the stock class, which has {known}")
     if config.position_embedding_type != "absolute":
-        found.append(f"position_embedding_type {config.position_embedding_type!r} has no equal in the stock class")
+        found.append(f"position_embedding_type {config.position_embedding_type!r} has no equivalent in the stock class")
     if not config.use_bias:
-        found.append("use_bias false has no equal in the stock class")
+        found.append("use_bias false has no equivalent in the stock class")
     if config.pruned_heads:
-        found.append("pruned heads have no place in the stock class")
+        found.append("pruned_heads have no equivalent in the stock class")
     if config.is_sparse:
-        found.append("the stock class attends densely and would compute something else than sparse attention")
+        found.append("sparse attention has no equivalent in the stock class, whose attention is dense")
     if not pre_ln and not config.has_sentence_head:
-        found.append("BertForPreTraining needs a pooler and a sentence head, which sentence_head 'none' leaves out")
+        found.append("BertForPreTraining needs a pooler and a sentence head, which sentence_head 'none' omits")
     return found
 
 
@@ -256,7 +256,7 @@ def _decoder_bias(pre_ln: bool) -> str:
 
 
 def _with_current_names(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Names of old checkpoints (gamma, beta) and of bare encoders (no prefix) as stock classes write them today."""
+    """Convert names of old checkpoints (gamma, beta) and of encoders without heads (no prefix) to the current ones."""
     renamed = {}
     has_prefix = any(name.startswith(prefix) for name in tensors)
     for name, tensor in tensors.items():
@@ -268,9 +268,9 @@ def _with_current_names(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
 
 
 def _without_tied_copies(tensors: Tensors, names: Mapping[str, str], pre_ln: bool, config: BertConfig) -> Tensors:
-    """Drop the decoder's copies of tied tensors after making sure that they are copies.
+    """Drop the decoder's copies of tied tensors after verifying that they are copies.
 
-    An untied stock head adds its decoder's own bias; the one above it, of which ours has the name, then does nothing.
+    An untied stock head adds the bias of its decoder and ignores the one whose name ours has.
     """
     kept = dict(tensors)
     if not config.tie_word_embeddings:
@@ -288,8 +288,8 @@ def _without_tied_copies(tensors: Tensors, names: Mapping[str, str], pre_ln: boo
             kept[original] = tensor
         elif not torch.equal(tensor, kept[original]):
             problems.add(
-                f"{copy} differs from {original}, though config.json says that they are tied; "
-                'set "tie_word_embeddings": false there if the head is meant to have weights of its own'
+                f"{copy} differs from {original}, but config.json says that they are tied; "
+                'set "tie_word_embeddings": false there if the head has separate weights'
             )
     problems.raise_if_any()
     return kept
@@ -298,8 +298,8 @@ def _without_tied_copies(tensors: Tensors, names: Mapping[str, str], pre_ln: boo
 def _check_names(found: Iterable[str], expected: Iterable[str], what: str) -> None:
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:
-        lines = [f"  missing: {name}" for name in missing] + [f"  not known: {name}" for name in unknown]
+        lines = [f"  missing: {name}" for name in missing] + [f"  unknown: {name}" for name in unknown]
         raise UserError(
-            f"{what} does not have the names this model has ({len(missing)} missing, {len(unknown)} not known):\n"
+            f"the names in {what} are not those of this model ({len(missing)} missing, {len(unknown)} unknown):\n"
             + "\n".join(lines)
         )

@@ -1,4 +1,4 @@
-"""Start pretraining from somebody else's weights: what must fit, what may be missing, what the vocabulary does."""
+"""Start pretraining from existing weights: what must match, what may be missing, how the vocabulary is adapted."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,20 +16,20 @@ _SHAPE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "inter
 
 
 def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: BertConfig) -> list[str]:
-    """Load weights (under our names, with their config) into `model`; gives what a user should be told.
+    """Load weights (under our names, with their config) into `model`; return notes for the user.
 
-    Every weight must fit, with two exceptions. A head that the checkpoint lacks as a whole keeps its fresh init. And
-    the vocabulary: token i keeps row i; tokens that only the model has keep their fresh rows; tokens that only the
-    checkpoint has are dropped. So both must have the same tokenizer for the tokens they share.
+    Every weight must match, with two exceptions. A head that is missing from the checkpoint keeps its initialization.
+    In the vocabulary, token i keeps row i, tokens that only the model has keep their initialized rows, and tokens that
+    only the checkpoint has are dropped. So both must have the same tokenizer for the tokens they share.
     """
     _check_shapes(model, state, config)
     state, notes = _fit_vocabulary(model, dict(state), config)
     expected = model.state_dict()
     notes += _keep_fresh_heads(expected, state, model.config.tie_word_embeddings)
-    left_out = sorted(name for name in state if _is_of_absent_head(name, expected))
-    if left_out:
-        notes.append(f"the checkpoint has a head that this model has not; left out: {', '.join(left_out)}")
-    state = {name: tensor for name, tensor in state.items() if name not in left_out}
+    ignored = sorted(name for name in state if _is_of_absent_head(name, expected))
+    if ignored:
+        notes.append(f"the checkpoint has a head that this model does not have; ignored: {', '.join(ignored)}")
+    state = {name: tensor for name, tensor in state.items() if name not in ignored}
     _check_tensors(expected, state)
     model.load_state_dict(state)
     return notes
@@ -38,8 +38,11 @@ def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: Ber
 def _check_shapes(model: PreTrainingModel, state: Mapping[str, Tensor], config: BertConfig) -> None:
     problems = Problems()
     if is_pre_ln(state) != model.bert.pre_ln:
-        kinds = {True: "pre-LN (--preln)", False: "post-LN (--no-preln)"}
-        problems.add(f"the checkpoint is {kinds[is_pre_ln(state)]}, but the model is {kinds[model.bert.pre_ln]}")
+        kinds = {True: "pre-LN", False: "post-LN"}
+        problems.add(
+            f"the checkpoint is {kinds[is_pre_ln(state)]}, but the model is {kinds[model.bert.pre_ln]}; use the kind "
+            "of the checkpoint"
+        )
     for key in _SHAPE_KEYS:
         theirs, ours = getattr(config, key), getattr(model.config, key)
         is_same = canonical(theirs) == canonical(ours) if key == "hidden_act" else theirs == ours
@@ -60,12 +63,12 @@ def _fit_vocabulary(model: PreTrainingModel, state: Tensors, config: BertConfig)
         return state, []
     kept = f"the checkpoint has {theirs} tokens and the tokenizer {ours}: tokens 0 … {shared - 1} keep their weights, "
     if ours > theirs:
-        return state, [kept + f"tokens {theirs} … {ours - 1} start fresh"]
+        return state, [kept + f"tokens {theirs} … {ours - 1} are newly initialized"]
     return state, [kept + f"tokens {ours} … {theirs - 1} are dropped"]
 
 
 def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors, is_tied: bool) -> list[str]:
-    """Fill in heads that `state` lacks as a whole with the model's own fresh weights."""
+    """Fill in heads that are missing from `state` with the newly initialized weights of the model."""
     notes = []
     if is_tied and WORDS in state:
         state.setdefault(DECODER, state[WORDS])
@@ -73,12 +76,12 @@ def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors, is_tied: b
         own = {name: tensor for name, tensor in expected.items() if name.startswith(prefixes) and name not in state}
         if own and not any(name.startswith(prefixes) and name != DECODER for name in state):
             state.update(own)
-            notes.append(f"the checkpoint has no {head}; it starts fresh")
+            notes.append(f"the checkpoint has no {head}; it is newly initialized")
     return notes
 
 
 def _is_of_absent_head(name: str, expected: Mapping[str, Tensor]) -> bool:
-    """Whether a weight belongs to a head of which the model has nothing."""
+    """Whether a weight belongs to a head that the model does not have."""
     return any(name.startswith(prefixes) and not _any_below(prefixes, expected) for prefixes in HEADS.values())
 
 
@@ -88,10 +91,10 @@ def _any_below(prefixes: tuple[str, ...], names: Iterable[str]) -> bool:
 
 def _check_tensors(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     lines = [f"  missing: {name}" for name in sorted(expected.keys() - state.keys())]
-    lines += [f"  not known: {name}" for name in sorted(state.keys() - expected.keys())]
+    lines += [f"  unknown: {name}" for name in sorted(state.keys() - expected.keys())]
     for name in sorted(expected.keys() & state.keys()):
         theirs, ours = list(state[name].shape), list(expected[name].shape)
         if theirs != ours:
-            lines.append(f"  of another shape: {name} is {theirs}, expected {ours}")
+            lines.append(f"  wrong shape: {name} is {theirs}, expected {ours}")
     if lines:
-        raise UserError("the checkpoint's weights are not this model's:\n" + "\n".join(lines))
+        raise UserError("the weights of the checkpoint do not match this model:\n" + "\n".join(lines))

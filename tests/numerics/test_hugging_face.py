@@ -212,7 +212,7 @@ def test_names_that_do_not_match_are_listed(kind: type[PreTrainingModel]) -> Non
     state["bert.surprise"] = torch.zeros(1)
     del state["bert.embeddings.LayerNorm.bias"]
     with pytest.raises(
-        UserError, match=r"(?s)1 missing, 1 not known.*missing: bert.embeddings.LayerNorm.bias.*bert.surprise"
+        UserError, match=r"(?s)1 missing, 1 unknown.*missing: bert.embeddings.LayerNorm.bias.*bert.surprise"
     ):
         to_hugging_face(state, model.config)
     tensors, config_dict, extra = to_hugging_face(model.state_dict(), model.config)
@@ -226,7 +226,7 @@ def test_a_tied_copy_that_differs_is_refused() -> None:
     model = make_model(BertForPreTraining, tiny_config())
     tensors, config_dict, _ = to_hugging_face(model.state_dict(), model.config)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
-    with pytest.raises(UserError, match="though config"):
+    with pytest.raises(UserError, match="says that they are tied"):
         from_hugging_face(tensors, config_dict)
 
 
@@ -238,7 +238,7 @@ def test_a_tied_copy_that_differs_is_refused() -> None:
         (BertForPreTraining, {"use_bias": False}, "use_bias"),
         (BertForPreTraining, {"position_embedding_type": "relative_key"}, "relative_key"),
         (BertForPreTraining, {"sentence_head": "none"}, "sentence_head"),
-        (BertForPreTrainingPreLN, {"pruned_heads": {0: (1,)}}, "pruned heads"),
+        (BertForPreTrainingPreLN, {"pruned_heads": {0: (1,)}}, "pruned_heads"),
     ],
 )
 def test_what_no_stock_class_computes_is_refused(

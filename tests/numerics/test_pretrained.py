@@ -53,7 +53,7 @@ def test_heads_that_are_missing_start_fresh(name: str, missing: list[str]) -> No
     twin = stock(name)
     model = BertForPreTraining(tiny_config(vocab_size=77).with_padded_vocab()).eval()
     fresh = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    assert loaded(twin, model) == [f"the checkpoint has no {head}; it starts fresh" for head in missing]
+    assert loaded(twin, model) == [f"the checkpoint has no {head}; it is newly initialized" for head in missing]
     encoder = twin if name == "BertModel" else twin.bert
     states = model.bert(make_inputs()[0]).last_hidden_state
     assert largest_difference(states, encoder(make_inputs()[0]).last_hidden_state) <= 1e-5
@@ -73,7 +73,7 @@ def test_a_decoder_of_its_own_starts_fresh_with_its_head() -> None:
     assert not torch.equal(model.bert.embeddings.word_embeddings.weight, fresh)
 
 
-@pytest.mark.parametrize(("tokens", "note"), [(90, r"77 … 89 start fresh"), (50, r"50 … 76 are dropped")])
+@pytest.mark.parametrize(("tokens", "note"), [(90, r"77 … 89 are newly initialized"), (50, r"50 … 76 are dropped")])
 def test_other_vocabulary_sizes(tokens: int, note: str) -> None:
     twin = stock("BertForPreTraining")
     model = BertForPreTraining(tiny_config(vocab_size=tokens).with_padded_vocab()).eval()
@@ -105,7 +105,7 @@ def test_what_cannot_fit_is_listed_at_once() -> None:
         loaded(twin, BertForPreTraining(tiny_config(num_hidden_layers=2, intermediate_size=40)))
     assert "num_hidden_layers is 3" in str(caught.value)
     assert "intermediate_size is 41" in str(caught.value)
-    with pytest.raises(UserError, match=r"is post-LN \(--no-preln\), but the model is pre-LN \(--preln\)"):
+    with pytest.raises(UserError, match="is post-LN, but the model is pre-LN"):
         loaded(twin, BertForPreTrainingPreLN(tiny_config()))
 
 
@@ -120,8 +120,8 @@ def test_pre_ln_with_and_without_its_extra_file() -> None:
     )
     notes = start_from(BertForPreTrainingPreLN(source.config), *from_hugging_face(tensors, config_dict))
     assert notes == [
-        "the checkpoint has no pooler; it starts fresh",
-        "the checkpoint has no sentence head; it starts fresh",
+        "the checkpoint has no pooler; it is newly initialized",
+        "the checkpoint has no sentence head; it is newly initialized",
     ]
 
 
@@ -137,5 +137,5 @@ def test_an_unknown_weight_is_an_error() -> None:
     state, config = from_hugging_face(twin.state_dict(), twin.config.to_dict())
     state["bert.encoder.layer.0.surprise"] = torch.zeros(1)
     del state["bert.embeddings.LayerNorm.bias"]
-    with pytest.raises(UserError, match=r"(?s)missing: bert.embeddings.LayerNorm.bias.*not known: .*surprise"):
+    with pytest.raises(UserError, match=r"(?s)missing: bert.embeddings.LayerNorm.bias.*unknown: .*surprise"):
         start_from(BertForPreTraining(tiny_config(vocab_size=77).with_padded_vocab()), state, config)

@@ -11,7 +11,7 @@ from torch import nn
 
 from common.errors import Problems, UserError
 from nvidia.config import BertConfig
-from nvidia.padded_layers import check_blocks, use_padded_layers
+from nvidia.padded_layers import find_unsupported, use_padded_layers
 from nvidia.pretraining import PreTrainingModel
 
 FLAG = "--deepspeed_transformer_kernel"
@@ -24,8 +24,11 @@ def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | N
     """
     if not flags.deepspeed_transformer_kernel:
         return
-    if config is not None:
-        check_blocks(config, problems)
+    if config is not None and (found := find_unsupported(config)):
+        problems.add(
+            f"{FLAG} does not compute {', '.join(found)}; expected dense attention with absolute positions, gelu and "
+            "biases; drop the flag, or change the model"
+        )
     for reason in missing_parts():
         problems.add(f"{FLAG}: DeepSpeed's fused layer is CUDA only, and {reason}; drop the flag")
     if precision == "bf16":

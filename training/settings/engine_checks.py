@@ -9,7 +9,7 @@ import torch
 
 from common.console import console
 from common.errors import Problems, shortened
-from nvidia.compiling import check_compiler
+from nvidia.compiling import find_compiler_problem
 from training.settings.deepspeed_file import DeepSpeedFile
 from training.settings.precision import choose_precision, find_abilities
 
@@ -87,7 +87,9 @@ def _check_compile(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problem
                 f"--compile and --{name}: what a compiled part recomputes is the compiler's choice; drop one, or use "
                 f"--gradient_checkpointing"
             )
-    problems.attempt(lambda: check_compiler("cuda" if torch.cuda.is_available() else "cpu"))
+    reason = find_compiler_problem("cuda" if torch.cuda.is_available() else "cpu")
+    if reason is not None:
+        problems.add(f"--compile: {reason}; install them or drop the flag")
 
 
 def _check_monitors(deepspeed: DeepSpeedFile, problems: Problems) -> None:

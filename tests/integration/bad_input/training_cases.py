@@ -22,7 +22,7 @@ FLAGS = {
     "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "expected", "a new folder"),
     "an export of a model that no stock class has": (
         both(edited("model.json", "bert_model_config.hidden_act", "geglu"), words("--export_dir", "{root}/hf")),
-        "--export_dir", "cannot be exported", "the stock class, which knows gelu", "leave --export_dir out",
+        "--export_dir", "cannot be exported", "the stock class, which has gelu", "leave --export_dir out",
     ),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
     "an unknown flag like no other": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "expected one that --help lists", "remove it"),

@@ -44,7 +44,7 @@ def test_a_padded_layer_takes_the_place_of_a_block(kind: type[PreTrainingModel])
 )
 def test_models_that_the_kernel_does_not_compute_are_refused(changes: dict[str, Any], words: str) -> None:
     model = BertForPreTrainingPreLN(tiny_config(**changes))
-    with pytest.raises(UserError, match=f"does not compute {words}; expected .*; drop the flag"):
+    with pytest.raises(UserError, match=f"does not compute {words}; expected .*; change the model"):
         use_padded_layers(model, lambda: WrittenOut(True))
 
 

@@ -34,7 +34,7 @@ def newest(folder: Path) -> Path:
     return checkpoints.folder / checkpoints.choose(None)
 
 
-@pytest.mark.parametrize(("tokens", "words"), [(61, None), (50, "50 … 60 start fresh"), (70, "61 … 69 are dropped")])
+@pytest.mark.parametrize(("tokens", "words"), [(61, None), (50, "50 … 60 are newly"), (70, "61 … 69 are dropped")])
 def test_a_stock_checkpoint_arrives(
     tokens: int, words: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,12 +84,12 @@ def test_every_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
         run_here(words)
     assert f"{tmp_path / 'stock'}: " in str(caught.value)
     assert "missing: bert.encoder.layer.0.output.dense.bias" in str(caught.value)
-    assert "not known: bert.encoder.layer.0.surprise" in str(caught.value)
+    assert "unknown: bert.encoder.layer.0.surprise" in str(caught.value)
     write_stock(tmp_path / "stock")
     tensors = load_file(path)
     tensors["bert.pooler.dense.bias"] = torch.zeros(7)
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"of another shape: bert.pooler.dense_act.bias is \[7\], expected \[32\]"):
+    with pytest.raises(UserError, match=r"wrong shape: bert.pooler.dense_act.bias is \[7\], expected \[32\]"):
         run_here(words)
     write_stock(tmp_path / "stock", num_hidden_layers=3, layer_norm_eps=1e-5)
     with pytest.raises(UserError, match=r"(?s)num_hidden_layers is 3, but.*layer_norm_eps is 1e-05, but"):

@@ -43,7 +43,7 @@ def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: py
     packing = plan_packing(make_batch()[2].bool())
     qkv = random_tensor(packing.num_tokens, 3, 3, 8)
     expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
-    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_TILE", piece)
     monkeypatch.setattr(grouped, "_SHORT", short)
     assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
 
@@ -78,7 +78,7 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
         q,
         kv,
     )
-    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_TILE", piece)
     context, q_gradient, kv_gradient = value_and_gradients(
         lambda q, kv: grouped.attention_of_some(q, kv, groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
     )
@@ -91,7 +91,7 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
 def test_gradients_of_some_queries_are_those_of_the_function(
     piece: int, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped, "_PIECE", piece)
+    monkeypatch.setattr(grouped, "_TILE", piece)
 
     def compute(q: Tensor, kv: Tensor) -> Tensor:
         torch.manual_seed(5)

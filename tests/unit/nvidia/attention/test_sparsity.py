@@ -137,10 +137,10 @@ def test_a_block_may_name_the_keys_of_all_modes(mode: str) -> None:
         ({"mode": "fixed", "num_random_blocks": -1}, "num_random_blocks is -1"),  # of other modes, but no value for any
         ({"mode": "fixed", "num_local_blocks": 3, "num_global_blocks": 2}, "must divide"),
         ({"mode": "fixed", "num_different_global_patterns": 2}, "needs different_layout_per_head"),
-        ({"mode": "fixed", "num_different_global_patterns": 9, "different_layout_per_head": True}, "is past"),
+        ({"mode": "fixed", "num_different_global_patterns": 9, "different_layout_per_head": True}, "is greater than"),
         ({"mode": "fixed", "attention": "unidirectional", "horizontal_global_attention": True}, "needs attention"),
-        ({"mode": "variable", "global_block_indices": [0], "global_block_end_indices": [0]}, "a block past it"),
-        ({"mode": "variable", "global_block_indices": [0, 1], "global_block_end_indices": [2]}, "a block past it"),
+        ({"mode": "variable", "global_block_indices": [0], "global_block_end_indices": [0]}, "a greater index"),
+        ({"mode": "variable", "global_block_indices": [0, 1], "global_block_end_indices": [2]}, "a greater index"),
         ({"mode": "bigbird", "block": 0}, "block is 0"),
         ({"mode": "variable", "local_window_blocks": 4}, "expected a list"),
     ],
