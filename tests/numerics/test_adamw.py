@@ -1,4 +1,4 @@
-"""The engine with our groups is a plain torch.optim.AdamW loop: decay groups, clipping, accumulation, rate by step."""
+"""The engine with our groups equals a plain torch.optim.AdamW loop: decay groups, clipping, accumulation, lr."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def train_with_engine(folder: Path, stage: int) -> dict[str, Tensor]:
 
 
 def train_plainly(folder: Path) -> tuple[dict[str, Tensor], list[float]]:
-    """The same steps without any of training/: the weights, and each step's gradient norm before clipping."""
+    """The same steps without training/: the weights, and the gradient norm of each step before clipping."""
     checkpoints = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
     config = BertConfig.from_dict(read_state(checkpoints.folder / checkpoints.choose(None)).model_config)
     torch.manual_seed(42)

@@ -1,7 +1,7 @@
-"""Twenty steps under a fixed seed give the loss curve they always gave: a refactor must not move it.
+"""Twenty steps under a fixed seed give a recorded loss curve: a refactoring must not change it.
 
-When a change is meant to alter the numbers (init, masks, order of random draws), run this file as a module and put what
-it says below: python -m tests.numerics.test_golden_curve
+When a change is meant to alter the numbers (init, masks, order of random draws), run this file as a module and copy its
+output below: python -m tests.numerics.test_golden_curve
 """
 
 import pytest
@@ -13,7 +13,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from tests.unit.nvidia.helpers import make_batch, tiny_config
 
-TOLERANCE = 2e-4  # rounding differs between CPUs and is carried on by 20 steps of Adam
+TOLERANCE = 2e-4  # rounding differs between CPUs and accumulates over 20 steps of Adam
 GOLDEN: dict[str, list[float]] = {
     "BertForPreTrainingPreLN": [
         5.25317,

@@ -1,4 +1,4 @@
-"""Our models are transformers' models: the same logits, losses and gradients, and the way there and back."""
+"""Our models equal those of transformers: logits, losses and gradients, and conversion both ways."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_logits_losses_and_gradients(kind: type[PreTrainingModel], changes: dict
         stock_logits = stock.logits
         loss = model((*batch[:4], torch.full_like(sentence, -1), labels))
     real = mask.bool()
-    assert float(stock_logits[real].detach().abs().max()) > 0.5  # logits of zero would prove nothing
+    assert float(stock_logits[real].detach().abs().max()) > 0.5  # logits of zero would show nothing
     assert largest_difference(ours[real], stock_logits[real]) <= BOUND
     assert largest_difference(loss, stock.loss) <= BOUND
 
@@ -80,7 +80,7 @@ def test_logits_losses_and_gradients(kind: type[PreTrainingModel], changes: dict
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_padding_may_be_anywhere(kind: type[PreTrainingModel]) -> None:
-    """In front, in between and at the end it hides keys and nothing else."""
+    """At the start, in the middle and at the end padding hides keys and has no other effect."""
     model = make_model(kind, tiny_config().with_padded_vocab()).eval()
     twin = stock_twin(model).eval()
     _, ids, _, segments, *_ = make_batch()
@@ -96,7 +96,7 @@ def test_padding_may_be_anywhere(kind: type[PreTrainingModel]) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("tied", [True, False])
-def test_there_and_back(kind: type[PreTrainingModel], tied: bool) -> None:
+def test_conversion_both_ways(kind: type[PreTrainingModel], tied: bool) -> None:
     model = make_model(kind, tiny_config(tie_word_embeddings=tied, pad_token_id=2).with_padded_vocab())
     state, config = from_hugging_face(*to_hugging_face(model.state_dict(), model.config))
     assert config == model.config
@@ -125,7 +125,7 @@ def test_a_stock_checkpoint_becomes_ours() -> None:
 
 
 def make_stock(kind: str, **changes: Any) -> Any:
-    """A small stock model with noise in every parameter, as one that was trained has."""
+    """A small stock model with noise in every parameter, like a trained one."""
     model_class = getattr(transformers, kind)
     torch.manual_seed(0)
     model = model_class(
@@ -139,7 +139,7 @@ def make_stock(kind: str, **changes: Any) -> Any:
 
 
 def imported(twin: Any) -> PreTrainingModel:
-    """Our model with a stock one's weights, its heads that the stock class lacks new."""
+    """Our model with the weights of a stock one; heads that the stock class does not have are newly initialized."""
     config_dict = twin.config.to_dict()
     state, config = from_hugging_face(twin.state_dict(), config_dict)
     model = (BertForPreTraining if config_dict["model_type"] == "bert" else BertForPreTrainingPreLN)(config).eval()
@@ -150,7 +150,7 @@ def imported(twin: Any) -> PreTrainingModel:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["BertForPreTraining", "RobertaPreLayerNormForMaskedLM"])
 def test_a_stock_model_with_noise_in_every_parameter_becomes_ours(kind: str, tied: bool) -> None:
-    """Untied, both of a stock head's biases are parameters of their own, and only the decoder's is added."""
+    """In an untied stock head both biases are separate parameters, and only that of the decoder is added."""
     twin = make_stock(kind, tie_word_embeddings=tied)
     names = dict(twin.named_parameters())
     assert tied != any(name.endswith("decoder.bias") for name in names)
@@ -175,14 +175,14 @@ def test_stock_activations_are_ours(act: str) -> None:
     assert largest_difference(logits, twin(ids).prediction_logits) <= BOUND
 
 
-def test_a_pre_ln_checkpoint_whose_head_computes_another_function_is_refused() -> None:
-    """The stock class's masked-token head computes gelu whatever hidden_act says; ours follows hidden_act."""
+def test_a_pre_ln_checkpoint_with_another_activation_than_its_head_is_rejected() -> None:
+    """The masked-token head of the stock class always computes gelu; ours uses hidden_act."""
     twin = make_stock("RobertaPreLayerNormForMaskedLM", hidden_act="relu")
     with pytest.raises(UserError, match=r"hidden_act is 'relu', but the masked-token head .* always computes gelu"):
         imported(twin)
 
 
-def test_a_config_may_name_no_padding_token_where_nothing_depends_on_it() -> None:
+def test_a_post_ln_config_may_omit_the_padding_token() -> None:
     twin = make_stock("BertForPreTraining", pad_token_id=None)
     assert twin.config.to_dict()["pad_token_id"] is None
     assert imported(twin).config.pad_token_id == 0
@@ -191,7 +191,7 @@ def test_a_config_may_name_no_padding_token_where_nothing_depends_on_it() -> Non
         read_hugging_face_config(config_dict | {"pad_token_id": None})
 
 
-def test_old_names_and_a_bare_encoder_are_understood() -> None:
+def test_old_names_and_an_encoder_without_heads_are_accepted() -> None:
     model = make_model(BertForPreTraining, tiny_config())
     tensors, config_dict, _ = to_hugging_face(model.state_dict(), model.config)
     bare = {
@@ -222,11 +222,11 @@ def test_names_that_do_not_match_are_listed(kind: type[PreTrainingModel]) -> Non
         from_hugging_face(tensors, config_dict, extra)
 
 
-def test_a_tied_copy_that_differs_is_refused() -> None:
+def test_a_tied_copy_that_differs_is_rejected() -> None:
     model = make_model(BertForPreTraining, tiny_config())
     tensors, config_dict, _ = to_hugging_face(model.state_dict(), model.config)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
-    with pytest.raises(UserError, match=r"but config.json says that they are tied"):
+    with pytest.raises(UserError, match="says that they are tied"):
         from_hugging_face(tensors, config_dict)
 
 
@@ -241,7 +241,7 @@ def test_a_tied_copy_that_differs_is_refused() -> None:
         (BertForPreTrainingPreLN, {"pruned_heads": {0: (1,)}}, "pruned_heads"),
     ],
 )
-def test_what_no_stock_class_computes_is_refused(
+def test_models_that_no_stock_class_computes_are_rejected(
     kind: type[PreTrainingModel], changes: dict[str, Any], reason: str
 ) -> None:
     model = kind(tiny_config(**changes))

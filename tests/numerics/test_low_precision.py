@@ -1,4 +1,4 @@
-"""fp16 and bf16 stay near fp32, and what must be fp32 inside is."""
+"""fp16 and bf16 stay close to fp32, and layer norm, softmax and loss are computed in fp32."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ TYPES = list(EPSILON)
 def test_loss_and_gradients_stay_near_fp32(
     kind: type[PreTrainingModel], backend: str, short: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`short`: with 0 no sequence counts as short, so the last block leaves out queries that are not read."""
+    """`short`: with 0 no sequence counts as short, so the last block skips queries that are not read."""
     monkeypatch.setattr(grouped, "_SHORT", short)
     torch.manual_seed(0)
     half = kind(tiny_config(attention_backend=backend, initializer_range=0.1)).to(dtype)
@@ -43,7 +43,7 @@ def test_loss_and_gradients_stay_near_fp32(
         assert reference is not None
         assert parameter.grad.dtype == dtype
         if name.endswith("key.bias"):
-            continue  # zero in exact arithmetic, so all of it is rounding
+            continue  # zero in exact arithmetic, so it consists of rounding errors
         error = (parameter.grad.float() - reference).norm() / reference.norm()
         assert float(error) <= 24 * EPSILON[dtype], name
 
@@ -61,9 +61,9 @@ def run_autocast(model: PreTrainingModel, enabled: bool) -> tuple[torch.Tensor, 
 
 
 def assert_near(gradients: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> None:
-    """Each gradient in fp32, within bf16's rounding of the reference or of a hundredth of all gradients together.
+    """Each gradient is fp32 and within the rounding of bf16 of the reference or of a hundredth of all gradients' norm.
 
-    The latter for sums over few rows that nearly cancel, such as a head's bias or the keys' biases.
+    The latter is for sums over few rows that nearly cancel, such as the bias of a head or of the keys.
     """
     whole = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
     for name, gradient in gradients.items():
@@ -94,7 +94,7 @@ def test_autocast_stays_near_fp32(kind: type[PreTrainingModel], changes: dict[st
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("is_inside", [False, True])  # the backward pass, which need not be
+@pytest.mark.parametrize("is_inside", [False, True])  # whether the backward pass is
 def test_an_encoder_alone_under_autocast(is_inside: bool, dropout: float) -> None:
     model = BertModel(
         tiny_config(initializer_range=0.1, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
@@ -116,13 +116,13 @@ def test_an_encoder_alone_under_autocast(is_inside: bool, dropout: float) -> Non
         gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
         found.append((output.last_hidden_state.detach(), gradients))
     (expected, reference), (states, gradients) = found
-    assert states.dtype == torch.float32  # the residual stream keeps the embeddings' type
+    assert states.dtype == torch.float32  # the residual stream keeps the type of the embeddings
     assert 0 < float((states - expected).norm() / expected.norm()) <= 2 * EPSILON[torch.bfloat16]
     assert_near(gradients, reference)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_head_mask_in_fp32_is_taken_by_a_half_precision_model(dtype: torch.dtype) -> None:
+def test_a_half_precision_model_accepts_a_head_mask_in_fp32(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = BertModel(tiny_config(initializer_range=0.1)).to(dtype).eval()
     single = BertModel(tiny_config()).eval()
@@ -138,7 +138,7 @@ def test_a_head_mask_in_fp32_is_taken_by_a_half_precision_model(dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_layer_norm_is_fp32_inside(dtype: torch.dtype) -> None:
-    """Only the result is rounded: sums of squares that overflow fp16 do no harm."""
+    """Only the result is rounded: sums of squares may exceed the range of fp16."""
     x = (torch.randn(5, 768, generator=torch.Generator().manual_seed(0)) * 3000).to(dtype)
     norm = LayerNorm(768, 1e-12).to(dtype)
     exact = functional.layer_norm(x.float(), (768,), eps=1e-12)
@@ -148,7 +148,7 @@ def test_layer_norm_is_fp32_inside(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_softmax_is_fp32_inside(dtype: torch.dtype) -> None:
-    """Equal scores over many keys: a sum in half precision would be off by whole percents."""
+    """Equal scores over many keys: a sum in half precision would be wrong by several percent."""
     length = 2047
     inputs = AttentionInputs(plan_packing(torch.ones(1, length, dtype=torch.bool)))
     qkv = torch.zeros(length, 3, 1, 8, dtype=dtype)
@@ -159,7 +159,7 @@ def test_softmax_is_fp32_inside(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
-    """The scale comes before the rounding: 64 · 40² is past fp16's range, an eighth of it is not."""
+    """Scaling comes before rounding: 64 · 40² exceeds the range of fp16, an eighth of it does not."""
     inputs = AttentionInputs(plan_packing(torch.ones(1, 3, dtype=torch.bool)))
     qkv = torch.full((3, 3, 1, 64), 40.0, dtype=dtype)
     assert grouped.attend(qkv, inputs)[0].isfinite().all()

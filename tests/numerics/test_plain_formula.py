@@ -1,4 +1,4 @@
-"""The fast model against the formula written out, and each option against what it says."""
+"""The fast model against the formula written out, and each option against its definition."""
 
 from typing import Any
 
@@ -143,7 +143,7 @@ def test_hidden_states_and_attentions(kind: type[BertModelBase]) -> None:
     assert largest_difference(plain.pooled, torch.tanh(first)) <= BOUND
 
 
-def test_inputs_embeds_take_the_place_of_ids() -> None:
+def test_inputs_embeds_replace_ids() -> None:
     model = make_encoder()
     given = inputs()
     embeds = model.embeddings.word_embeddings(given.pop("input_ids"))
@@ -175,22 +175,22 @@ def test_pruned_heads_are_masked_heads(kind: type[BertModelBase]) -> None:
     model.prune_heads({2: [2]})
     model.prune_heads({2: [0]})
     assert largest_difference(model(**inputs()).last_hidden_state, expected) <= BOUND
-    # A head mask numbers heads as the unpruned model did.
+    # A head mask numbers heads as in the unpruned model.
     assert largest_difference(model(**inputs(), head_mask=head_mask).last_hidden_state, expected) <= BOUND
     head = 8 * 24 * 4 + 8 * 3  # weights of Q, K, V and the output's columns; biases of Q, K, V
     assert sum(parameter.numel() for parameter in model.parameters()) == size - 3 * head
-    fresh = kind(model.config)  # the config tells how to build what was pruned
+    fresh = kind(model.config)  # the config describes the pruned model
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(fresh.eval()(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state)
 
 
-def test_what_is_frozen_stays_so_when_pruned() -> None:
+def test_frozen_parameters_stay_frozen_when_pruned() -> None:
     model = make_encoder().requires_grad_(False)
     model.prune_heads({0: [1]})
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_pruned_model_knows_its_config() -> None:
+def test_pruning_updates_the_config() -> None:
     model = BertForPreTrainingPreLN(tiny_config())
     model.bert.prune_heads({1: [0]})
     assert model.config.pruned_heads == {1: (0,)}

@@ -1,4 +1,4 @@
-"""Starting from a stock checkpoint: exact where it fits, said where it does not, refused where it cannot."""
+"""Starting from a stock checkpoint: what is loaded exactly, what is noted, and what is rejected."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def make_inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_whole_checkpoint(tied: bool) -> None:
+def test_a_complete_checkpoint(tied: bool) -> None:
     twin = stock("BertForPreTraining", tie_word_embeddings=tied)
     model = BertForPreTraining(tiny_config(vocab_size=77, tie_word_embeddings=tied).with_padded_vocab()).eval()
     assert loaded(twin, model) == []
@@ -49,7 +49,7 @@ def test_a_whole_checkpoint(tied: bool) -> None:
         ("BertForNextSentencePrediction", ["masked-token head"]),
     ],
 )
-def test_heads_that_are_missing_start_fresh(name: str, missing: list[str]) -> None:
+def test_missing_heads_are_newly_initialized(name: str, missing: list[str]) -> None:
     twin = stock(name)
     model = BertForPreTraining(tiny_config(vocab_size=77).with_padded_vocab()).eval()
     fresh = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -65,7 +65,7 @@ def test_heads_that_are_missing_start_fresh(name: str, missing: list[str]) -> No
     assert torch.equal(model.state_dict()[head], fresh[head])
 
 
-def test_a_decoder_of_its_own_starts_fresh_with_its_head() -> None:
+def test_an_untied_decoder_is_newly_initialized_with_its_head() -> None:
     model = BertForPreTraining(tiny_config(vocab_size=77, tie_word_embeddings=False).with_padded_vocab())
     fresh = model.cls.predictions.decoder.weight.detach().clone()
     loaded(stock("BertModel", tie_word_embeddings=False), model)
@@ -92,14 +92,14 @@ def test_other_vocabulary_sizes(tokens: int, note: str) -> None:
     assert largest_difference(ours, twin(ids).prediction_logits[..., :shared]) <= 1e-5
 
 
-def test_two_names_of_one_activation_fit() -> None:
+def test_two_names_of_one_activation_match() -> None:
     twin = stock("BertForPreTraining", hidden_act="silu")
     assert loaded(twin, BertForPreTraining(tiny_config(vocab_size=77, hidden_act="swish").with_padded_vocab())) == []
     with pytest.raises(UserError, match="hidden_act is 'silu', but the model JSON says 'gelu'"):
         loaded(twin, BertForPreTraining(tiny_config(vocab_size=77).with_padded_vocab()))
 
 
-def test_what_cannot_fit_is_listed_at_once() -> None:
+def test_all_mismatches_are_listed_at_once() -> None:
     twin = stock("BertForPreTraining")
     with pytest.raises(UserError) as caught:
         loaded(twin, BertForPreTraining(tiny_config(num_hidden_layers=2, intermediate_size=40)))
@@ -125,7 +125,7 @@ def test_pre_ln_with_and_without_its_extra_file() -> None:
     ]
 
 
-def test_a_head_the_model_has_not_is_left_out_and_said() -> None:
+def test_a_head_that_the_model_does_not_have_is_ignored_with_a_note() -> None:
     twin = stock("BertForPreTraining")
     notes = loaded(twin, BertForPreTraining(tiny_config(vocab_size=77, sentence_head="none").with_padded_vocab()))
     assert len(notes) == 1

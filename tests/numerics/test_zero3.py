@@ -1,4 +1,4 @@
-"""ZeRO-3 gathers what the model reads outside a module's forward: fused projections, the tied table, recomputation."""
+"""ZeRO-3 gathers parameters read outside their module's forward: fused projections, the tied table, recomputation."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 
 def test_stage_3_gives_the_losses_of_a_plain_loop() -> None:
-    """With dropout, layer drop and every kind of checkpointing; one rank, parameters partitioned all the same."""
+    """With dropout, layer drop and every kind of checkpointing; one rank, with partitioned parameters."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -29,5 +29,5 @@ def test_stage_3_gives_the_losses_of_a_plain_loop() -> None:
     assert len(results) == 4
     for plain, partitioned in results:
         assert partitioned == pytest.approx(plain, abs=1e-4)
-        assert plain == pytest.approx(results[0][0], abs=1e-6)  # whatever is recomputed
+        assert plain == pytest.approx(results[0][0], abs=1e-6)  # for every choice of what is recomputed
         assert len(set(plain)) == 5

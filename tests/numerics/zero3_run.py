@@ -1,4 +1,4 @@
-"""Run by test_zero3 in a process of its own: losses of a few steps, at ZeRO stage 3 and in a plain loop."""
+"""Run by test_zero3 in a separate process: losses of a few steps, at ZeRO stage 3 and in a plain loop."""
 
 import json
 import sys
@@ -58,7 +58,7 @@ def losses(choice: Checkpointing, in_engine: bool) -> list[float]:
 
 
 if __name__ == "__main__":
-    grouped_attention._SHORT = 0  # so that the last block leaves out queries that are not read
+    grouped_attention._SHORT = 0  # so that the last block skips queries that are not read
     collectives.start(torch.device("cpu"), read_rank_info(), stuck_seconds=600.0)
     results = [[losses(choice, in_engine=False), losses(choice, in_engine=True)] for choice in CHOICES]
     console.say(json.dumps(results))

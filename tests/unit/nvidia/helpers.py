@@ -25,7 +25,7 @@ def tiny_config(**changes: Any) -> BertConfig:
 
 
 def make_batch(lengths: tuple[int, ...] = (11, 7, 11, 1, 4), width: int = 11, seed: int = 0) -> tuple[Any, ...]:
-    """DESIGN's six fields: two segments, padding, about a third of the tokens masked, one sentence label absent."""
+    """DESIGN's six fields: two segments, padding, about a third of the tokens masked, one sentence label missing."""
     generator = torch.Generator().manual_seed(seed)
     rows = len(lengths)
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
@@ -40,7 +40,7 @@ def make_batch(lengths: tuple[int, ...] = (11, 7, 11, 1, 4), width: int = 11, se
 
 
 def spread_weights(model: torch.nn.Module, seed: int = 3) -> None:
-    """Weights large enough that an error anywhere shows in the outputs."""
+    """Set weights large enough that an error anywhere changes the outputs."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: whatever is recomputed, loss and gradients are the same to the last bit."""
+"""Gradient checkpointing: loss and gradients are bit-equal for every choice of what is recomputed."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ CASES += [(BertForPreTraining, choice) for choice in CHOICES if not choice.norm]
 def test_gradients_are_bit_equal_with_dropout(
     kind: type[PreTrainingModel], backend: str, short: int, choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`short`: with 0 no sequence counts as short, so the last block leaves out queries that are not read."""
+    """`short`: with 0 no sequence counts as short, so the last block skips queries that are not read."""
     monkeypatch.setattr(grouped_attention, "_SHORT", short)
     config = tiny_config(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, attention_backend=backend)
     model = kind(config)
@@ -57,7 +57,7 @@ def test_gradients_are_bit_equal_with_dropout(
 
 
 def kept_bytes(model: PreTrainingModel) -> int:
-    """Bytes of distinct storages that autograd keeps for the backward pass, parameters aside."""
+    """Bytes of distinct storages that autograd keeps for the backward pass, without parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -74,7 +74,7 @@ def kept_bytes(model: PreTrainingModel) -> int:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_each_choice_keeps_less(choice: Checkpointing) -> None:
+def test_each_choice_keeps_fewer_bytes(choice: Checkpointing) -> None:
     config = tiny_config(num_hidden_layers=4, intermediate_size=96, attention_backend="plain")
     model = BertForPreTrainingPreLN(config)
     plain = kept_bytes(model)
@@ -82,7 +82,7 @@ def test_each_choice_keeps_less(choice: Checkpointing) -> None:
     assert kept_bytes(model) < plain
 
 
-def test_default_chunks_are_the_root_of_the_depth() -> None:
+def test_the_default_chunk_is_the_square_root_of_the_depth() -> None:
     assert [default_chunk(layers) for layers in (1, 2, 4, 12, 24)] == [1, 2, 2, 4, 5]
     model = BertForPreTrainingPreLN(tiny_config())
     model.gradient_checkpointing_enable()
@@ -98,7 +98,7 @@ def test_post_ln_has_no_norms_to_recompute() -> None:
         BertForPreTraining(tiny_config()).set_checkpointing(Checkpointing(norm=True))
 
 
-def test_a_negative_chunk_is_refused() -> None:
+def test_a_negative_chunk_is_rejected() -> None:
     with pytest.raises(UserError, match="-1 layers"):
         Checkpointing(layers=-1)
 

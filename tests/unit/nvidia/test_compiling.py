@@ -1,4 +1,4 @@
-"""torch.compile changes how the model is computed, not what; a machine where it cannot work gets a sentence."""
+"""torch.compile does not change the results; a machine without a compiler gets a clear message."""
 
 import copy
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_wei
 from tests.unit.training.in_process import run_here
 
 
-@pytest.mark.slow  # compiles half a minute
+@pytest.mark.slow  # compiles for half a minute
 @pytest.mark.parametrize(
     ("kind", "choice"),
     [
@@ -35,7 +35,7 @@ def test_losses_and_gradients_are_equal(kind: type[PreTrainingModel], choice: Ch
     assert compiled.state_dict().keys() == model.state_dict().keys()
     for seed, lengths in enumerate([(11, 7, 11, 1, 4), (3, 2, 9), (11,) * 7]):
         for each in (model, compiled):
-            each.set_layer_drop(theta=0.5, seed=seed)  # blocks are left out, the others' branches scaled
+            each.set_layer_drop(theta=0.5, seed=seed)  # some blocks are dropped, the branches of the others are scaled
         expected, loss = model(make_batch(lengths, seed=seed)), compiled(make_batch(lengths, seed=seed))
         assert largest_difference(loss, expected) <= 1e-5
         expected.backward()
@@ -47,8 +47,8 @@ def test_losses_and_gradients_are_equal(kind: type[PreTrainingModel], choice: Ch
     torch.compiler.reset()
 
 
-def test_only_the_wide_halves_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a compiler that only counts, the compiled parts are run in the place of the plain ones."""
+def test_only_the_feed_forward_halves_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compiler that only counts calls, the compiled parts run instead of the plain ones."""
     runs = []
 
     def count(function: object, dynamic: bool) -> object:
@@ -63,7 +63,7 @@ def test_only_the_wide_halves_are_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(runs) == 3
 
 
-def test_a_machine_without_a_compiler_gets_a_sentence(tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_gets_a_message(tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--compile"]
     outcome = run_plain(words, env={"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
     assert outcome.returncode == 2
@@ -72,7 +72,7 @@ def test_a_machine_without_a_compiler_gets_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in outcome.stderr
 
 
-def test_what_compiling_does_not_go_with_is_refused(tmp_path: Path) -> None:
+def test_options_that_conflict_with_compiling_are_rejected(tmp_path: Path) -> None:
     words = write_project(tmp_path, zero_optimization={"stage": 3})
     with pytest.raises(UserError) as caught:
         run_here([*words, "--compile", "--gelu_checkpoint", "--normalize_invertible"])
@@ -81,8 +81,8 @@ def test_what_compiling_does_not_go_with_is_refused(tmp_path: Path) -> None:
     assert "--compile and --normalize_invertible" in str(caught.value)
 
 
-@pytest.mark.slow  # compiles half a minute
-def test_a_run_compiled_has_the_losses_of_a_plain_one(tmp_path: Path) -> None:
+@pytest.mark.slow  # compiles for half a minute
+def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(tmp_path: Path) -> None:
     found = []
     for name, flags in (("plain", []), ("compiled", ["--compile"])):
         words = write_project(tmp_path / name)

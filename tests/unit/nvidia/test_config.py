@@ -1,4 +1,4 @@
-"""BertConfig: what it takes, what it refuses, and how it says so."""
+"""BertConfig: what it accepts, what it rejects, and its messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Progressive layer drop: its schedule, its shares, and that a dropped block is a block left out."""
+"""Progressive layer drop: its schedule, its frequencies, and that a dropped block has no effect."""
 
 import math
 
@@ -18,7 +18,7 @@ def test_schedule() -> None:
     assert keep_theta(10**6, theta=0.5, gamma=0.001) == pytest.approx(0.5)
 
 
-def test_deeper_blocks_are_dropped_more_and_scaled_by_their_own_probability() -> None:
+def test_deeper_blocks_are_dropped_more_often_and_scaled_by_their_probability() -> None:
     layers, theta, draws = 4, 0.4, 4000
     kept = torch.zeros(layers)
     for seed in range(draws):
@@ -31,7 +31,7 @@ def test_deeper_blocks_are_dropped_more_and_scaled_by_their_own_probability() ->
     assert (kept / draws - expected).abs().max() < 5 * (0.25 / draws) ** 0.5
 
 
-def test_the_same_seed_decides_the_same() -> None:
+def test_the_same_seed_drops_the_same_blocks() -> None:
     assert branch_scales(12, 0.5, 8) == branch_scales(12, 0.5, 8)
     assert len({branch_scales(12, 0.5, seed) for seed in range(20)}) > 10
     assert branch_scales(12, 1.0, 8) == (1.0,) * 12
@@ -39,7 +39,7 @@ def test_the_same_seed_decides_the_same() -> None:
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
 @pytest.mark.parametrize("dropped", [0, 2])
-def test_a_dropped_block_is_left_out(kind: type[PreTrainingModel], dropped: int) -> None:
+def test_a_dropped_block_has_no_effect(kind: type[PreTrainingModel], dropped: int) -> None:
     model = kind(tiny_config())
     spread_weights(model)
     model.bert.encoder.branch_scales = tuple(0.0 if index == dropped else 1.0 for index in range(3))

@@ -1,4 +1,4 @@
-"""Our top-level name is also that of pip's CUDA packages: both must be importable."""
+"""Our package shares its name with the CUDA packages on PyPI: both must be importable."""
 
 import subprocess
 import sys

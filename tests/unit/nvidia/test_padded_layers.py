@@ -1,4 +1,4 @@
-"""The seam for DeepSpeed's CUDA layer, held with a layer of the same interface written out in torch."""
+"""The adapter for DeepSpeed's CUDA layer, tested with a layer of the same interface written in torch."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.unit.nvidia.written_out import WrittenOut
 
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
-def test_a_padded_layer_takes_the_place_of_a_block(kind: type[PreTrainingModel]) -> None:
+def test_a_padded_layer_replaces_a_block(kind: type[PreTrainingModel]) -> None:
     model, replaced = kind(tiny_config()), kind(tiny_config())
     spread_weights(model)
     replaced.load_state_dict(model.state_dict())
@@ -42,13 +42,13 @@ def test_a_padded_layer_takes_the_place_of_a_block(kind: type[PreTrainingModel])
         ({"chunk_size_feed_forward": 4}, "chunk_size_feed_forward 4"),
     ],
 )
-def test_models_that_the_kernel_does_not_compute_are_refused(changes: dict[str, Any], words: str) -> None:
+def test_models_that_the_kernel_does_not_compute_are_rejected(changes: dict[str, Any], words: str) -> None:
     model = BertForPreTrainingPreLN(tiny_config(**changes))
     with pytest.raises(UserError, match=f"does not compute {words}; expected .*; change the model"):
         use_padded_layers(model, lambda: WrittenOut(True))
 
 
-def test_what_the_kernel_cannot_do_is_refused() -> None:
+def test_options_that_the_kernel_does_not_have_are_rejected() -> None:
     model = BertForPreTrainingPreLN(tiny_config())
     use_padded_layers(model, lambda: WrittenOut(True))
     model.bert.encoder.branch_scales = (1.5, 1.0, 1.0)

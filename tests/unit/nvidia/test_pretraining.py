@@ -50,7 +50,7 @@ def test_every_weight_gets_its_init(kind: type[PreTrainingModel]) -> None:
         model = kind(tiny_config(hidden_size=96, intermediate_size=200, initializer_range=0.05))
     model.to_empty(device="cpu")
     for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, 7.0)  # whatever init does not reach stays 7
+        torch.nn.init.constant_(parameter, 7.0)  # parameters that init does not reach keep 7
     model.reset_parameters()
     for name, parameter in model.named_parameters():
         if "LayerNorm.weight" in name:
@@ -72,7 +72,7 @@ def test_every_parameter_gets_a_gradient(kind: type[PreTrainingModel], head: str
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         if name.endswith("key.bias"):
-            continue  # a shift of all keys shifts all scores of a query alike: the gradient is 0 in exact arithmetic
+            continue  # shifting all keys shifts all scores of a query equally: the gradient is 0 in exact arithmetic
         assert parameter.grad.abs().sum() > 0, name
 
 
@@ -104,7 +104,7 @@ def test_details_add_up_to_the_loss(kind: type[PreTrainingModel]) -> None:
     torch.testing.assert_close(loss.detach(), expected)
 
 
-def test_details_count_what_was_predicted_right() -> None:
+def test_details_count_correct_predictions() -> None:
     model = BertForPreTrainingPreLN(tiny_config())
     spread_weights(model)
     kind, ids, mask, segments, sentence, labels = make_batch()
@@ -189,7 +189,7 @@ def test_degenerate_batches_stay_finite(
         assert parameter.grad.isfinite().all(), name
 
 
-def test_a_batch_wider_than_the_position_table_is_refused() -> None:
+def test_a_batch_wider_than_the_position_table_is_rejected() -> None:
     model = BertForPreTrainingPreLN(tiny_config(max_position_embeddings=8))
     with pytest.raises(ValueError, match="11 tokens wide, but max_position_embeddings is 8"):
         model(make_batch())
@@ -206,7 +206,7 @@ def test_padding_rows_of_the_vocabulary_are_never_predicted() -> None:
     assert gradient[101:].eq(0).all()
 
 
-def test_logits_at_positions_are_those_of_the_whole() -> None:
+def test_logits_at_positions_equal_those_of_all_positions() -> None:
     model = BertForPreTrainingPreLN(tiny_config()).eval()
     _, ids, mask, segments, *_ = make_batch()
     positions = torch.tensor([[0, 5], [6, 2], [10, 10], [0, 0], [3, 1]])

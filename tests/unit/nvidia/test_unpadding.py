@@ -1,4 +1,4 @@
-"""Packing: every real token once, in its sequence's run, and back where it was."""
+"""Packing: every real token once, adjacent to its sequence, and unpacked to its position."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ def masks() -> st.SearchStrategy[list[list[int]]]:
 
 @settings(max_examples=60)
 @given(masks())
-def test_packing_keeps_every_real_token_and_its_place(rows: list[list[int]]) -> None:
+def test_packing_keeps_every_real_token_and_its_position(rows: list[list[int]]) -> None:
     mask = real_tokens(torch.tensor(rows))
     content = torch.arange(1, mask.numel() + 1).view(mask.shape)
     for packing in (plan_packing(mask), make_packing(mask, torch.nonzero(mask.flatten()).squeeze(1))):
@@ -44,12 +44,12 @@ def test_wanted_tokens_are_found_the_same_in_both_orders(rows: list[list[int]]) 
     packing, places = plan_with_rows(mask, wanted)
     assert set(packing.pack(content)[places].tolist()) == set(content[wanted & mask].tolist())
     wanted = wanted & mask
-    in_order, places = plan_in_order(mask, wanted, *read_counts(mask, wanted))  # as a device does it
+    in_order, places = plan_in_order(mask, wanted, *read_counts(mask, wanted))  # as on a device
     assert torch.equal(in_order.indices, torch.nonzero(mask.flatten()).squeeze(1))
     assert torch.equal(in_order.pack(content)[places], content[wanted])
 
 
-def test_sequences_of_one_length_lie_side_by_side() -> None:
+def test_sequences_of_one_length_are_adjacent() -> None:
     mask = torch.arange(6) < torch.tensor([3, 6, 3, 1, 6])[:, None]
     assert plan_packing(mask).groups == ((2, 6), (2, 3), (1, 1))
 
@@ -59,12 +59,12 @@ def test_a_fully_masked_row_is_one_token() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.float32])
-def test_masks_of_any_type_are_taken(dtype: torch.dtype) -> None:
+def test_masks_of_any_type_are_accepted(dtype: torch.dtype) -> None:
     mask = torch.tensor([[1, 1, 0]]).to(dtype)
     assert real_tokens(mask).tolist() == [[True, True, False]]
 
 
-def test_counts_of_several_masks_are_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_several_masks_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = [torch.tensor([True, False, True]), torch.tensor([[False, True]])]
     waits: list[str] = []
     for name in ("tolist", "item", "__int__", "__bool__"):

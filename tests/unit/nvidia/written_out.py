@@ -1,4 +1,4 @@
-"""A layer with the interface of DeepSpeed's CUDA layer, written out in torch."""
+"""A layer with the interface of DeepSpeed's CUDA layer, written in torch."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class WrittenOut(nn.Module):
-    """Parameters and call of DeepSpeedTransformerLayer, for either order of layer norms."""
+    """The parameters and the call of DeepSpeedTransformerLayer, pre-LN or post-LN."""
 
     def __init__(self, pre_ln: bool, hidden: int = 24, wide: int = 41, heads: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention by length on a CPU: whatever is taken together or left out, the formula's results and gradients."""
+"""Attention by length on a CPU: results and gradients equal the formula, however sequences are grouped or skipped."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 
-TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences of a length together, and each by itself
+TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences of one length together, or each by itself
 
 
 def random_tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -24,7 +24,7 @@ def random_tensor(*shape: int, seed: int = 0) -> Tensor:
 
 
 def value_and_gradients(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """What `compute` gives, and the gradients of a weighted sum of it."""
+    """The result of `compute`, and the gradients of a weighted sum of it."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     value = compute(*leaves)
     value.backward(random_tensor(*value.shape, seed=1).to(value.dtype))
@@ -38,18 +38,18 @@ def assert_near(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], bound: f
 
 
 @pytest.mark.parametrize("short", [TOGETHER, ALONE])
-@pytest.mark.parametrize("piece", [1, 30, 200, 1 << 19])
-def test_pieces_do_not_change_the_result(piece: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tile", [1, 30, 200, 1 << 19])
+def test_the_size_of_tiles_does_not_change_the_result(tile: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     packing = plan_packing(make_batch()[2].bool())
     qkv = random_tensor(packing.num_tokens, 3, 3, 8)
     expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
-    monkeypatch.setattr(grouped, "_TILE", piece)
+    monkeypatch.setattr(grouped, "_TILE", tile)
     monkeypatch.setattr(grouped, "_SHORT", short)
     assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
 
 
 @pytest.mark.parametrize("short", [TOGETHER, ALONE])
-def test_attention_with_dropout_is_the_formula_with_its_mask(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_with_dropout_equals_the_formula_with_its_mask(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "_SHORT", short)
     qkv = random_tensor(14, 3, 3, 8)
     torch.manual_seed(5)
@@ -68,9 +68,9 @@ def test_attention_with_dropout_is_the_formula_with_its_mask(short: int, monkeyp
     assert_near(ours, value_and_gradients(formula, qkv))
 
 
-@pytest.mark.parametrize("piece", [1, 30, 1 << 19])
-def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two, none and all of three sequences' queries."""
+@pytest.mark.parametrize("tile", [1, 30, 1 << 19])
+def test_some_queries_get_the_same_context_as_among_all(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, none and all of the queries of three sequences."""
     groups, rows = ((2, 6), (1, 3)), torch.tensor([1, 5, 12, 13, 14])
     q, kv = random_tensor(15, 3, 8), random_tensor(15, 2, 3, 8, seed=2)
     together = value_and_gradients(
@@ -78,7 +78,7 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
         q,
         kv,
     )
-    monkeypatch.setattr(grouped, "_TILE", piece)
+    monkeypatch.setattr(grouped, "_TILE", tile)
     context, q_gradient, kv_gradient = value_and_gradients(
         lambda q, kv: grouped.attention_of_some(q, kv, groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
     )
@@ -86,12 +86,10 @@ def test_some_queries_get_what_all_would_give_them(piece: int, monkeypatch: pyte
     assert not kv_gradient[6:12].any()
 
 
-@pytest.mark.parametrize("piece", [1, 30, 1 << 19])
+@pytest.mark.parametrize("tile", [1, 30, 1 << 19])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_gradients_of_some_queries_are_those_of_the_function(
-    piece: int, dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grouped, "_TILE", piece)
+def test_gradients_of_some_queries_pass_gradcheck(tile: int, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_TILE", tile)
 
     def compute(q: Tensor, kv: Tensor) -> Tensor:
         torch.manual_seed(5)
@@ -114,10 +112,10 @@ def test_some_queries_get_the_scaled_dropout_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
-def test_the_last_block_drops_in_training_and_not_in_evaluation(
+def test_the_last_block_has_dropout_only_in_training(
     kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the formula's attention and of ours, with all dropout but the last block's left out."""
+    """Only the attention of the last block has dropout."""
     monkeypatch.setattr(grouped, "_SHORT", ALONE)
     model = kind(tiny_config(attention_backend="grouped"))
     spread_weights(model)
@@ -132,10 +130,10 @@ def test_the_last_block_drops_in_training_and_not_in_evaluation(
 
 @pytest.mark.parametrize("choice", [Checkpointing(), Checkpointing(layers=2), Checkpointing(attention=True)], ids=str)
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
-def test_gradients_come_in_the_same_order_whatever_is_left_out(
+def test_gradients_arrive_in_the_same_order_with_and_without_skipped_queries(
     kind: type[PreTrainingModel], choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks whose batches differ in length may differ in it, and DeepSpeed sums gradients up by their order."""
+    """Ranks may differ in whether they skip queries, and DeepSpeed reduces gradients in their order of arrival."""
     model = kind(tiny_config(attention_backend="grouped"))
     model.set_checkpointing(choice)
     came: list[str] = []
@@ -153,7 +151,7 @@ def test_gradients_come_in_the_same_order_whatever_is_left_out(
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_the_last_block_asks_for_the_queries_that_are_read(
+def test_the_last_block_computes_only_queries_that_are_read(
     kind: type[PreTrainingModel], dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = kind(tiny_config(attention_backend="grouped"))

@@ -1,4 +1,4 @@
-"""Sparse layouts: what each mode sees, what is refused, and that attention obeys."""
+"""Sparse layouts: what each mode sees, what is rejected, and that attention follows them."""
 
 from typing import Any
 
@@ -29,18 +29,18 @@ def test_dense() -> None:
 def test_fixed() -> None:
     layout = layout_of(7, mode="fixed", num_local_blocks=3, num_global_blocks=1)
     expected = picture("###..#. ###..#. ###..#. ..####. ..####. ..####. ..#..##")
-    expected[:, 6] = True  # the last window is cut short: its last block is the one that all see
+    expected[:, 6] = True  # the last window is shorter: its last block is the global one
     assert torch.equal(layout[0], expected)
 
 
-def test_fixed_with_a_pattern_a_head_and_rows_that_see_all() -> None:
+def test_fixed_with_a_pattern_per_head_and_horizontal_global_attention() -> None:
     layout = layout_of(4, heads=2, mode="fixed", num_local_blocks=2, different_layout_per_head=True,
                        num_different_global_patterns=2, horizontal_global_attention=True)  # fmt: skip
     assert torch.equal(layout[0], picture("##.# #### .### ####"))
     assert torch.equal(layout[1], picture("#### ###. #### #.##"))
 
 
-def test_fixed_looking_back_only() -> None:
+def test_fixed_causal() -> None:
     layout = layout_of(4, mode="fixed", num_local_blocks=2, attention="unidirectional")
     assert torch.equal(layout[0], picture("#... ##.. .##. .###"))
 
@@ -68,12 +68,12 @@ def test_bigbird() -> None:
     assert torch.equal(bare[0], expected)
     layout = layout_of(64, mode="bigbird", num_random_blocks=3, num_global_blocks=0, num_sliding_window_blocks=1)
     counts = layout[0].sum(1)
-    assert int(counts.max()) == 4  # its own and three drawn
+    assert int(counts.max()) == 4  # itself and three random ones
     assert torch.equal(layout, layout_of(64, mode="bigbird", num_random_blocks=3, num_global_blocks=0,
                                          num_sliding_window_blocks=1))  # fmt: skip
 
 
-def test_random_blocks_looking_back_only() -> None:
+def test_random_blocks_of_a_causal_layout() -> None:
     layout = layout_of(20, mode="bigbird", num_random_blocks=2, attention="unidirectional")
     assert not layout[0].triu(1).any()
     assert layout[0].diagonal().all()
@@ -89,7 +89,7 @@ def test_every_block_sees_itself(mode: str) -> None:
     ("attention", "expected"),
     [
         ("bidirectional", "###.. ###.. ###.. ##### #####"),
-        ("unidirectional", "#.... ##... ###.. ####. #####"),  # a token sees those before it and itself
+        ("unidirectional", "#.... ##... ###.. ####. #####"),  # a token sees itself and those before it
     ],
 )
 def test_blocks_become_tokens(attention: str, expected: str) -> None:
@@ -118,7 +118,7 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize("mode", ["dense", "fixed", "variable", "bigbird", "bslongformer"])
-def test_a_block_may_name_the_keys_of_all_modes(mode: str) -> None:
+def test_a_block_may_have_the_keys_of_all_modes(mode: str) -> None:
     block = DOCUMENTED | {"mode": mode}
     sparse = SparseAttention.from_dict(block)
     own = {key: value for key, value in block.items() if key in sparse.parameters}
@@ -134,7 +134,7 @@ def test_a_block_may_name_the_keys_of_all_modes(mode: str) -> None:
         ({"mode": "bigbrid"}, "did you mean 'bigbird'"),
         ({"mode": "fixed", "num_random_block": 1}, "unknown key .*which no mode has; did you mean 'num_random_blocks'"),
         ({"mode": "fixed", "qqqq": 1}, "unknown key 'qqqq', which no mode has; expected one of those in docs"),
-        ({"mode": "fixed", "num_random_blocks": -1}, "num_random_blocks is -1"),  # of other modes, but no value for any
+        ({"mode": "fixed", "num_random_blocks": -1}, "num_random_blocks is -1"),  # a key of other modes, invalid in all
         ({"mode": "fixed", "num_local_blocks": 3, "num_global_blocks": 2}, "must divide"),
         ({"mode": "fixed", "num_different_global_patterns": 2}, "needs different_layout_per_head"),
         ({"mode": "fixed", "num_different_global_patterns": 9, "different_layout_per_head": True}, "is greater than"),
@@ -145,7 +145,7 @@ def test_a_block_may_name_the_keys_of_all_modes(mode: str) -> None:
         ({"mode": "variable", "local_window_blocks": 4}, "expected a list"),
     ],
 )
-def test_mistakes_are_named(values: dict[str, Any], message: str) -> None:
+def test_invalid_blocks_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SparseAttention.from_dict(values)
 
@@ -181,8 +181,8 @@ def test_a_sparse_model_trains_and_a_dense_layout_changes_nothing() -> None:
 
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("attention", ["bidirectional", "unidirectional"])
-def test_flex_attention_means_the_same(per_head: bool, attention: str) -> None:
-    """The CUDA path's mask on packed tokens, run on the CPU: what the layout on padded rows gives."""
+def test_flex_equals_plain_attention(per_head: bool, attention: str) -> None:
+    """The mask of the CUDA path on packed tokens, computed on the CPU, equals the layout on padded rows."""
     sparse = SparseAttention.from_dict(
         {
             "mode": "bigbird",
@@ -247,8 +247,8 @@ def written_out_loss(model: BertModel, batch: tuple[Any, ...], weights: torch.Te
 
 @pytest.mark.parametrize("attention", ["bidirectional", "unidirectional"])
 @pytest.mark.parametrize("pruned", [{}, {0: [1], 1: [0, 2]}], ids=["whole", "pruned"])
-def test_states_and_gradients_are_the_formulas(pruned: dict[int, list[int]], attention: str) -> None:
-    """A layout of its own for each head, heads pruned, and rows (of 11) that are no multiple of the block (of 4)."""
+def test_states_and_gradients_equal_the_formula(pruned: dict[int, list[int]], attention: str) -> None:
+    """A different layout for each head, pruned heads, and rows (of 11) that are not a multiple of the block (of 4)."""
     sparse = SparseAttention.from_dict(
         {"mode": "variable", "block": 4, "local_window_blocks": [1], "num_random_blocks": 1,
          "different_layout_per_head": True, "attention": attention}
@@ -269,9 +269,7 @@ def test_states_and_gradients_are_the_formulas(pruned: dict[int, list[int]], att
 
 
 @pytest.mark.parametrize("backend", ["plain", "flex"])
-def test_a_batch_s_mask_is_made_once_for_layers_with_the_same_heads(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_with_the_same_heads_share_the_mask_of_a_batch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = {"plain": (SparseHeads, "visible_keys"), "flex": (flex, "make_block_mask")}[backend]
     made: list[Any] = []
     original = getattr(owner, name)
@@ -281,6 +279,6 @@ def test_a_batch_s_mask_is_made_once_for_layers_with_the_same_heads(
     _, ids, mask, segments, *_ = make_batch()
     with torch.no_grad():
         model.eval()(ids, segments, mask)
-        assert len(made) == 2  # one for the three whole layers, one for the pruned
+        assert len(made) == 2  # one for the three unpruned layers, one for the pruned one
         model(ids, segments, mask)
     assert len(made) == 4

@@ -1,4 +1,4 @@
-"""Cheap dropout masks: the right share, the right scale, the same mask in both passes."""
+"""Cheap dropout masks: the right frequency, the right scale, the same mask in both passes."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_share_and_scale(probability: float) -> None:
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 def test_neighbours_and_rows_are_independent(probability: float) -> None:
-    """At 0.1 rows have one of two thresholds, which must not show."""
+    """At 0.1 rows have one of two thresholds, which must not be noticeable."""
     kept = MaskStream(3, probability).draw((2000, 1000), torch.float32) - (1 - probability)
     bound = 5 / kept.numel() ** 0.5 * probability * (1 - probability)
     of_rows = kept.mean(1).var() / (probability * (1 - probability) / kept.shape[1])
@@ -55,18 +55,18 @@ def test_dropout_add_is_dropout_and_a_sum(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_a_sum_of_two_types_has_the_wider_in_training_too() -> None:
+def test_a_sum_of_two_types_has_the_wider_type_in_training_too() -> None:
     x, residual = torch.ones(4, 4), torch.ones(4, 4, dtype=torch.bfloat16)
     for training in (True, False):
         assert dropout_add(x, residual, 0.5, training).dtype == torch.float32
 
 
-def test_a_probability_of_almost_one_leaves_something() -> None:
+def test_a_probability_near_one_keeps_some_elements() -> None:
     y = dropout(torch.ones(1000, 1000), 0.999999, training=True)
     assert 0 < int((y != 0).sum()) < 100
 
 
-def test_torch_seed_governs_the_masks() -> None:
+def test_the_seed_of_torch_determines_the_masks() -> None:
     x = torch.ones(50, 50)
     torch.manual_seed(7)
     first, second = dropout(x, 0.5, True), dropout(x, 0.5, True)

@@ -1,4 +1,4 @@
-"""Several linear layers as one product: the same outputs and gradients, and no second copy of the weights kept."""
+"""Several linear layers as one product: the same outputs and gradients, without a second copy of the weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: results and gradients of torch's own, only where they are faster, in bounded memory."""
+"""Linear layers by oneDNN: results and gradients equal torch's; used only where faster, in bounded memory."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take oneDNN for every product on any processor."""
+    """Use oneDNN for every product on any processor."""
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(module, "_MIN_WORK", 1)
 
@@ -38,9 +38,9 @@ def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) ->
 
 @needs_onednn
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
-@pytest.mark.parametrize("out_size", [40, 12])  # with 12 oneDNN has the weight's gradient too
+@pytest.mark.parametrize("out_size", [40, 12])  # with 12 oneDNN computes the gradient of the weight too
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_results_and_gradients_are_those_of_torch(rows: int, out_size: int, has_bias: bool, onednn: None) -> None:
+def test_results_and_gradients_equal_those_of_torch(rows: int, out_size: int, has_bias: bool, onednn: None) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 24), torch.randn(out_size, 24), torch.randn(out_size) if has_bias else None
     assert is_for_onednn(x, weight) == (rows > 0)
@@ -52,7 +52,7 @@ def test_results_and_gradients_are_those_of_torch(rows: int, out_size: int, has_
 
 @needs_onednn
 @pytest.mark.parametrize(("out_size", "expected"), [(12, 3), (13, 2)])
-def test_the_gradient_of_a_wide_weight_is_onednns(
+def test_onednn_computes_the_gradient_of_a_wide_weight(
     out_size: int, expected: int, onednn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product, calls = module._onednn, []
@@ -76,7 +76,7 @@ def test_without_gradients_the_activation_is_part_of_the_product(
         x[2, 3] = weight[1, 1] = float("nan")
         broken = activation(act)(functional.linear(x, weight, bias))
         assert torch.equal(layer(x, weight, bias).isnan(), broken.isnan())
-        # Now the product alone would be seen: what oneDNN does not have (or has without NaN) still takes it.
+        # With the product replaced: activations that oneDNN does not have, or has without NaN, still use it.
         monkeypatch.setattr(module, "linear", lambda *_: torch.zeros(9, 40))
         assert bool(layer(x, weight, bias).any()) == (act not in ("relu", "geglu"))
 
@@ -89,7 +89,7 @@ def test_a_bias_of_any_strides_is_added(onednn: None) -> None:
 
 
 @needs_onednn
-def test_a_gradient_that_nobody_asks_for_is_not_computed(onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_is_not_needed_is_not_computed(onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def must_not_be_called(*_: Tensor) -> Tensor:
         raise AssertionError
 
@@ -101,7 +101,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(onednn: None, monkeypat
 
 @needs_onednn
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_model_has_the_loss_and_gradients_of_torchs_products(
+def test_a_model_has_the_loss_and_gradients_of_the_products_of_torch(
     checkpointed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
@@ -128,23 +128,23 @@ def test_a_model_has_the_loss_and_gradients_of_torchs_products(
 
     monkeypatch.setattr(module, "_onednn", noted)
     found = run()
-    assert len(shapes) >= 8 * config.num_hidden_layers  # four products a block forward, four for gradients
+    assert len(shapes) >= 8 * config.num_hidden_layers  # four products per block forward, four for gradients
     assert (3 * config.hidden_size, config.hidden_size) in shapes  # Q, K and V joined
     assert (config.vocab_size, config.hidden_size) in shapes
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_layer_is_torchs_by_name_and_type() -> None:
+def test_a_layer_has_the_type_and_the_names_of_torch() -> None:
     assert isinstance(Linear(8, 4), nn.Linear)
     assert [name for name, _ in Linear(8, 4).named_parameters()] == ["weight", "bias"]
 
 
-def test_only_large_fp32_products_of_two_dimensions_go_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_computes_only_large_fp32_products_of_two_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     large, weight = torch.empty(1 << 10, 1 << 9), torch.empty(1 << 9, 1 << 9)
     assert is_for_onednn(large, weight)
-    assert not is_for_onednn(large[1:], weight)  # 2²⁸ multiplications are the least
+    assert not is_for_onednn(large[1:], weight)  # 2²⁸ multiplications are the minimum
     assert not is_for_onednn(large.unsqueeze(0), weight)
     assert not is_for_onednn(large.bfloat16(), weight.bfloat16())
     assert not is_for_onednn(large.to("meta"), weight.to("meta"))
@@ -157,7 +157,7 @@ def test_only_large_fp32_products_of_two_dimensions_go_there(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("capability", "expected"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
-def test_the_processor_decides(capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_instruction_set_decides(capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
@@ -168,13 +168,13 @@ def test_the_processor_decides(capability: str, expected: bool, monkeypatch: pyt
     assert not module.onednn_is_faster.__wrapped__()
 
 
-def test_elsewhere_it_is_torchs_own_product() -> None:
+def test_other_products_are_computed_by_torch() -> None:
     x, weight, bias = torch.randn(5, 8), torch.randn(6, 8), torch.randn(6)
     assert torch.equal(linear(x, weight, bias), functional.linear(x, weight, bias))
     assert torch.equal(times_weight(x @ weight.t(), weight), (x @ weight.t()) @ weight)
 
 
-EVER_NEW_SHAPES = """
+CHANGING_SHAPES = """
 import psutil, torch
 from nvidia.cpu import linear as module
 from nvidia.cpu.startup import configure_onednn
@@ -191,9 +191,9 @@ print((psutil.Process().memory_info().rss - start) >> 20)
 
 @needs_onednn
 def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
-    """Without the limits it grows by 190 MB here."""
+    """Without the limits it grows by 190 MB."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_CACHE_CAPACITY")}
-    command = [sys.executable, "-c", EVER_NEW_SHAPES]
+    command = [sys.executable, "-c", CHANGING_SHAPES]
     child = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) < 60
