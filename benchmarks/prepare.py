@@ -1,11 +1,11 @@
-"""How fast text becomes shards, how the cost grows, and how much memory it takes: `python benchmarks/prepare.py`.
+"""Measures the speed, scaling and memory of turning text into shards: `python benchmarks/prepare.py`.
 
-Instances a second and core are counted over the whole command, from raw sentences to finished shards and report, with
-the tokenizer given, five static copies and one worker, in processor time of the process tree. The peer is the usual way
-of doing it, one instance at a time in Python, with the same tokenizer on the same kind of text. Memory is measured with
-the tokenizer given and with one trained in the run; the largest corpus is prepared by several workers as well, whose
-instances a second by the clock show that all cores are used, where there is nothing else on the machine; on any machine
-the share of processor time spent outside of the workers does, as it is all that more of them do not divide.
+Instances per second and core cover the whole command, from raw sentences to finished shards and report, with a given
+tokenizer, five static copies and one worker, in CPU time of the process tree. The peer makes one instance at a time in
+Python, with the same tokenizer and the same kind of text. Memory is measured with a given tokenizer, and with one that
+is trained in the run. The largest corpus is also prepared by several workers: their instances per second of wall time
+show whether all cores are used on a machine without other load; the share of CPU time outside of the workers, which
+more workers do not divide, shows it on any machine.
 """
 
 import argparse
@@ -27,18 +27,20 @@ from data.tokenizer import load_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE = 30_000
-SENTENCES_A_DOCUMENT = (6, 30)
+SENTENCES_PER_DOCUMENT = (6, 30)
 SYLLABLES = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er", "on")]
-NEW_WORDS_A_SENTENCE = 0.4  # of 20 words on average
+NEW_WORDS_PER_SENTENCE = 0.4  # which has 20 words on average
 PEER_MB = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure data.prepare.")
-    parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 5, 20, 200], help="how the cost grows")
-    parser.add_argument("--rss_mb", type=float, default=20, help="the 1x corpus whose memory is compared with 10x")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that are compared with one")
-    parser.add_argument("--sample_mb", type=float, default=5, help="text that the tokenizer is trained on")
+    parser.add_argument("--sizes_mb", type=float, nargs="+", default=[1, 5, 20, 200], help="corpus sizes")
+    parser.add_argument(
+        "--rss_mb", type=float, default=20, help="corpus whose memory is compared with one of ten times its size"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of workers to compare with one")
+    parser.add_argument("--sample_mb", type=float, default=5, help="amount of text to train the tokenizer on")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="prepare-") as name:
         folder = Path(name)
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         once, tenfold = arguments.rss_mb, arguments.rss_mb * 10
         sizes = sorted({*arguments.sizes_mb, once, tenfold})
         results = {size: _measure(folder, given, size, 1) for size in sizes}
-        print("with the tokenizer trained in the run:")
+        print("with a tokenizer trained in the run:")
         with_training = {size: _measure(folder, trained, size, 1) for size in (once, tenfold)}
         print(f"with {arguments.workers} workers:")
         together = _measure(folder, given, sizes[-1], arguments.workers)
@@ -76,12 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _vocabulary(rng: random.Random) -> list[str]:
-    """Words of two to four syllables, met as often as words are: a few very often, most rarely."""
+    """Return words of one to four syllables."""
     return sorted({"".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(40_000)})
 
 
 def _new_word(number: int) -> str:
-    """A word that no other number has: text never runs out of names, numbers and misspellings."""
+    """Return a different word for every number: text always has new names, numbers and misspellings."""
     word = "x"
     while number:
         number, place = divmod(number, len(SYLLABLES))
@@ -90,7 +92,7 @@ def _new_word(number: int) -> str:
 
 
 def write_corpus(path: Path, megabytes: float) -> None:
-    """Raw sentences, one a line, blank lines between documents. One word in fifty is met for the first time."""
+    """Write sentences, one per line, with blank lines between documents. One word in fifty is new."""
     rng = random.Random(1)
     words = _vocabulary(rng)
     weights = [1 / (rank + 5) for rank in range(len(words))]
@@ -100,10 +102,10 @@ def write_corpus(path: Path, megabytes: float) -> None:
     with path.open("w") as stream:
         while size < megabytes * 2**20:
             lines = []
-            for _ in range(rng.randint(*SENTENCES_A_DOCUMENT)):
+            for _ in range(rng.randint(*SENTENCES_PER_DOCUMENT)):
                 start = rng.randrange(len(pool) - 40)
                 words = pool[start : start + rng.randint(5, 35)]
-                if rng.random() < NEW_WORDS_A_SENTENCE:
+                if rng.random() < NEW_WORDS_PER_SENTENCE:
                     words[rng.randrange(len(words))] = _new_word(num_new)
                     num_new += 1
                 lines.append(" ".join(words).capitalize() + ".")
@@ -127,21 +129,21 @@ def _measure(folder: Path, tokenizer: Sequence[str], megabytes: float, workers: 
     child = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    told = json.loads(child.stdout.splitlines()[-1])
-    rss = told["rss_mb"]
+    found = json.loads(child.stdout.splitlines()[-1])
+    rss = found["rss_mb"]
     files = json.loads((output / "128" / "manifest.json").read_text())["files"]
     instances = sum(file["rows"] for file in files)
     shutil.rmtree(output)
     corpus.unlink()
     print(f"{megabytes:>7.0f} MB {instances:>10,} {seconds:>8.1f} {cpu:>8.1f} {instances / cpu:>12,.0f} {rss:>8.0f}")
-    own_share = told["own_cpu_s"] / cpu
+    own_share = found["own_cpu_s"] / cpu
     return {
         "rate": instances / cpu, "rss_mb": rss, "seconds": seconds, "instances": instances, "own_share": own_share
     }  # fmt: skip
 
 
 def _peer_rate(folder: Path, tokenizer_folder: Path) -> float:
-    """Pairs and masks made token by token in Python lists, as the reference scripts of BERT do."""
+    """Make pairs and masks token by token in Python lists, as BERT's reference scripts do."""
     tokenizer = load_tokenizer(tokenizer_folder)
     write_corpus(folder / "peer.txt", PEER_MB)
     rng = random.Random(0)

@@ -1,6 +1,6 @@
-"""Runs `data.prepare` and prints as JSON what it took; see benchmarks/prepare.py.
+"""Runs `data.prepare` and prints its memory and CPU time as JSON; see benchmarks/prepare.py.
 
-The peak memory of this process or of a worker, and the processor time of this process alone, which no worker shares.
+The peak memory is that of this process or the largest worker; the CPU time is that of this process alone.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Opens compressed files as streams, and tells damaged files from errors of the system."""
+"""Opens compressed files as streams, and distinguishes damaged files from errors of the system."""
 
 import bz2
 import gzip

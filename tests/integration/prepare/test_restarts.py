@@ -57,11 +57,11 @@ def test_an_unfinished_run_of_another_version_is_started_over(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also if it has written shards, which no manifest lists yet."""
-    told = {
+    printed = {
         work_folder.WORK_FORMAT - 1: "begun by another version of this program; starting over",
         work_folder.WORK_FORMAT: "resuming an earlier run",
     }
-    for version, message in told.items():
+    for version, message in printed.items():
         output = tmp_path / str(version)
 
         def kill(function: Any, job: Any, stage: str, *arguments: Any, output: Path = output) -> Any:
@@ -78,8 +78,8 @@ def test_an_unfinished_run_of_another_version_is_started_over(
         capsys.readouterr()
         run(corpus, output)
         found = capsys.readouterr().out
-        assert [text for text in told.values() if text in found] == [message]
-    first, second = (digests(tmp_path / str(version)) for version in told)
+        assert [text for text in printed.values() if text in found] == [message]
+    first, second = (digests(tmp_path / str(version)) for version in printed)
     assert first == second
 
 
@@ -116,9 +116,9 @@ def test_a_lost_shard_is_made_again(
     run(corpus, tmp_path, *flags)
     if flags:
         assert [path.stat().st_mtime_ns for path in others] == written, "the others are not made again"
-    told = capsys.readouterr()
-    assert "nothing to do" not in told.out
-    assert f"{lost.name} is not as manifest.json lists it" in told.err
+    printed = capsys.readouterr()
+    assert "nothing to do" not in printed.out
+    assert f"{lost.name} is not as manifest.json lists it" in printed.err
     assert digests(tmp_path) == before
 
 
@@ -154,11 +154,11 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
         time.sleep(monkey.random() * 0.05)
         assert process.poll() is None, f"ended before it could be killed while {stage}"
         os.killpg(process.pid, number)
-        _, told = process.communicate()
+        _, printed = process.communicate()
         if number == signal.SIGINT:
             assert process.returncode == 130
-            assert "run the same command again to resume" in told
-            assert "Traceback" not in told
+            assert "run the same command again to resume" in printed
+            assert "Traceback" not in printed
         else:
             assert process.returncode == -number
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

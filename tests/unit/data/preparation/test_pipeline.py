@@ -29,10 +29,10 @@ def test_progress_is_printed_in_lines_without_a_terminal(
             for _ in range(5):
                 time.sleep(0.02)
                 bar.update()
-        told = capsys.readouterr().err
-        assert len(told.splitlines()) in lines
-        assert "\r" not in told
-        assert not told or "reading: 100%" in told
+        printed = capsys.readouterr().err
+        assert len(printed.splitlines()) in lines
+        assert "\r" not in printed
+        assert not printed or "reading: 100%" in printed
 
 
 def wait_a_moment(_: Job, number: int) -> int:
@@ -47,9 +47,9 @@ def test_a_stage_prints_its_rate_and_remaining_time(
     pipeline = Pipeline(Job(Settings((32,), (5,)), str(tmp_path), "", ""), None, 1)
     tasks = [(f"{number}", (number,)) for number in range(8)]
     assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8))
-    told = capsys.readouterr().err
-    rates = re.findall(r"reading: +\d+%.* (\d)/8 \[\d\d:\d\d<(\d\d:\d\d|\?), +([\d.]+part/s|\?part/s)\]", told)
-    assert len(rates) == len(list(filter(None, told.splitlines()))) > 4
+    printed = capsys.readouterr().err
+    rates = re.findall(r"reading: +\d+%.* (\d)/8 \[\d\d:\d\d<(\d\d:\d\d|\?), +([\d.]+part/s|\?part/s)\]", printed)
+    assert len(rates) == len(list(filter(None, printed.splitlines()))) > 4
     assert [done for done, _, _ in rates] == sorted(done for done, _, _ in rates)
     assert rates[-1][1] == "00:00"
     assert 0 < float(rates[-1][2].removesuffix("part/s")) < 50
