@@ -11,7 +11,7 @@ from common.console import console
 from common.errors import run_command
 from common.help import Parser
 from data.tokenizer import load_tokenizer
-from training.checkpoints.folder import read_state
+from training.checkpoints.state import read_state
 from training.export.hugging_face import check_tokenizer, export_checkpoint, locate_checkpoint
 
 

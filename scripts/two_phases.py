@@ -22,8 +22,9 @@ from common.launchers import find_deepspeed
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from common.supervision import DIED_UNSEEN, Supervisor
 from training.build import is_run_finished
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.match import EngineKind, find_mismatches
+from training.checkpoints.state import read_state
 from training.inputs.datasets import Datasets, open_data
 from training.runtime.ranks import RankInfo, free_port
 from training.settings.arguments import read_arguments

@@ -2,7 +2,7 @@
 
 Each case trains a tiny model with dropout and gradient accumulation, kills one rank, all ranks or their launcher with
 SIGKILL at a stage of a save or at a random moment, starts the same command again (killing it again while there are
-kills left for the case), and then asks for the same losses, samples, pointer, random states and weights, bit for bit.
+kills left for the case), and then asks for the same losses, samples, pointer and weights, bit for bit.
 --victims says who may be killed. The last line is JSON.
 """
 
@@ -28,7 +28,6 @@ from tests.faults.saving import REPLACE_STAGES, SAVE_STAGES
 from tests.rank_server import Outcome, RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.random_states import RANDOM_STATES
 from training.export.hugging_face import read_weights
 
 NUM_STEPS = 8
@@ -62,14 +61,9 @@ class Setup:
         path.write_text(path.read_text().replace('"num_epochs": 100', '"num_epochs": 1'))
         return [*words, *FLAGS, "--save_every_steps", str(REPLACED_STEP)]
 
-    def faults(self, folder: Path) -> list[dict[str, Any]]:
-        """With every step something draws at random, and must draw the same after a kill."""
+    def faults(self) -> list[dict[str, Any]]:
         last = [{"kind": "not_a_number", "next_samples": [8 * NUM_STEPS]}] if self.is_replacing else []
-        return [
-            {"kind": "draw", "folder": str(folder)},
-            *last,
-            *([{"kind": "allow_fp16"}] if self.precision == "fp16" else []),
-        ]
+        return [*last, *([{"kind": "allow_fp16"}] if self.precision == "fp16" else [])]
 
 
 @dataclass(frozen=True)
@@ -104,14 +98,12 @@ class Kill:
 
 @dataclass
 class Trace:
-    """What a run leaves: losses and samples by step, validation, the last random states and the last weights."""
+    """What a run leaves: losses and samples by step, validation, and the last weights."""
 
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     pointer: str = ""  # what `latest` names
-    random_states: str = ""  # of all ranks
-    drawn: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by rank and sample
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -124,14 +116,12 @@ class Trace:
             [row["samples"] for row in rows],
             [row["mlm_loss"] for row in read_metrics(folder, "validation")],
             (found.folder / "latest").read_text(),
-            (newest / RANDOM_STATES).read_text(),
-            {path.name: dict(map(json.loads, path.read_text().splitlines())) for path in folder.glob("drawn_by_*")},
             {name: tensor.clone() for name, tensor in read_weights(newest).items()},
         )
 
     def differences(self, other: "Trace") -> list[str]:
         """In what `other` is not the same, bit for bit."""
-        names = ("losses", "samples", "validation", "pointer", "random_states", "drawn")
+        names = ("losses", "samples", "validation", "pointer")
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         if self.weights.keys() != other.weights.keys() or any(
             not torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items()
@@ -142,7 +132,7 @@ class Trace:
 
 def train(server: RankServer, setup: Setup, folder: Path, kill: Kill | None = None) -> Outcome:
     """One start of the command, perhaps with a kill."""
-    options: dict[str, Any] = {"faults": setup.faults(folder), "grace": 5.0}
+    options: dict[str, Any] = {"faults": setup.faults(), "grace": 5.0}
     if kill is not None:
         options["has_launcher"] = kill.victim == "launcher"
         if kill.stage is not None:

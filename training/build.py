@@ -18,11 +18,12 @@ from nvidia.interop.hugging_face import export_obstacles
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import CheckpointFolder, TrainingState, read_state
 from training.checkpoints.match import ResumePoint, find_changes
-from training.checkpoints.random_states import restore, seed_all
+from training.checkpoints.paths import TIME_SPENT
 from training.checkpoints.reshard import load_for_other_ranks
-from training.checkpoints.resume import locked_resume_point
+from training.checkpoints.resume import ResumeRequest, locked_resume_point
+from training.checkpoints.state import TrainingState, note_time_spent, read_state, read_time_spent
+from training.checkpoints.writer import CheckpointWriter
 from training.engine.build import build_engine, seed_of
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
@@ -36,7 +37,7 @@ from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.outlook import Outlook, find_attention_notes, find_notes, format_count, look_ahead, mean_tokens
 from training.plan.step_plan import Phase, StepPlan, plan_steps
-from training.plan.time_budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
+from training.plan.time_budget import Budget
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -60,7 +61,7 @@ class Run:
     validation_length: int
     schedule: Schedule
     horizon: Horizon
-    checkpoints: CheckpointFolder
+    checkpoints: CheckpointWriter
     sinks: Sinks
     budget: Budget
     state: TrainingState
@@ -85,9 +86,9 @@ def build_run(
     """`began`: when the process did, by time.monotonic(). `note` is told what is being done."""
     training = datasets.training
     note("choosing a checkpoint")
-    checkpoints = CheckpointFolder(settings.saved_models)
+    checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
-    with locked_resume_point(settings, checkpoints, fresh) as origin:
+    with locked_resume_point(resume_request(settings), checkpoints, fresh) as origin:
         note("preparing the model")
         torch.manual_seed(settings.flags.seed)
         model = build_model(settings)
@@ -120,8 +121,21 @@ def build_run(
         stop=stop,
     )
     introduce(run, model, origin)
-    take_random_states(origin, state, rank_info)  # last: building draws as it likes
+    # Nothing that trains draws from the global generator; what else might, should differ between ranks.
+    torch.manual_seed(seed_of("rank", state.seed, state.samples, rank_info.rank))
     return run
+
+
+def resume_request(settings: Settings) -> ResumeRequest:
+    flags = settings.flags
+    has_end = settings.time_budget is None and not flags.rewarmup
+    return ResumeRequest(
+        other=flags.load_training_checkpoint,
+        other_tag=flags.load_checkpoint_id,
+        is_only_weights=flags.finetune,
+        is_dry_run=flags.dry_run,
+        schedule_end=settings.training.total_training_steps if has_end else None,
+    )
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
@@ -251,21 +265,13 @@ def is_time_over(settings: Settings, state: TrainingState) -> bool:
     return build_budget(settings, state, None).is_over(state.seconds, 0.0)
 
 
-def take_random_states(origin: ResumePoint | None, state: TrainingState, rank_info: RankInfo) -> None:
-    """Those that this rank saved. A new run, or another number of ranks, begins new ones from what it has seen."""
-    if origin is not None and origin.is_own:
-        folder = origin.path
-        is_set = collectives.all_ranks_read(lambda: restore(folder, rank_info.rank, rank_info.world_size))
-        if not collectives.all_ranks_any(not is_set)[0]:
-            return
-    seed_all(seed_of("random states", state.seed, state.samples, rank_info.rank))
-
-
 def load_engine(engine: Any, origin: ResumePoint, saved: TrainingState, rank_info: RankInfo) -> None:
     """Weights, optimizer state and counters, whatever the number of ranks that saved them."""
     options = optimizer_options(engine)
     if saved.world_size != rank_info.world_size and engine.zero_optimization():
-        console.say(f"{origin.path}: saved by {counted(saved.world_size, 'rank')}, cut anew for {rank_info.world_size}")
+        console.say(
+            f"{origin.path}: saved by {counted(saved.world_size, 'rank')}, resharded for {rank_info.world_size}"
+        )
         load_for_other_ranks(engine, origin.path)
     else:
         found, _ = engine.load_checkpoint(str(origin.folder), tag=origin.tag, load_lr_scheduler_states=False)

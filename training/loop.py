@@ -14,16 +14,17 @@ from common.console import console
 from common.errors import UserError
 from data.stream.loader import StepBatches
 from nvidia.layer_drop import keep_theta
-from training.build import Run, load_engine, take_random_states
-from training.checkpoints.folder import SaveFailed, read_state, tag_of
+from training.build import Run, load_engine
 from training.checkpoints.match import ResumePoint
-from training.checkpoints.random_states import RandomStates
+from training.checkpoints.paths import SKIPS
 from training.checkpoints.retention import Best
 from training.checkpoints.saving import Saver
+from training.checkpoints.state import read_state, tag_of
+from training.checkpoints.writer import SaveFailed
 from training.engine.build import seed_of, set_batch, take_step
 from training.export.final_export import export_last_checkpoint
 from training.faults.guard import BadSteps, Spikes, describe_spike, guard_engine
-from training.faults.skips import SKIPS, Skips, count_rollbacks, next_unskipped, note_skips
+from training.faults.skips import Skips, count_rollbacks, next_unskipped, note_skips
 from training.guesses import Samples
 from training.inputs.streams import build_stream
 from training.metrics.formatting import first_live_text, live_text, say_validation
@@ -91,7 +92,6 @@ class Loop:
         self.window = MetricsWindow(run)
         self.saver = Saver(run)
         self.bad_steps = BadSteps(run)
-        self.states_before_bad: RandomStates | None = None  # of the first of the bad steps in a row
         self.spikes = Spikes()
         self.is_read_ahead = False  # whether every rank had its next step when the last one ended
         self.samples = Samples(run.settings.tokenizer, run.settings.flags.max_seq_length)
@@ -145,16 +145,13 @@ class Loop:
         set_learning_rate(run.engine.optimizer, window.rate)
         drop_layers(run)
         window.norm.note_scale()
-        sums, skipped, random_states = window.tally.sums, run.engine.skipped_steps, RandomStates.now()
+        sums, skipped = window.tally.sums, run.engine.skipped_steps
         is_taken = take_step(
             run.engine, batches, window.tally, window.phases, run.state.seed, run.device, run.stop.all_ranks_agreed
         )
         if not is_taken:
             window.tally.sums = sums
-            random_states.set()  # as the next start, which takes the whole step, must find them
             return False
-        if self.bad_steps.in_row == 0:
-            self.states_before_bad = random_states
         try:
             self.bad_steps.check(batches)
         except UserError:
@@ -171,8 +168,6 @@ class Loop:
     def save_before_bad_steps(self) -> None:
         """None of them was applied, so the weights are good; the cursor goes back to where they began."""
         self.run.state = replace(self.run.state, samples=self.bad_steps.first_sample)
-        if self.states_before_bad is not None:
-            self.states_before_bad.set()
         self.save_now()
 
     def look_after(self, epoch: int, is_finished: bool, is_overdue: bool, is_new: bool) -> bool:
@@ -284,7 +279,6 @@ def go_back(run: Run, step: int, samples: tuple[int, int]) -> bool:
         skips=skips.ranges,
         rollbacks=skips.rollbacks,
     )
-    take_random_states(origin, run.state, run.rank_info)
     if run.rank_info.is_main:
         note_skips(run.checkpoints.folder, skips)
     run.sinks.go_back(run.state)

@@ -61,8 +61,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
     full = rank_server.run([*words, "--max_steps", "12"], 2, tmp_path, faults=patience)
     assert full.codes[0] == 2, full.text
     assert "step_00000008 was not saved" in full.text
-    assert "make room for" in full.text
-    assert "the last good checkpoint is step_00000004" in full.text
+    assert ": free " in full.text
+    assert "the last valid checkpoint is step_00000004" in full.text
     assert "Traceback" not in full.text
     found = CheckpointFolder(small_disk / "out" / "saved_models" / "tiny")
     assert found.newest_valid() == "step_00000004"

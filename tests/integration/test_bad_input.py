@@ -271,7 +271,7 @@ def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -
     (tmp_path / "out" / "runs").write_text("")
     message = told([*words, "--load_training_checkpoint", str(tmp_path / "lost")])
     assert message.startswith("3 problems were found")
-    assert f"{tmp_path / 'lost'}: there is no such folder" in message
+    assert f"{tmp_path / 'lost'}: no such folder" in message
     assert f"{tmp_path / 'out' / 'runs'} is a file" in message
 
 

@@ -17,7 +17,8 @@ from common.launchers import is_launcher
 from common.processes import STOPPED_EXIT_CODE
 from tests.distributed.test_ranks import without_dropout
 from tests.support import PROJECT, free_port, read_metrics, run_command, run_deepspeed, write_json, write_project
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import read_state
 
 
 def write_endless(folder: Path) -> list[str]:

@@ -13,7 +13,8 @@ import torch
 from common.errors import UserError
 from tests.rank_server import RankServer
 from tests.support import write_project
-from training.checkpoints.folder import CheckpointFolder, write_manifest
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.manifest import write_manifest
 from training.engine.checkpoint_files import read_file
 from training.export.hugging_face import read_weights
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from common.console import console
 from common.errors import UserError
 from training.build import Run
-from training.checkpoints.folder import SaveFailed
-from training.checkpoints.retention import Best, Retention, step_of
+from training.checkpoints.paths import step_of
+from training.checkpoints.retention import Best, Retention
+from training.checkpoints.writer import SaveFailed
 from training.metrics.timing import SectionTimer
 from training.runtime import collectives
 

@@ -2,7 +2,7 @@
 
 from common.console import console
 from training.build import Run
-from training.checkpoints.folder import tag_of
+from training.checkpoints.state import tag_of
 from training.export.hugging_face import export_checkpoint
 from training.runtime import collectives
 

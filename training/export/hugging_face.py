@@ -19,8 +19,9 @@ from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
 from nvidia.interop.pretrained import start_from
 from nvidia.padded_layers import with_block_names
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import CheckpointFolder, TrainingState, read_state
+from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.reshard import ZeroCheckpoint
+from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.inputs.data_fit import PAIRS
 from training.metrics.reader import last_validation

@@ -12,7 +12,8 @@ from common.console import console
 from common.errors import UserError
 from data.stream.loader import StepBatches
 from training.build import Run
-from training.faults.skips import SKIPS, Skips
+from training.checkpoints.paths import SKIPS
+from training.faults.skips import Skips
 
 SPIKE_HISTORY = 200  # steps that the median is taken over
 MIN_HISTORY = 30

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from common.console import console
 from common.errors import UserError, shortened
 from common.files import write_atomically
+from training.checkpoints.paths import SKIPS
 
-SKIPS = "skips.json"
 ROLLBACK = "rollback"  # the third part of a line that the run itself wrote
 Ranges = tuple[tuple[int, int], ...]  # first sample, and the one after the last
 

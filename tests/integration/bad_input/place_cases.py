@@ -195,15 +195,15 @@ SHARDS = {
 }  # fmt: skip
 
 CHECKPOINTS = {
-    "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
-    "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
-    "a checkpoint itself": (words("--load_cp", "{root}/out/saved_models/tiny/step_00000001"), "step_00000001", "no complete checkpoint", "it is one itself", "and --load_checkpoint_id step_00000001"),
-    "an export": (words("--load_cp", "{root}/hf"), "hf", "no complete checkpoint", "it is a Hugging Face folder", "--use_pretrain"),
+    "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
+    "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
+    "a checkpoint itself": (words("--load_cp", "{root}/out/saved_models/tiny/step_00000001"), "step_00000001", "no complete checkpoint", "It is a checkpoint itself", "and --load_checkpoint_id step_00000001"),
+    "an export": (words("--load_cp", "{root}/hf"), "hf", "no complete checkpoint", "It is a Hugging Face folder", "--use_pretrain"),
     "no such id": (words(*FROM_RUN, "--load_cp_id", "step_9"), "'step_9'", "found: step_", "step_00000001, step_00000002", "--load_checkpoint_id"),
     "an id that leaves the folder": (words(*FROM_RUN, "--load_cp_id", "../tiny"), "'../tiny'", "found: step_", "step_00000001, step_00000002", "--load_check"),
     "the named one damaged": (
         both(largest_file_cut_short("out/saved_models/tiny/step_00000001"), words(*FROM_RUN, "--load_cp_id", "step_00000001")),
-        "step_00000001", "bytes", "its manifest says", "choose another",
+        "step_00000001", "bytes", "but manifest.json lists", "Choose another",
     ),
     "another model": (
         both(RESUMED, edited("model.json", "bert_model_config.hidden_size", 64)),
@@ -213,37 +213,37 @@ CHECKPOINTS = {
     "another ZeRO stage": (
         both(RESUMED, edited("deepspeed.json", "zero_optimization.stage", 2)), "step_00000002", "stage 2", "was saved with ZeRO stage 0 in fp32", "the same DeepSpeed JSON"
     ),
-    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was begun with --seed 42", "was begun with --seed", "pass --seed 42"),
+    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was started with --seed 42", "was started with --seed", "Pass --seed 42"),
     "another optimizer": (
         both(RESUMED, edited("deepspeed.json", "optimizer.type", "Muon")), "step_00000002", "the optimizer adamw", "was saved with the optimizer adamw", "the same optimizer.type"
     ),
     "other data": (
-        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "64 rows in 3 files", "restore that data"
+        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "64 rows in 3 files", "Restore that data"
     ),
     "another tokenizer": (
-        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "another tokenizer than the model JSON's bert_token_file: digest", "than the model JSON's bert_token_file: digest", "restore that file"
+        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "a different tokenizer than the model JSON's bert_token_file: digest", "than the model JSON's bert_token_file: digest", "Restore that file"
     ),
     "another run's tokenizer": (
-        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "than the model JSON's bert_token_file: digest", "restore that file"
+        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "a different tokenizer", "than the model JSON's bert_token_file: digest", "Restore that file"
     ),
     "another run's, past the end of the schedule": (
         both(words(*FROM_RUN), edited("model.json", "mixed_seq_training.24.total_training_steps", 2)),
-        "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so there is", "pass --rewarmup",
+        "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so no step is left", "Pass --rewarmup",
     ),
     "a state of words": (
-        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "use another checkpoint"
+        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "Use another checkpoint"
     ),
     "a state beyond numbers": (
-        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "use another checkpoint"
+        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "Use another checkpoint"
     ),
     "a state with half a range": (
-        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "use another checkpoint"
+        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "Use another checkpoint"
     ),
     "a state that is no JSON": (
         state_of("{"), "bert_pretraining.json", "no valid JSON", "expected the state of a run, one JSON object", "mend it"
     ),
     "a state of another version": (
-        state_with(seeds=1), "bert_pretraining.json", "another version", "expected those of this version", "use the one that wrote it"
+        state_with(seeds=1), "bert_pretraining.json", "another version", "expected the keys of this version", "Use the version that wrote it"
     ),
     "skips that are none": (
         both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "expected [first, end] with 0 <= first < end)", "remove it to leave out only what"

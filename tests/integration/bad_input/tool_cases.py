@@ -109,8 +109,8 @@ INSPECT = {
 
 EXPORT = {
     "no flags": (only(), "--checkpoint", "required", "the following arguments are required: --checkpoint, --output", "see --help"),
-    "no checkpoint": (words("--checkpoint", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
-    "a folder without any": (words("--checkpoint", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
+    "no checkpoint": (words("--checkpoint", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
+    "a folder without any": (words("--checkpoint", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
     "the output is a file": (words("--output", "{root}/model.json"), "--output", "is a file", "expected a folder", "another"),
     "the output cannot be written": (both(unwritable("mine"), words("--output", "{root}/mine")), "--output", "cannot be written", "expected a folder that this user can write to", "another"),
     "an output with other files": (

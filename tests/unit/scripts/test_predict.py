@@ -14,7 +14,8 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from scripts.predict import encode_pair, load_judge, load_tokenizer, main
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
-from training.checkpoints.folder import STATE, TrainingState
+from training.checkpoints.paths import STATE
+from training.checkpoints.state import TrainingState
 from training.export.hugging_face import EXTRA_WEIGHTS, export_checkpoint
 
 TEXT = ["the cat sat on the mat", "she opened the door and went outside", "one two three four five six"]

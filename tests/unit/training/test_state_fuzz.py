@@ -9,9 +9,10 @@ import pytest
 
 from common.errors import UserError
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
-from training.checkpoints.folder import TrainingState, find_damage, read_state
-from training.checkpoints.manifest import MANIFEST, STATE, write_manifest
+from training.checkpoints.manifest import find_damage, write_manifest
+from training.checkpoints.paths import MANIFEST, STATE
 from training.checkpoints.retention import read_best
+from training.checkpoints.state import TrainingState, read_state
 from training.faults.skips import read_skips
 from training.metrics.sinks import forget_later_lines, read_lines
 

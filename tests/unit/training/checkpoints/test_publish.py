@@ -8,7 +8,8 @@ import pytest
 
 from training.checkpoints import publish as publishing
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.manifest import STATE, write_manifest
+from training.checkpoints.manifest import write_manifest
+from training.checkpoints.paths import STATE
 from training.checkpoints.publish import exchange, publish, recover
 
 TAG = "step_00000007"

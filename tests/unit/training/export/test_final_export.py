@@ -15,7 +15,8 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import VOCAB, make_rows, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import CheckpointFolder, TrainingState
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import TrainingState
 from training.export.hugging_face import export_checkpoint, model_card, read_weights
 
 
