@@ -1,9 +1,10 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
-from common.starting import start
+from training.runtime.starting import choose_accelerator, start
 
 if __name__ == "__main__":
-    start.begin()  # before the imports below, which take seconds: a request to stop must not wait for them
+    start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
+    choose_accelerator()
 
 import time
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from functools import partial
 
 from common.console import console
 from common.errors import run_command
-from common.outcome import leave_outcome, sign_of_life
 from common.processes import STOPPED_EXIT_CODE
 from training.build import build_run, keep_time
 from training.dry_run import dry_run
@@ -24,7 +24,6 @@ from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
 from training.runtime.ranks import pick_device, read_rank_info, share_cores
-from training.runtime.restarting import restart_alone
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
 from training.settings.arguments import read_arguments
@@ -39,12 +38,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.callback(start.end)
         start.begin()
         flags, problems = read_arguments(argv)
-        if not problems.messages and flags.max_restarts is not None:
-            code = restart_alone(flags.max_restarts)
-            leave_outcome(code, True)  # the child told us, and a supervisor above us waits for it too
-            return code
         rank_info = read_rank_info()
-        stack.enter_context(sign_of_life(rank_info.rank))
         console.enabled = rank_info.is_main
         avoid_broken_amx()
         share_cores(rank_info)
@@ -71,9 +65,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.enter_context(stop)
         is_finished = flags.dry_run or train(run, watchdog)
         collectives.leave()
-    code = 0 if is_finished else STOPPED_EXIT_CODE
-    leave_outcome(code, rank_info.is_main)
-    return code
+    return 0 if is_finished else STOPPED_EXIT_CODE
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import errno
 import fcntl
 import hashlib
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +46,21 @@ def append_whole(path: Path, content: str) -> None:
         except OSError:
             stream.truncate(size)
             raise
+
+
+@contextmanager
+def temporary_folders(folder: Path) -> Generator[list[Path]]:
+    """Afterwards remove `folder` and those of its parents that did not exist before, as far as they are empty.
+
+    Yields the folders that do not exist yet.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield missing
+    finally:
+        with suppress(OSError):
+            for path in missing or [folder]:
+                path.rmdir()
 
 
 def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:

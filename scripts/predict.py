@@ -15,7 +15,7 @@ from torch.nn import functional
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
-from training.export.hugging_face import EXTRA_WEIGHTS, read_tensors
+from training.export.folder import EXTRA_WEIGHTS, read_tensors
 
 T = TypeVar("T")
 USAGE = """examples:

@@ -22,7 +22,7 @@ from training.checkpoints.saving import Saver
 from training.checkpoints.state import read_state, tag_of
 from training.checkpoints.writer import SaveFailed
 from training.engine.build import seed_of, set_batch, take_step
-from training.export.final_export import export_last_checkpoint
+from training.export.hugging_face import all_ranks_export
 from training.faults.guard import BadSteps, Spikes, describe_spike, guard_engine
 from training.faults.skips import Skips, count_rollbacks, next_unskipped, note_skips
 from training.guesses import Samples
@@ -56,8 +56,11 @@ def train(run: Run, watchdog: Watchdog) -> bool:
             run.sinks.close()
             return False
         run.sinks.finish(hyperparameters(run), run.state)
-    note("export")
-    export_last_checkpoint(run)
+    export_dir = run.settings.flags.export_dir
+    if export_dir is not None:
+        note("export")
+        checkpoint = run.checkpoints.folder / tag_of(run.state)
+        all_ranks_export(checkpoint, export_dir, run.settings.tokenizer, run.settings.runs / "metrics.jsonl")
     return True
 
 

@@ -254,12 +254,12 @@ FIRST_WEIGHTS = {
     "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "expected a Hugging Face folder with model.safetensors", "download one first"),
     "other tokens at its ids": (
         both(removed("hf/tokenizer.json"), replaced("hf/vocab.txt", _other_words()), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "ids that both have (id ", "expected the same", "begin without --use_pretrain",
+        "--use_pretrain {root}/hf", "shared ids (id ", "expected the same", "start without --use_pretrain",
     ),
     "none named": (words("--use_pretrain"), "--use_pretrain", "names no folder", "expected one with a model in Hugging Face's layout", "as bert_model_file"),
     "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
-        both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "copy"
+        both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "Copy"
     ),
     "no config": (both(removed("hf/config.json"), words("--use_pretrain", "{root}/hf")), "config.json", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "a config that is a list": (
@@ -270,11 +270,11 @@ FIRST_WEIGHTS = {
     ),
     "a config of words": (
         both(edited("hf/config.json", "max_position_embeddings", "many"), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not fit", "expected a model in Hugging Face's layout", "export_hf",
+        "--use_pretrain {root}/hf", "config.json do not match", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a config with a list for a word": (
         both(edited("hf/config.json", "hidden_act", []), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not fit", "expected a model in Hugging Face's layout", "export_hf",
+        "--use_pretrain {root}/hf", "config.json do not match", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a pre-LN checkpoint whose head computes something else": (
         both(edited("hf/config.json", "hidden_act", "relu"), words("--use_pretrain", "{root}/hf")),
@@ -304,11 +304,11 @@ ENVIRONMENT = {
     "a rank beyond the world": (world(RANK="2", WORLD_SIZE="2"), "RANK", "found 2", "expected 0 to 1", "unset RANK"),
     "a local rank beyond the machine": (world(LOCAL_RANK="4"), "LOCAL_RANK", "found 4", "expected 0 to 0", "unset RANK"),
     "more ranks here than anywhere": (world(LOCAL_SIZE="8"), "LOCAL_SIZE", "found 8", "but WORLD_SIZE is 1", "torchrun"),
-    "restarts below a launcher": (
-        both(world(), words("--max_restarts", "3")), "--max_restarts 3", "a launcher started this rank", "one rank cannot start the others", "scripts/supervise.py"
+    "restarts by the launcher itself": (
+        words("--max_restarts", "3"), "--max_restarts", "does not restart itself", "torchrun --standalone --nproc_per_node N --max-restarts R", "start it with `torchrun"
     ),
-    "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "expected a port from 1 to 65535", "set it to a free one"),
-    "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "expected a port from 1 to 65535", "set it to a free one"),
+    "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "expected a port from 1 to 65535", "Set it to a free one"),
+    "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "expected a port from 1 to 65535", "Set it to a free one"),
     "a port that is taken": (port_taken, "MASTER_PORT", "in use", "free port", "another"),
     "no place to meet": (
         variables(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"), "MASTER_ADDR", "not set", "expected the machine of rank 0", "torchrun"
@@ -319,15 +319,15 @@ ENVIRONMENT = {
     ),
     "srun without tasks a node": (
         variables(SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_NTASKS="4", MASTER_ADDR="node"),
-        "SLURM_NTASKS_PER_NODE", "not set", "or give srun --ntasks-per-node", "start it with scripts/slurm.sh",
+        "SLURM_NTASKS_PER_NODE", "not set", "or pass srun --ntasks-per-node", "Start it with scripts/slurm.sh",
     ),
-    "threads as a word": (variables(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS", "found 'all'", "expected a whole number of at least 1", "unset it"),
-    "no threads": (variables(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS", "found '0'", "expected a whole number of at least 1", "unset it"),
+    "threads as a word": (variables(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS", "found 'all'", "expected a whole number of at least 1", "Unset it"),
+    "no threads": (variables(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS", "found '0'", "expected a whole number of at least 1", "Unset it"),
 }  # fmt: skip
 
 PLACES = {
     "two runs in one output folder": (
-        both(held_by_another, RESUMED), "out/saved_models/tiny", "another run is writing there (process", "expected a folder of this run alone", "pass another --job_name"
+        both(held_by_another, RESUMED), "out/saved_models/tiny", "another run is writing there (process", "expected a folder that no other run uses", "pass another --job_name"
     ),
     "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "remove it, or give another"),
     "the output is below a file": (words("--output_dir", "{root}/model.json/a/b"), "--output_dir", "is a file", "expected a folder", "another"),

@@ -1,6 +1,7 @@
 """The predict command on an exported model: what it says is what our own model says."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from scripts.predict import encode_pair, load_judge, load_tokenizer, main
+from tests.support import run_command
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
 from training.checkpoints.paths import STATE
 from training.checkpoints.state import TrainingState
-from training.export.hugging_face import EXTRA_WEIGHTS, export_checkpoint
+from training.export.folder import EXTRA_WEIGHTS
+from training.export.hugging_face import export_checkpoint
 
 TEXT = ["the cat sat on the mat", "she opened the door and went outside", "one two three four five six"]
 PAIR = ("the cat sat", "she went outside on the mat")
@@ -109,6 +112,13 @@ def test_what_cannot_be_judged_is_said(tokenizer: BertTokenizer, tmp_path: Path)
     export(make_model(BertForPreTrainingPreLN, tokenizer, sentence_head="none"), tokenizer, tmp_path)
     with pytest.raises(UserError, match="no next-sentence head"):
         main(["--model", str(folder), *PAIR])
+
+
+def test_the_command_starts_without_deepspeed() -> None:
+    """Which takes seconds to import; stock transformers is all that a prediction needs."""
+    code = "import sys, scripts.predict; assert not {'deepspeed', 'training.engine'} & sys.modules.keys()"
+    outcome = run_command([sys.executable, "-c", code])
+    assert outcome.returncode == 0, outcome.stderr
 
 
 def test_a_stock_model_without_the_head_is_refused(tokenizer: BertTokenizer, tmp_path: Path) -> None:

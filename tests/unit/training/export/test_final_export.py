@@ -17,7 +17,8 @@ from tests.support import VOCAB, make_rows, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import TrainingState
-from training.export.hugging_face import export_checkpoint, model_card, read_weights
+from training.export.hugging_face import export_checkpoint, read_weights
+from training.export.model_card import model_card
 
 
 def check_export(folder: Path) -> None:
@@ -44,6 +45,28 @@ def test_a_finished_run_exports_when_asked_later(tmp_path: Path) -> None:
     run_here(words)
     run_here([*words, "--export_dir", str(tmp_path / "hf")])
     check_export(tmp_path)
+
+
+def test_metrics_that_could_not_be_written_do_not_prevent_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, _content: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("training.metrics.sinks.append_whole", refuse)
+    run_here([*write_project(tmp_path), "--max_steps", "3", "--export_dir", str(tmp_path / "hf")])
+    assert not (tmp_path / "out" / "runs" / "tiny" / "metrics.jsonl").exists()
+    assert "Not known: no metrics.jsonl" in (tmp_path / "hf" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_model_card_shows_only_what_was_measured(labels: bool) -> None:
+    state = TrainingState(3, 0, 24, 300, 42, 1, 0, "fp32", "", None, None, BertConfig(vocab_size=64).to_dict(), True)
+    figures = {"step": 3, "mlm_loss": 4.1, "perplexity": 60.3, "mlm_accuracy": 0.25}
+    figures |= {"nsp_accuracy": 0.5} if labels else {}
+    card = model_card(state, {"architectures": ["BertForPreTraining"]}, figures)
+    assert "| 3 | 4.100 | 60.3 | 25.0% |" in card
+    assert ("next sentence right" in card) is labels
 
 
 @pytest.mark.parametrize("flag", ["--preln", "--no-preln"])
@@ -119,7 +142,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     run_here([*words, "--max_steps", "1"])
     checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
     checkpoint = checkpoints.folder / checkpoints.choose(None)
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="a different tokenizer"):
         export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "wrong.txt"), None)
     assert not (tmp_path / "hf").exists()
     export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "right.txt"), None)
