@@ -2,8 +2,8 @@
 
 Each case trains a tiny model with dropout and gradient accumulation, kills one rank, all ranks or their launcher with
 SIGKILL at a stage of a save or at a random moment, starts the same command again (killing it again while there are
-kills left for the case), and then asks for the same losses, samples, pointer and weights, bit for bit.
---victims says who may be killed. The last line is JSON.
+kills left for the case), and then requires the same losses, samples, pointer and weights, bit for bit.
+--victims selects what may be killed. The last line is JSON.
 """
 
 import argparse
@@ -39,7 +39,7 @@ FLAGS = ["--max_steps", str(NUM_STEPS), "--save_every_steps", str(SAVE_EVERY), "
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run is put together."""
+    """The configuration of a run."""
 
     zero_stage: int
     num_ranks: int
@@ -98,7 +98,7 @@ class Kill:
 
 @dataclass
 class Trace:
-    """What a run leaves: losses and samples by step, validation, and the last weights."""
+    """The results of a run: losses and samples by step, validation, and the last weights."""
 
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Trace:
         )
 
     def differences(self, other: "Trace") -> list[str]:
-        """In what `other` is not the same, bit for bit."""
+        """What differs in `other`, bit for bit."""
         names = ("losses", "samples", "validation", "pointer")
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         if self.weights.keys() != other.weights.keys() or any(
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="who may be killed")
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="what may be killed")
     arguments = parser.parse_args(argv)
     hits: Hits = Counter()
     wrong: list[str] = []

@@ -7,7 +7,7 @@ from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 
 
-def test_a_folder_with_no_sound_checkpoint_is_not_begun_anew(rank_server: RankServer, tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_checkpoint_is_refused(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "2"]
     assert rank_server.run(words, 1, tmp_path).codes == [0]
     (checkpoints(tmp_path).folder / "step_00000002" / "mp_rank_00_model_states.pt").write_bytes(b"gone")

@@ -114,6 +114,6 @@ def test_an_output_that_is_lost_does_not_cost_the_run(how: str, rank_server: Ran
     words = [*write_project(tmp_path), "--max_steps", "4", "--save_every_steps", "2"]
     outcome = rank_server.run(words, 1, tmp_path, faults=[{"kind": "lose_output", "how": how}])
     assert outcome.codes == [0], outcome.text
-    assert outcome.text.count("standard output cannot be written any more") == 1
+    assert outcome.text.count("standard output can no longer be written") == 1
     assert "could not be written" not in outcome.text
     assert checkpoints(tmp_path).tags() == ["step_00000002", "step_00000004"]

@@ -1,4 +1,4 @@
-"""Requests to stop, to any rank and at any place: all ranks agree, save and leave."""
+"""Stop requests to any rank at any point: all ranks agree, save and exit."""
 
 import signal
 from pathlib import Path
@@ -34,8 +34,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
-def test_a_stop_gives_up_a_long_accumulation(stage: int, ranks: int, rank_server: RankServer, tmp_path: Path) -> None:
-    """Between micro-steps, not only between steps: a step of many can take longer than a scheduler waits."""
+def test_a_stop_discards_a_long_accumulation(stage: int, ranks: int, rank_server: RankServer, tmp_path: Path) -> None:
+    """Between micro-steps, not only between steps: a long step can take longer than a scheduler waits."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     options = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
     flags = ["--max_steps", "5"]
@@ -52,7 +52,7 @@ def test_a_stop_gives_up_a_long_accumulation(stage: int, ranks: int, rank_server
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_waiting_for_a_rank(number: int, rank_server: RankServer, tmp_path: Path) -> None:
-    """Inside a call during which Python runs no handler."""
+    """Inside a call during which Python runs no signal handler."""
     words = [*write_project(tmp_path), "--max_steps", "2"]
     late = [{"kind": "late", "rank": 1, "seconds": 600}]
     sent = [{"after": 3.0, "signal": int(number), "ranks": [0]}]

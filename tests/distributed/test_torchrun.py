@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from tests.distributed.test_ranks import losses
-from tests.integration.test_launcher_ends import checkpoints, family, running, write_endless
-from tests.support import run_command, write_project
+from tests.integration.test_launcher_ends import checkpoints, family, running, started, write_endless
+from tests.support import free_port, read_metrics, run_command, write_project
 from training.checkpoints.state import read_state
 
 LIMITS = ["--max_steps", "60", "--save_every_steps", "5"]
@@ -62,3 +62,20 @@ def test_a_mistake_is_reported_once_per_start(tmp_path: Path) -> None:
     assert outcome.returncode == 1
     assert outcome.stderr.count("error: unknown flag '--no_such_flag'") == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_lost_machine_leaves_a_smaller_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--nnodes 1:2: two agents with a rank each stand for two machines; the other one continues alone."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    words = [*write_project(tmp_path, zero_optimization={"stage": 1}), *LIMITS]
+    agent = ["torchrun", "--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    agent += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-conf", "last_call_timeout=8", "deepspeed_train.py"]
+    other = tmp_path / "other"
+    other.mkdir()
+    with started([*agent, *words], other) as lost, running([*agent, *words], tmp_path) as kept:
+        for process in [*ranks_of(lost), psutil.Process(lost.pid)]:
+            process.kill()
+        assert kept.wait(150) == 0, (tmp_path / "output.txt").read_text()
+    assert "saved by 2 ranks, resharded for 1" in (tmp_path / "output.txt").read_text()
+    assert [row["step"] for row in read_metrics(tmp_path, "train")] == list(range(1, 61))

@@ -329,13 +329,13 @@ PLACES = {
     "two runs in one output folder": (
         both(held_by_another, RESUMED), "out/saved_models/tiny", "another run is writing there (process", "expected a folder that no other run uses", "pass another --job_name"
     ),
-    "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "remove it, or give another"),
+    "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "Remove it, or pass another"),
     "the output is below a file": (words("--output_dir", "{root}/model.json/a/b"), "--output_dir", "is a file", "expected a folder", "another"),
     "the output is a link to nothing": (
-        both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "link to nothing", "expected a folder", "another"
+        both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "a broken link", "expected a folder", "another"
     ),
     "a current folder that has vanished": (
-        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder has vanished", "expected one that is there", "change to another"
+        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder no longer exists", "expected one that exists", "Change to another"
     ),
     "the output cannot be written": (
         both(unwritable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "expected a folder that this user can write to", "another"

@@ -129,7 +129,7 @@ EXPORT = {
 }  # fmt: skip
 
 PREDICT = {
-    "no text": (words(), "there is no text", "[MASK]", "one with [MASK] in it", "--pair"),
+    "no text": (words(), "no text given", "[MASK]", "Pass one with [MASK] in it", "--pair"),
     "no model": (only("--model", "{root}/lost", "a [MASK]"), "lost", "no config.json", "expected a folder written by scripts/export_hf.py", "export_hf.py"),
     "no tokenizer": (both(removed("hf/tokenizer.json"), words("a [MASK]")), "hf", "no tokenizer.json", "tokenizer.json", "--tokenizer"),
     "no weights": (both(removed("hf/*.safetensors"), words("a [MASK]")), "hf", "model.safetensors", "expected a folder that scripts/export_hf.py wrote", "export it again"),
@@ -139,8 +139,8 @@ PREDICT = {
         both(edited("hf/config.json", "model_type", "none"), words("a [MASK]")), "hf", "cannot be loaded", "expected a folder that scripts/export_hf.py wrote", "export it again"
     ),
     "no mask": (words("a word"), "'a word'", "has no [MASK]", "where a word is to be guessed", "put one"),
-    "a text too long": (words("word1 " * 100 + "[MASK]"), "word1", "tokens", "but the model takes 32", "shorten"),
-    "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top 1000", "61 tokens", "the model knows 61 tokens", "at most"),
+    "a text too long": (words("word1 " * 100 + "[MASK]"), "word1", "tokens", "but the model has 32 positions", "Shorten"),
+    "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top 1000", "61 tokens", "the model has 61 tokens", "at most"),
 }  # fmt: skip
 
 PLOT = {

@@ -1,4 +1,4 @@
-"""The predict command on an exported model: what it says is what our own model says."""
+"""The predict command on an exported model gives the results of our own model."""
 
 import json
 import sys
@@ -63,7 +63,7 @@ def tokenizer() -> BertTokenizer:
     return train_tokenizer(TEXT, 90)
 
 
-def test_an_export_leaves_nothing_of_the_one_before_it(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+def test_an_export_removes_the_files_of_the_previous_one(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
     before = {path.name for path in folder.iterdir()}
     export(make_model(BertForPreTraining, tokenizer), tokenizer, tmp_path)
@@ -100,13 +100,13 @@ def test_a_pair_is_judged_as_by_our_own_model(
     assert both.count("%") == 6
 
 
-def test_what_cannot_be_judged_is_said(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+def test_texts_that_cannot_be_predicted_are_refused(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
     with pytest.raises(UserError, match="no text"):
         main(["--model", str(folder)])
     with pytest.raises(UserError, match="has no \\[MASK\\]"):
         main(["--model", str(folder), "the cat sat"])
-    with pytest.raises(UserError, match="19 positions; shorten"):
+    with pytest.raises(UserError, match="19 positions\\. Shorten"):
         main(["--model", str(folder), "--pair", "the cat " * 9, "the mat"])
     # A model without the head, exported over the one that had it: the old head must not judge for it.
     export(make_model(BertForPreTrainingPreLN, tokenizer, sentence_head="none"), tokenizer, tmp_path)

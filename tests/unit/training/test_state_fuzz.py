@@ -1,4 +1,4 @@
-"""Our files in a run's folders, damaged at random: a state that holds together, or one UserError; rows, or none."""
+"""Our files damaged at random: reading them gives a consistent state or a UserError."""
 
 import json
 import random
@@ -74,7 +74,7 @@ def test_damaged_states(tmp_path: Path) -> None:
     assert min(counts.values()) > ROUNDS // 20, counts
 
 
-def test_damaged_manifests_states_and_pointers_are_judged_without_falling_over(tmp_path: Path) -> None:
+def test_damaged_manifests_states_and_pointers_raise_nothing_else(tmp_path: Path) -> None:
     chance = random.Random(2)
     (tmp_path / STATE).write_text(json.dumps(asdict(GOOD)))
     write_manifest(tmp_path)
@@ -93,7 +93,7 @@ def test_damaged_manifests_states_and_pointers_are_judged_without_falling_over(t
 @pytest.mark.parametrize(
     "text", ["[[1]]", "[[2, 1]]", "[[1, 2.5]]", "{}", "7", "[[true, 2]]", "[" * 5000, "[[1, 1e999]]"]
 )
-def test_ranges_that_are_none(text: str, tmp_path: Path) -> None:
+def test_invalid_ranges(text: str, tmp_path: Path) -> None:
     (tmp_path / "skips.json").write_text(text)
     with pytest.raises(UserError, match="remove it to leave out only what"):
         read_skips(tmp_path)

@@ -1,4 +1,4 @@
-"""--export_dir: the end of a run, and a finished run started again, leave a Hugging Face folder."""
+"""--export_dir: a run, and a finished run started again, end with a Hugging Face folder."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from training.export.model_card import model_card
 
 
 def check_export(folder: Path) -> None:
-    """It is what the command line's export makes of the last checkpoint, and stock transformers loads it."""
+    """It equals the export of the last checkpoint by the command, and stock transformers loads it."""
     checkpoints = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
     export_checkpoint(checkpoints.folder / checkpoints.choose(None), folder / "later", None, None)
     expected = load_file(folder / "later" / "model.safetensors")
@@ -122,7 +122,7 @@ def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:
         run_here([*words, "--export_dir", str(tmp_path / "hf")])
 
 
-def test_a_file_that_came_into_its_place_since_is_told_by_the_same_flag(
+def test_a_file_created_there_during_the_run_is_reported_with_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = write_project(tmp_path)
