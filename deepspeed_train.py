@@ -1,9 +1,10 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
-from common.starting import start
+from training.runtime.starting import choose_accelerator, start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
+    choose_accelerator()
 
 import time
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from functools import partial
 
 from common.console import console
 from common.errors import run_command
-from common.outcome import leave_outcome, sign_of_life
 from common.processes import STOPPED_EXIT_CODE
 from nvidia.cpu.startup import configure_onednn
 from training.banner import show_banner
@@ -27,7 +27,6 @@ from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
-from training.runtime.restarting import restart_alone
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
 from training.settings.arguments import read_arguments
@@ -42,12 +41,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.callback(start.end)
         start.begin()
         flags, problems = read_arguments(argv)
-        if not problems.messages and flags.max_restarts is not None:
-            code = restart_alone(flags.max_restarts)
-            leave_outcome(code, True)  # the child has reported, and a supervisor above this process waits for it too
-            return code
         rank_info = read_rank_info()
-        stack.enter_context(sign_of_life(rank_info.rank))
         set_up_process(rank_info, stack)
         settings = resolve_settings(flags, rank_info, problems)
         datasets = open_data(settings.data, rank_info)
@@ -73,9 +67,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stack.enter_context(stop)
         is_finished = flags.dry_run or train(run)
         collectives.leave()
-    code = 0 if is_finished else STOPPED_EXIT_CODE
-    leave_outcome(code, rank_info.is_main)
-    return code
+    return 0 if is_finished else STOPPED_EXIT_CODE
 
 
 def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:

@@ -21,7 +21,7 @@ from common.errors import run_command
 from common.help import Parser, positive_int
 from tests.support import make_rows, write_json, write_nvidia_shard
 from training import build as run
-from training.checkpoints import folder as checkpoint
+from training.checkpoints import writer as checkpoint
 
 WIDTH, PREDICTIONS, VOCAB = 32, 5, 30522
 SECONDS_BETWEEN_SAVES = 600.0
@@ -86,7 +86,7 @@ def write_project(folder: Path, flags: argparse.Namespace) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     watch = Stopwatch()
-    watch.put_around(checkpoint.CheckpointFolder, "save")
+    watch.put_around(checkpoint.CheckpointWriter, "save")
     watch.put_around(checkpoint, "commit")
     watch.put_around(checkpoint, "find_damage")
     watch.put_around(run, "load_engine")

@@ -9,13 +9,13 @@ from weakref import WeakSet
 
 from tqdm import tqdm
 
-SECONDS_A_LINE = 30.0  # between lines of progress where there is no terminal
+SECONDS_PER_LINE = 30.0  # between lines of progress without a terminal
 
 
 class Console:
-    """Where a process speaks. A rank that should stay silent gets `enabled=False`.
+    """The output of a process. Ranks that should print nothing have `enabled=False`.
 
-    No write fails: a pipe that nobody reads any more or a full disk behind stdout costs the words, never the run.
+    No write raises: a closed pipe or a full disk behind stdout loses the output, never the run.
     """
 
     def __init__(self) -> None:
@@ -26,34 +26,34 @@ class Console:
         if self.enabled:
             reason = _write(sys.stdout, text, self._has_bar())
             if reason is not None:
-                self.warn(f"standard output cannot be written any more ({reason}); it goes on without")
+                self.warn(f"standard output can no longer be written ({reason}); continuing without it")
 
     def warn(self, text: str) -> None:
         if self.enabled:
             _write(sys.stderr, f"warning: {text}", self._has_bar())
 
     def _has_bar(self) -> bool:
-        """Whether a bar stands on the terminal, which words must be put above of."""
+        """Whether a bar is shown, above which text must be printed."""
         return any(not bar.disable for bar in self._bars)
 
     def progress(self, iterable: Iterable[Any] | None = None, *, in_lines: bool = False, **options: Any) -> tqdm:
-        """A tqdm bar on stderr; silent when this rank is.
+        """A tqdm bar on stderr, shown only on an enabled rank and in a terminal.
 
-        Where stderr is no terminal it is silent too, or with `in_lines` says a plain line now and then.
+        Without a terminal, `in_lines` prints a plain line every SECONDS_PER_LINE.
         """
-        is_heard = self.enabled and sys.stderr is not None
-        is_terminal = is_heard and sys.stderr.isatty()
-        if in_lines and is_heard and not is_terminal:
-            return _Lines(iterable, mininterval=SECONDS_A_LINE, delay=SECONDS_A_LINE, **options)
+        is_shown = self.enabled and sys.stderr is not None
+        is_terminal = is_shown and sys.stderr.isatty()
+        if in_lines and is_shown and not is_terminal:
+            return _Lines(iterable, mininterval=SECONDS_PER_LINE, delay=SECONDS_PER_LINE, **options)
         bar = _Bar(iterable, disable=not is_terminal, **options)
         self._bars.add(bar)
         return bar
 
 
 class _Bar(tqdm):
-    """A bar whose terminal may go away: then it shows nothing any more.
+    """A bar that turns itself off when its terminal goes away.
 
-    An error out of display() would end the run, and leave tqdm's lock taken for every other thread.
+    An error raised by display() would end the run and leave tqdm's lock taken for every other thread.
     """
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
@@ -65,18 +65,18 @@ class _Bar(tqdm):
 
 
 class _Lines(tqdm):
-    """Progress as lines of their own, for logs."""
+    """Progress as separate lines, for logs."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         _write(sys.stderr, f"{msg or self}")
         return True
 
     def clear(self, nolock: bool = False) -> None:
-        """Nothing stands there to be cleared."""
+        """There is nothing to clear."""
 
 
 def write_error(text: str) -> None:
-    """The last words of a process, whether or not it is one that speaks."""
+    """Write to stderr even if the console of this process is disabled."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError, ValueError):
@@ -85,11 +85,11 @@ def write_error(text: str) -> None:
 
 
 def _write(stream: TextIO | None, text: str, has_bar: bool = False) -> str | None:
-    """Write a line; why that was not possible, once: what comes after it goes nowhere.
+    """Write a line. Returns why that failed, once: later output is discarded.
 
-    Only beside a bar does it wait for tqdm's lock: a thread that speaks must not hang on another's.
+    Takes tqdm's lock only if a bar is shown, so that a thread never waits for a lock that another one holds.
     """
-    if stream is None:  # closed before Python began
+    if stream is None:  # closed before Python started
         return None
     try:
         if has_bar:
@@ -97,16 +97,16 @@ def _write(stream: TextIO | None, text: str, has_bar: bool = False) -> str | Non
         else:
             stream.write(f"{text}\n")
         stream.flush()
-    except UnicodeEncodeError:  # a terminal that has no such characters
+    except UnicodeEncodeError:  # a terminal without such characters
         return _write(stream, text.encode("ascii", "replace").decode(), has_bar)
     except (OSError, ValueError) as error:
-        _send_nowhere(stream)
+        _discard(stream)
         return getattr(error, "strerror", None) or str(error)
     return None
 
 
-def _send_nowhere(stream: TextIO) -> None:
-    """What is still in its buffer would fail again at the process's end, and make its exit code 120."""
+def _discard(stream: TextIO) -> None:
+    """Redirect to /dev/null: flushing the buffer at exit would fail again and make the exit code 120."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -1,9 +1,11 @@
-"""Files that are either the old or the new whole, and their digests."""
+"""Files: atomic writes, locks, digests and temporary folders."""
 
 import errno
 import fcntl
 import hashlib
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +25,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_plainly(path: Path, content: str) -> bool:
-    """Replace a small file that may be lost in a power cut; whether that was possible. Readers see old or new."""
+    """Replace a small file atomically but without flushing it to disk; whether that succeeded."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(content)
@@ -34,7 +36,7 @@ def write_plainly(path: Path, content: str) -> bool:
 
 
 def append_whole(path: Path, content: str) -> None:
-    """Append all of `content` or nothing: what a full disk takes only a part of is taken back."""
+    """Append all of `content` or nothing: a partial write on a full disk is undone."""
     payload = content.encode()
     with path.open("ab", buffering=0) as stream:
         size = stream.tell()
@@ -46,13 +48,28 @@ def append_whole(path: Path, content: str) -> None:
             raise
 
 
+@contextmanager
+def temporary_folders(folder: Path) -> Generator[list[Path]]:
+    """Afterwards remove `folder` and those of its parents that did not exist before, as far as they are empty.
+
+    Yields the folders that do not exist yet.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield missing
+    finally:
+        with suppress(OSError):
+            for path in missing or [folder]:
+                path.rmdir()
+
+
 def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
-    """Note why `folder`, which `flag` named, could be neither made nor written to. Changes nothing."""
+    """Note why `folder`, which `flag` named, can be neither created nor written to. Changes nothing."""
     try:
         place = folder.absolute()
     except FileNotFoundError:
         problems.add(
-            f"{flag} {folder}: the current folder has vanished; expected one that is there; change to another (cd)"
+            f"{flag} {folder}: the current folder no longer exists; expected one that exists. Change to another (cd)"
         )
         return
     for there in (place, *place.parents):
@@ -63,19 +80,19 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
         if is_there:
             break
     if not there.is_dir():
-        kind = "a link to nothing" if there.is_symlink() else "a file"
-        problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder; remove it, or give another {flag}")
+        kind = "a broken link" if there.is_symlink() else "a file"
+        problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder. Remove it, or pass another {flag}")
     elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         problems.add(
-            f"{flag} {folder}: {there} cannot be written to (its rights, or a read-only file system); expected a "
-            f"folder that this user can write to; give this user the right to, or give another {flag}"
+            f"{flag} {folder}: {there} cannot be written to (its permissions, or a read-only file system); expected a "
+            f"folder that this user can write to. Change its permissions, or pass another {flag}"
         )
 
 
 def lock_file(stream: IO[Any], kind: int) -> bool:
-    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False when another process has it.
+    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False if another process has it.
 
-    Some network file systems have no locks: there every lock is given.
+    On a file system without locks this always succeeds.
     """
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)
@@ -88,7 +105,7 @@ def lock_file(stream: IO[Any], kind: int) -> bool:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
+    """Make renames in `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,13 +114,13 @@ def flush_folder(folder: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a file's content, as hex."""
+    """The sha256 of a file's content, in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def give_usual_mode(path: Path) -> None:
-    """The permissions of any new file here: what the umask leaves. Some libraries keep theirs to the owner."""
+    """Give a file the permissions that the umask leaves; some libraries create files for the owner only."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

@@ -177,17 +177,6 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """A flag's type: a length of time, or none."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected seconds from 0 up, such as 2.5")
-    return value
-
-
 def seed_number(text: str) -> int:
     """A flag's type: what every random generator here takes."""
     try:

@@ -1,4 +1,4 @@
-"""How much main memory this process has held at most."""
+"""Peak memory of this process."""
 
 import re
 import resource
@@ -8,7 +8,7 @@ KIB_PER_MIB = 1024
 
 
 def peak_resident_mib() -> float:
-    """Of this program alone: getrusage() also counts what the process held before it became this program."""
+    """Peak resident memory since exec(); getrusage() also counts the process before it."""
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:

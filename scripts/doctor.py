@@ -16,8 +16,8 @@ sys.path.insert(0, str(PROJECT))
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
-from common.launchers import find_deepspeed
 from common.words import counted
+from training.runtime.launchers import find_deepspeed
 
 try:
     import torch

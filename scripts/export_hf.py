@@ -7,11 +7,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from training.runtime.starting import choose_accelerator
+
+if __name__ == "__main__":
+    choose_accelerator()
+
 from common.console import console
 from common.errors import run_command
 from common.help import Parser
 from data.tokenizer import load_tokenizer
-from training.checkpoints.folder import read_state
+from training.checkpoints.state import read_state
 from training.export.hugging_face import check_tokenizer, export_checkpoint, locate_checkpoint
 
 
@@ -23,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="DIR",
-        help="a checkpoint, or a run's saved_models/<job_name> folder for its newest one",
+        help="a checkpoint, or a run's saved_models/<job_name> folder for its newest valid one",
     )
     group.add_argument(
         "--output",
@@ -37,19 +42,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--tokenizer",
         type=Path,
         metavar="PATH",
-        help="a tokenizer folder or file to put into the export; without it the folder holds no tokenizer",
+        help="a tokenizer folder or file to include; without it the export has no tokenizer",
     )
     group.add_argument(
         "--metrics",
         type=Path,
         metavar="FILE",
-        help="the run's metrics.jsonl, for the figures on the model card; by default that of the checkpoint's own run",
+        help="metrics.jsonl for the figures on the model card (default: that of the checkpoint's run)",
     )
     return parser
 
 
 def find_metrics(checkpoint: Path) -> Path | None:
-    """metrics.jsonl of the run that wrote OUTPUT/saved_models/JOB/step_N, if it is still where the run left it."""
+    """metrics.jsonl of the run that wrote OUTPUT/saved_models/JOB/step_N, if it exists."""
     job = checkpoint.absolute().parent
     metrics = job.parent.parent / "runs" / job.name / "metrics.jsonl"
     return metrics if metrics.is_file() else None
@@ -62,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if tokenizer is not None:
         check_tokenizer(tokenizer, read_state(checkpoint), f"--tokenizer {flags.tokenizer}")
     state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics or find_metrics(checkpoint))
-    console.say(f"{checkpoint} (step {state.step}) was exported to {flags.output}")
+    console.say(f"{checkpoint} (step {state.step}) exported to {flags.output}")
     if tokenizer is None:
-        console.say("without a tokenizer, which users of the folder need; pass --tokenizer to put one in")
+        console.say("note: the export has no tokenizer, which its users need; pass --tokenizer to include one")
     return 0
 
 

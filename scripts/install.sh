@@ -1,5 +1,5 @@
-# Sourced by the other scripts: makes .venv with Python 3.11 or later and installs the pinned packages of the
-# requirements file named in $1. Does nothing when that file was installed before and has not changed.
+# Sourced by the other scripts: creates .venv with Python 3.11 or later and installs the pinned packages of the
+# requirements file $1. Does nothing if that file was installed before and has not changed.
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$project"
@@ -12,7 +12,7 @@ find_python() {
             return
         fi
     done
-    echo "error: Python 3.11 or later was not found; install it, or name it with PYTHON=/path/to/python" >&2
+    echo "error: Python 3.11 or later was not found. Install it, or set PYTHON=/path/to/python" >&2
     exit 2
 }
 
@@ -20,7 +20,7 @@ install_requirements() {
     local requirements=$1 stamp=.venv/installed-$1 wanted
     wanted=$(cat requirements*.txt | sha256sum)
     if [ ! -x .venv/bin/python ]; then
-        echo "making .venv"
+        echo "creating .venv"
         local python
         python=$(find_python)
         "$python" -m venv .venv

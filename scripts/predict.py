@@ -1,4 +1,4 @@
-"""Fill in the masks of a sentence, or judge whether one text follows another, with stock transformers."""
+"""Predict masked words, or how likely one text follows another, with stock transformers."""
 
 import argparse
 import sys
@@ -15,11 +15,11 @@ from torch.nn import functional
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
-from training.export.hugging_face import EXTRA_WEIGHTS, read_tensors
+from training.export.folder import EXTRA_WEIGHTS, read_tensors
 
 T = TypeVar("T")
 USAGE = """examples:
-  predict.py --model DIR "the [MASK] of the list"         the likeliest words for the gap
+  predict.py --model DIR "the [MASK] of the list"         the most likely words for the mask
   predict.py --model DIR --pair "She sat." "He stood."    how likely the second follows the first
   predict.py --model DIR "She sat." "He stood."           the same: two texts without a [MASK] are a pair
 """
@@ -33,23 +33,23 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face folder")
-    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="guesses for each mask (default: 5)")
+    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="guesses per mask (default: 5)")
     parser.add_argument(
         "--pair",
         nargs=2,
         action="append",
         default=[],
         metavar=("FIRST", "SECOND"),
-        help="say how likely SECOND follows FIRST; may be given several times",
+        help="how likely SECOND follows FIRST; can be repeated",
     )
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text with [MASK] in it, or two texts without")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text with [MASK], or two texts without")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     if not flags.texts and not flags.pair:
-        raise UserError("there is no text; give one with [MASK] in it, or two with --pair")
+        raise UserError("TEXT: no text given. Pass one with [MASK] in it, or two with --pair")
     check_folder(flags.model)
     tokenizer = load(flags.model, load_tokenizer)
     texts, pairs = flags.texts, [tuple(pair) for pair in flags.pair]
@@ -71,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: holds no config.json; expected a folder written by scripts/export_hf.py")
+        raise UserError(f"{folder}: contains no config.json; expected a folder written by scripts/export_hf.py")
     if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"{folder}: holds no tokenizer.json; export again with --tokenizer")
+        raise UserError(f"{folder}: contains no tokenizer.json. Export again with --tokenizer")
 
 
 def load(folder: Path, loader: Callable[[Path], T]) -> T:
-    """What `loader` makes of the folder; a damaged one makes the library raise whatever it likes."""
+    """The result of `loader` for the folder; any error of the library becomes a UserError."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -90,7 +90,7 @@ def load(folder: Path, loader: Callable[[Path], T]) -> T:
         reason = str(error).split("\n")[0]
         raise UserError(
             f"{folder}: cannot be loaded by transformers ({reason}); expected a folder that scripts/export_hf.py "
-            f"wrote; copy it again from where it came, or export it again"
+            f"wrote. Copy it again, or export it again"
         ) from error
 
 
@@ -107,23 +107,23 @@ def load_model(folder: Path) -> Any:
 
 
 def check(model: Any, tokenizer: Any, texts: Sequence[str], top: int) -> None:
-    """All that is wrong with the texts, before the first is answered."""
+    """Raise all problems of the texts before the first prediction."""
     problems = Problems()
     if top > model.config.vocab_size:
-        problems.add(f"--top {top}: the model knows {model.config.vocab_size} tokens; give at most that many")
+        problems.add(f"--top {top}: the model has {model.config.vocab_size} tokens. Pass at most that many")
     for text in texts:
         ids = tokenizer(text)["input_ids"]
         if tokenizer.mask_token_id not in ids:
-            problems.add(f"{text!r}: has no {tokenizer.mask_token}; put one where a word is to be guessed")
+            problems.add(f"{text!r}: has no {tokenizer.mask_token}. Put one where a word should be predicted")
         if len(ids) > positions_of(model):
             problems.add(
-                f"{text[:40]!r}…: has {len(ids)} tokens, but the model takes {positions_of(model)}; shorten it"
+                f"{text[:40]!r}…: has {len(ids)} tokens, but the model has {positions_of(model)} positions. Shorten it"
             )
     problems.raise_if_any()
 
 
 def positions_of(model: Any) -> int:
-    """Tokens that the model takes. Pre-LN models number their positions from pad_token_id + 1 on."""
+    """The maximum number of tokens. Pre-LN models number their positions from pad_token_id + 1."""
     config = model.config
     shift = config.pad_token_id + 1 if config.model_type == "roberta-prelayernorm" else 0
     return int(config.max_position_embeddings - shift)
@@ -131,7 +131,7 @@ def positions_of(model: Any) -> int:
 
 @torch.no_grad()
 def fill_masks(model: Any, tokenizer: Any, text: str, top: int) -> list[list[tuple[str, float]]]:
-    """For each [MASK] of `text`, the likeliest tokens and their probabilities."""
+    """For each [MASK] of `text`, the most likely tokens and their probabilities."""
     encoded = tokenizer(text, return_tensors="pt")
     masked = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
     probabilities = model(**encoded).logits[0, masked].softmax(-1)  # [masks, tokens]
@@ -143,10 +143,10 @@ def fill_masks(model: Any, tokenizer: Any, text: str, top: int) -> list[list[tup
 
 
 class Judge:
-    """A stock model's scores [1, 2] for "the second follows the first" and "it does not"."""
+    """Scores [1, 2] of a stock model: the second text follows the first, or does not."""
 
     def __init__(self, model: Any, head: dict[str, Tensor]) -> None:
-        """`head`: the pooler and next-sentence weights of an encoder that has no place for them; else empty."""
+        """`head`: pooler and next-sentence weights of an encoder whose class has none; else empty."""
         self.model, self.head = model, head
 
     @torch.no_grad()
@@ -156,8 +156,8 @@ class Judge:
         length, most = inputs["input_ids"].shape[1], positions_of(self.model)
         if length > most:
             raise UserError(
-                f"{first!r} and {second!r}: {length} tokens with [CLS] and [SEP], but the model has {most} positions; "
-                f"shorten it"
+                f"{first!r} and {second!r}: {length} tokens with [CLS] and [SEP], but the model has {most} positions. "
+                f"Shorten it"
             )
         return float(self.scores(inputs).softmax(-1)[0, 0])
 
@@ -173,15 +173,15 @@ class Judge:
 
 
 def load_judge(folder: Path) -> Judge:
-    """The encoder with its next-sentence head, which a pre-LN export keeps in a file of its own."""
+    """The encoder with its next-sentence head, which a pre-LN export has in a separate file."""
     from transformers import AutoConfig, AutoModel, AutoModelForNextSentencePrediction
 
     if (folder / EXTRA_WEIGHTS).is_file():
         encoder = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
         return Judge(encoder.eval(), read_tensors(folder / EXTRA_WEIGHTS))
     absent = UserError(
-        f"{folder}: holds no next-sentence head ({EXTRA_WEIGHTS} for a pre-LN model), so it cannot judge pairs; "
-        f"export a model that was trained with one"
+        f"{folder}: contains no next-sentence head ({EXTRA_WEIGHTS} for a pre-LN model), which --pair needs. "
+        f"Export a model that was trained with one"
     )
     if AutoConfig.from_pretrained(folder, local_files_only=True).model_type != "bert":
         raise absent
@@ -194,7 +194,7 @@ def load_judge(folder: Path) -> Judge:
 
 
 def encode_pair(tokenizer: Any, first: str, second: str) -> dict[str, Tensor]:
-    """[CLS] first [SEP] second [SEP], as in training, whatever template the tokenizer's own file has."""
+    """[CLS] first [SEP] second [SEP], as in training, whatever template the tokenizer's file has."""
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (first, second)]
     segment_a = [tokenizer.cls_token_id, *parts[0], tokenizer.sep_token_id]
     segment_b = [*parts[1], tokenizer.sep_token_id]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a BERT that fills in masks, on a laptop: text, tokenizer, shards, training, export, predictions.
-# Run again, it goes on from what is there. --fresh starts over; --steps N trains only so far.
+# From nothing to a BERT that predicts masked words, on a laptop: text, tokenizer, shards, training, export, predictions.
+# Run again, it resumes. --fresh starts over; --steps N stops training after N steps.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/install.sh"
 
@@ -16,7 +16,7 @@ esac
 install_requirements requirements.txt
 started=$SECONDS
 
-echo "== 1. Text: the documentation that comes with Python and the installed packages"
+echo "== 1. Text: the documentation of Python and of the installed packages"
 python -m data.corpus --output data/corpus
 
 echo "== 2. Tokenizer and shards"
@@ -46,9 +46,9 @@ python scripts/compare_unigram.py --metrics "$output/runs/quickstart/metrics.jso
 
 cat <<END
 
-Done in $((SECONDS - started)) s without the installation. What was written:
+Done in $((SECONDS - started)) s, without the installation. Results:
   $output/huggingface            the model, for stock transformers
-  $output/loss.png               the loss, drawn
+  $output/loss.png               a plot of the loss
   $output/runs/quickstart        TensorBoard: tensorboard --logdir $output/runs
   $output/saved_models           checkpoints
   data/hdf5                                 the shards and the tokenizer, where bert_base.json expects them

@@ -6,9 +6,9 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
-# One rank a GPU under srun. The words after it go to the launcher: sbatch scripts/slurm.sh --cf bert_base.json …
-# Two minutes before the time limit all ranks save and leave with code 75; the job then queues itself again. A requeued
-# job is the same command, so it goes on from its newest checkpoint.
+# One rank per GPU under srun. Arguments are passed to the launcher: sbatch scripts/slurm.sh --cf bert_base.json …
+# Two minutes before the time limit all ranks save and exit with code 75, and the job requeues itself. A requeued job runs
+# the same command, so it resumes from its newest checkpoint.
 set -euo pipefail
 if [ $# -eq 0 ] || [ -z "${SLURM_JOB_NODELIST:-}" ]; then
     echo "usage: sbatch scripts/slurm.sh <flags of deepspeed_train.py>" >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types and tests. --slow runs the long tests too; other words go to pytest: scripts/test.sh tests/unit -k masking
+# Lint, types and tests. --slow includes the slow tests; other arguments go to pytest: scripts/test.sh tests/unit -k masking
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/install.sh"
 install_requirements requirements-dev.txt
@@ -12,5 +12,5 @@ fi
 ruff check .
 ruff format --check .
 mypy
-# Two at a time on two cores: most tests use one. Files stay whole, for what their tests share.
+# One worker per core: most tests use one core. Tests of a file share fixtures, so files are not split.
 OMP_NUM_THREADS=1 python -m pytest -n auto --maxprocesses 4 --dist loadfile "${selection[@]}" "$@"

@@ -1,33 +1,45 @@
-"""BERT's two phases as one command: short rows first, then long ones from where the first phase ended.
+"""BERT's two phases as one command: train on short rows, then on long rows from the checkpoint of the first phase.
 
-Interrupted anywhere, the same command goes on in whichever phase it was. Words that this command does not know are
-passed on to both phases' launcher. With --dry_run among them phase 2 is tried too once phase 1 has a checkpoint for it.
+Interrupted at any moment, the same command resumes the phase it was in. Flags that this command does not know are
+passed on to deepspeed_train.py in both phases. With --dry_run, phase 2 is tried too once phase 1 has a checkpoint.
 """
 
 import argparse
+import subprocess
 import sys
+import types
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from training.runtime.starting import choose_accelerator
+
+if __name__ == "__main__":
+    choose_accelerator()
+
+import psutil
 import torch
 
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
-from common.launchers import find_deepspeed
-from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE
-from common.supervision import DIED_UNSEEN, Supervisor
-from training.checkpoints.folder import CheckpointFolder, read_state
+from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
+from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.match import EngineKind, find_mismatches
+from training.checkpoints.state import read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets, open_data
+from training.runtime.launchers import find_deepspeed, is_launcher
 from training.runtime.ranks import RankInfo, free_port
 from training.settings.arguments import read_arguments
 from training.settings.resolve import Settings, resolve_settings
+
+SCRIPT = "deepspeed_train.py"
+UNFINISHED_EXIT_CODE = 1  # of a phase whose launcher ends with 0 before the last step: it was killed
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,17 +51,27 @@ def build_parser() -> argparse.ArgumentParser:
         nargs=2,
         required=True,
         metavar="FILE",
-        help="the DeepSpeed JSON of each phase: the long rows need smaller micro-batches",
+        help="the DeepSpeed JSON of each phase: long rows need smaller micro-batches",
     )
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where both phases write")
     parser.add_argument("--name", required=True, help="the runs' names are NAME_128 and NAME_512")
     parser.add_argument(
-        "--lengths", type=positive_int, nargs=2, default=[128, 512], metavar="S", help="tokens a row (default: 128 512)"
+        "--lengths",
+        type=positive_int,
+        nargs=2,
+        default=[128, 512],
+        metavar="S",
+        help="tokens per row (default: 128 512)",
     )
     parser.add_argument(
-        "--predictions", type=positive_int, nargs=2, default=[20, 80], metavar="P", help="masks a row (default: 20 80)"
+        "--predictions",
+        type=positive_int,
+        nargs=2,
+        default=[20, 80],
+        metavar="P",
+        help="masks per row (default: 20 80)",
     )
-    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one a GPU)")
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one per GPU)")
     return parser
 
 
@@ -57,17 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, passed_on = build_parser().parse_known_args(argv)
     phases = remaining_phases(flags)
     checked = check_phases(flags, phases, passed_on)
-    with Supervisor() as supervisor:
+    chain = Chain()
+    with handle_stop_signals(chain.stop):
         for phase in phases:
             is_dry_run = checked[phase].settings.flags.dry_run
             if is_dry_run and not has_start(flags, phase):
-                console.say("phase 2: flags, files and data are good; it can be tried once phase 1 has a checkpoint")
+                console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
             console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
-            code = supervisor.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
+            code = chain.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
             if code == 0 and not is_dry_run and not is_finished(flags, phase, checked[phase]):
-                code = DIED_UNSEEN
-            if code == 0 and supervisor.is_asked.is_set() and phase != phases[-1]:
+                code = UNFINISHED_EXIT_CODE
+            if code == 0 and chain.is_asked and phase != phases[-1]:
                 code = STOPPED_EXIT_CODE
             if code != 0:
                 console.warn(f"phase {phase + 1} ended with code {code}; {advise(code, is_dry_run)}")
@@ -75,11 +98,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+class Chain:
+    """Runs one command after another, and forwards stop requests to the ranks of the current one."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: list[str]) -> int:
+        """The command's exit code, 128 + n if signal n ended it; 75 if it was asked to stop before it had ranks."""
+        if self.is_asked:
+            return STOPPED_EXIT_CODE
+        self._process = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches only this process
+        if self.is_asked:  # meanwhile
+            self._process.terminate()
+        code = self._process.wait()
+        if code < 0:
+            return STOPPED_EXIT_CODE if self.is_asked else 128 - code
+        return code
+
+    def stop(self, number: int, _frame: types.FrameType | None) -> None:
+        """Send the signal to the ranks: the launchers above them do not wait until they have saved."""
+        self.is_asked = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        ranks = find_ranks(self._process.pid)
+        for rank in ranks:
+            with suppress(psutil.Error):
+                rank.send_signal(number)
+        if not ranks:
+            self._process.terminate()
+
+
+def find_ranks(process: int) -> list[psutil.Process]:
+    """`process` and those below it that execute the training script and are not launchers."""
+    ranks = []
+    with suppress(psutil.NoSuchProcess):
+        for member in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
+            with suppress(psutil.Error):
+                words = member.cmdline()
+                if not is_launcher(words) and any(word.endswith(SCRIPT) for word in words):
+                    ranks.append(member)
+    return ranks
+
+
 def advise(code: int, is_dry_run: bool) -> str:
     """What the same command would do after a phase that ended with `code`."""
     if code == USER_ERROR_EXIT_CODE:
-        return "mend what is told above: the same command would end the same way"
-    return "nothing was written" if is_dry_run else "the same command goes on from its last checkpoint"
+        return "fix what is reported above: the same command would end the same way"
+    return "nothing was written" if is_dry_run else "the same command resumes from its last checkpoint"
 
 
 def job_name(flags: argparse.Namespace, phase: int) -> str:
@@ -91,19 +158,21 @@ def checkpoints_of(flags: argparse.Namespace, phase: int) -> CheckpointFolder:
 
 
 def remaining_phases(flags: argparse.Namespace) -> tuple[int, ...]:
-    """Phase 2 alone once it has a checkpoint of its own."""
+    """Only phase 2 once it has its own checkpoint."""
     if flags.lengths[0] == flags.lengths[1]:
         raise UserError(
-            f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length; BERT uses 128 512"
+            f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length. BERT uses 128 512"
         )
     if Path(flags.name).name != flags.name or flags.name in (".", ".."):
-        raise UserError(f"--name {flags.name!r}: names folders, so it must be a single plain name; pass another --name")
+        raise UserError(
+            f"--name {flags.name!r}: it names folders, so it must be a single plain name. Pass another --name"
+        )
     return (1,) if checkpoints_of(flags, 1).newest_valid() else (0, 1)
 
 
 @dataclass(frozen=True)
 class CheckedPhase:
-    """A phase whose flags, files and data have been found good."""
+    """A phase whose flags, files and data are valid."""
 
     settings: Settings
     datasets: Datasets
@@ -111,25 +180,34 @@ class CheckedPhase:
 
 
 def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Sequence[str]) -> dict[int, CheckedPhase]:
-    """The mistakes of all phases at once: the second's would else be found when the first has been trained."""
+    """Raise the mistakes of all phases at once, not those of the second after the first has been trained."""
     ranks = flags.ranks or max(1, torch.cuda.device_count())
-    place = RankInfo(0, 0, ranks, ranks)
+    rank_info = RankInfo(0, 0, ranks, ranks)
     settings: dict[int, Settings] = {}
     checked, problems = {}, Problems()
     for phase in phases:
         try:
             words, wrong = read_arguments(phase_words(flags, phase, passed_on))
-            settings[phase] = resolve_settings(words, place, wrong)
-            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase].data, place), place)
+            settings[phase] = resolve_settings(words, rank_info, wrong)
+            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase].data, rank_info), rank_info)
         except UserError as error:
             for part in error.parts:
                 problems.add(f"phase {phase + 1}: {part}")
     if {0, 1} <= settings.keys():
-        before, now = (EngineKind.of_settings(settings[phase]) for phase in (0, 1))
+        before, now = (engine_kind(settings[phase]) for phase in (0, 1))
         for mismatch in find_mismatches(before, now):
-            problems.add(f"phase 2 cannot go on from phase 1's checkpoint, which {mismatch}")
+            problems.add(f"phase 2 cannot start from phase 1's checkpoint, which {mismatch}")
     problems.raise_if_any()
     return checked
+
+
+def engine_kind(settings: Settings) -> EngineKind:
+    return EngineKind.of(
+        settings.deepspeed.zero_stage,
+        settings.precision,
+        settings.flags.deepspeed_transformer_kernel,
+        settings.deepspeed.content.get("optimizer"),
+    )
 
 
 def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) -> bool:
@@ -143,12 +221,12 @@ def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) ->
 
 
 def has_start(flags: argparse.Namespace, phase: int) -> bool:
-    """Whether there is what the phase begins with: new weights for the first, a checkpoint of either for the second."""
+    """Whether the phase can start: the first always, the second from a checkpoint of either phase."""
     return phase == 0 or any(checkpoints_of(flags, number).newest_valid() for number in (0, 1))
 
 
 def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str]) -> list[str]:
-    """The launcher's words. Phase 2 begins with phase 1's weights and optimizer and a schedule of its own."""
+    """The flags of a phase. Phase 2 starts with the weights and optimizer of phase 1 and its own schedule."""
     words = [
         *("--cf", str(flags.config_file), "--deepspeed_config", str(flags.deepspeed_configs[phase])),
         *("--output_dir", str(flags.output_dir), "--job_name", job_name(flags, phase)),
@@ -164,8 +242,8 @@ def launcher(ranks: int | None) -> list[str]:
     count = [] if ranks is None else ["--num_gpus", str(ranks)]
     path = find_deepspeed()
     if path is None:
-        raise UserError("deepspeed: there is no such command; pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(free_port()), *count, str(PROJECT / "deepspeed_train.py")]
+        raise UserError("deepspeed: command not found. Run pip install -r requirements.txt, then activate .venv")
+    return [path, "--master_port", str(free_port()), *count, str(PROJECT / SCRIPT)]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Each case trains a tiny model with dropout and gradient accumulation, kills one rank, all ranks or their launcher with
 SIGKILL at a stage of a save or at a random moment, starts the same command again (killing it again while there are
-kills left for the case), and then asks for the same losses, samples, pointer, random states and weights, bit for bit.
---victims says who may be killed. The last line is JSON.
+kills left for the case), and then requires the same losses, samples, pointer and weights, bit for bit.
+--victims selects what may be killed. The last line is JSON.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from tests.faults.saving import REPLACE_STAGES, SAVE_STAGES
 from tests.rank_server import Outcome, RankServer
 from tests.support import read_metrics, write_project
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.random_states import RANDOM_STATES
 from training.export.hugging_face import read_weights
 
 NUM_STEPS = 8
@@ -40,7 +39,7 @@ FLAGS = ["--max_steps", str(NUM_STEPS), "--save_every_steps", str(SAVE_EVERY), "
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run is put together."""
+    """The configuration of a run."""
 
     zero_stage: int
     num_ranks: int
@@ -62,14 +61,9 @@ class Setup:
         path.write_text(path.read_text().replace('"num_epochs": 100', '"num_epochs": 1'))
         return [*words, *FLAGS, "--save_every_steps", str(REPLACED_STEP)]
 
-    def faults(self, folder: Path) -> list[dict[str, Any]]:
-        """With every step something draws at random, and must draw the same after a kill."""
+    def faults(self) -> list[dict[str, Any]]:
         last = [{"kind": "not_a_number", "next_samples": [8 * NUM_STEPS]}] if self.is_replacing else []
-        return [
-            {"kind": "draw", "folder": str(folder)},
-            *last,
-            *([{"kind": "allow_fp16"}] if self.precision == "fp16" else []),
-        ]
+        return [*last, *([{"kind": "allow_fp16"}] if self.precision == "fp16" else [])]
 
 
 @dataclass(frozen=True)
@@ -104,14 +98,12 @@ class Kill:
 
 @dataclass
 class Trace:
-    """What a run leaves: losses and samples by step, validation, the last random states and the last weights."""
+    """The results of a run: losses and samples by step, validation, and the last weights."""
 
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     pointer: str = ""  # what `latest` names
-    random_states: str = ""  # of all ranks
-    drawn: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by rank and sample
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -124,14 +116,12 @@ class Trace:
             [row["samples"] for row in rows],
             [row["mlm_loss"] for row in read_metrics(folder, "validation")],
             (found.folder / "latest").read_text(),
-            (newest / RANDOM_STATES).read_text(),
-            {path.name: dict(map(json.loads, path.read_text().splitlines())) for path in folder.glob("drawn_by_*")},
             {name: tensor.clone() for name, tensor in read_weights(newest).items()},
         )
 
     def differences(self, other: "Trace") -> list[str]:
-        """In what `other` is not the same, bit for bit."""
-        names = ("losses", "samples", "validation", "pointer", "random_states", "drawn")
+        """What differs in `other`, bit for bit."""
+        names = ("losses", "samples", "validation", "pointer")
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         if self.weights.keys() != other.weights.keys() or any(
             not torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items()
@@ -142,7 +132,7 @@ class Trace:
 
 def train(server: RankServer, setup: Setup, folder: Path, kill: Kill | None = None) -> Outcome:
     """One start of the command, perhaps with a kill."""
-    options: dict[str, Any] = {"faults": setup.faults(folder), "grace": 5.0}
+    options: dict[str, Any] = {"faults": setup.faults(), "grace": 5.0}
     if kill is not None:
         options["has_launcher"] = kill.victim == "launcher"
         if kill.stage is not None:
@@ -192,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="who may be killed")
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="what may be killed")
     arguments = parser.parse_args(argv)
     hits: Hits = Counter()
     wrong: list[str] = []

@@ -1,8 +1,8 @@
-"""Many short runs on one or several ranks, cheaply: ranks are forked from a process that has imported everything.
+"""Many short runs on one or several ranks: ranks are forked from a process that has imported everything.
 
-A real launcher spends ten seconds on imports for every run; a campaign of kills needs hundreds of runs. The ranks are
-real processes that meet over gloo, die of real signals, and are ended when one of them dies, as the launcher does it.
-Faults (tests/faults/) are put into a rank after the fork, so that the product's code has no hooks for them.
+A real launcher spends ten seconds on imports for every run, and a kill campaign needs hundreds of runs. The ranks are
+real processes that connect over gloo, receive real signals, and are ended when one of them dies, as launchers do.
+Faults (tests/faults/) are applied to a rank after the fork, so the product's code has no hooks for them.
 """
 
 import ctypes

@@ -13,15 +13,15 @@ from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import CheckpointFolder, TrainingState, read_state
 from training.checkpoints.loading import load_engine
 from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
-from training.checkpoints.random_states import restore, seed_all
-from training.checkpoints.resume import locked_resume_point
+from training.checkpoints.resume import ResumeRequest, locked_resume_point
 from training.checkpoints.retention import Retention
 from training.checkpoints.saving import SavePolicy, Saver
 from training.checkpoints.skips import Skips, read_skips
+from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.writer import CheckpointWriter
 from training.clock import Clock, build_clock, count_lost_time
 from training.engine.build import build_engine, detach_monitor
 from training.engine.gradients import GradientNorm
@@ -34,7 +34,6 @@ from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import build_optimizer
-from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 from training.settings.resolve import Settings
@@ -56,7 +55,7 @@ class Run:
     grad_norm: GradientNorm
     progress: Progress
     clock: Clock
-    checkpoints: CheckpointFolder
+    checkpoints: CheckpointWriter
     sinks: Sinks
     timer: SectionTimer
     stop: StopRequests
@@ -78,9 +77,9 @@ def build_run(
     flags = settings.flags
     is_writing = rank_info.is_main and not flags.dry_run
     note("choosing a checkpoint", 0)
-    checkpoints = CheckpointFolder(settings.saved_models)
+    checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
-    with locked_resume_point(settings, checkpoints, fresh) as point:
+    with locked_resume_point(resume_request(settings), checkpoints, fresh) as point:
         note("preparing the model", 0)
         torch.manual_seed(flags.seed)
         model = build_model(settings)
@@ -93,7 +92,7 @@ def build_run(
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
     clock = build_clock(settings, rank_info, datasets, progress, began)
-    take_random_states(point, progress.state, rank_info)  # after everything that draws random numbers
+    torch.manual_seed(seed_of("rank", progress.state.seed, progress.state.samples, rank_info.rank))
     return Run(
         settings=settings,
         rank_info=rank_info,
@@ -158,6 +157,18 @@ def build_window(run: Run) -> MetricsWindow:
     pace = RankPace(probe if needs_probe else None, speed.slowest)
     run.timer.lap()  # the time until here is not part of the first window
     return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, speed.total)
+
+
+def resume_request(settings: Settings) -> ResumeRequest:
+    flags = settings.flags
+    has_end = settings.time_budget is None and not flags.rewarmup
+    return ResumeRequest(
+        other=flags.load_training_checkpoint,
+        other_tag=flags.load_checkpoint_id,
+        is_only_weights=flags.finetune,
+        is_dry_run=flags.dry_run,
+        schedule_end=settings.training.total_training_steps if has_end else None,
+    )
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
@@ -256,16 +267,6 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         best_validation_loss=min(losses, default=None),
         data_summary=fresh.data_summary,
     )
-
-
-def take_random_states(origin: ResumePoint | None, state: TrainingState, rank_info: RankInfo) -> None:
-    """Those that this rank saved. A new run, or another number of ranks, begins new ones from what it has seen."""
-    if origin is not None and origin.is_own:
-        folder = origin.path
-        is_set = collectives.all_ranks_read(lambda: restore(folder, rank_info.rank, rank_info.world_size))
-        if not collectives.all_ranks_any(not is_set)[0]:
-            return
-    seed_all(seed_of("random states", state.seed, state.samples, rank_info.rank))
 
 
 def hyperparameters(settings: Settings) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from common.console import console
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
 from training.build import Run, build_preview, build_saver, build_validator, build_window, hyperparameters
-from training.checkpoints.folder import tag_of
 from training.checkpoints.saving import Saver
+from training.checkpoints.state import tag_of
 from training.engine.build import take_step
 from training.engine.gradients import can_lower_loss_scale
-from training.export.final_export import all_ranks_export
+from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
 from training.faults.unreadable import StepReader

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on several ranks."""
+"""Fixtures of the distributed tests."""
 
 import subprocess
 from collections.abc import Generator
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Generator[Path]:
-    """A file system of two megabytes: a real one where we may mount, for its errors are what is tested."""
+    """A real file system of two megabytes, because its errors are tested; skipped where mounting is not allowed."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True)

@@ -1,4 +1,4 @@
-"""What the tests of faults ask of a run of tests.support's project."""
+"""Checkpoints and weights of a run of tests.support's project."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 from training.checkpoints.folder import CheckpointFolder
 from training.export.hugging_face import read_weights
 
-BATCH = 8  # rows a step in tests.support's project
+BATCH = 8  # rows per step in tests.support's project
 
 
 def checkpoints(folder: Path) -> CheckpointFolder:

@@ -10,7 +10,7 @@ from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.distributed.test_ranks import without_dropout
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
-from training.checkpoints.folder import read_state
+from training.checkpoints.state import read_state
 
 # fp16 with a static scale: a dynamic one would be lowered first, and the step repeated.
 PRECISIONS = {

@@ -14,9 +14,11 @@ from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
 from tests.support import make_rows, read_metrics, tiny_words, write_nvidia_shard, write_project
-from training.checkpoints.folder import CheckpointFolder, find_damage, read_state, write_manifest
+from training.checkpoints.manifest import find_damage, write_manifest
 from training.checkpoints.retention import Best, Retention
 from training.checkpoints.skips import Skips, write_skips
+from training.checkpoints.state import read_state
+from training.checkpoints.writer import CheckpointWriter
 from training.settings.arguments import read_arguments
 
 EVERY_TWO = ["--save_every_steps", "2"]
@@ -29,7 +31,7 @@ def test_a_file_that_rank_0_does_not_see_fails_the_save(rank_server: RankServer,
     outcome = rank_server.run(words, 2, tmp_path, faults=faults)
     assert outcome.codes[0] == 2, outcome.text
     assert "rank 1 wrote" in outcome.text
-    assert "must be on a file system that all machines see" in outcome.text
+    assert "must be on a file system that all machines share" in outcome.text
     assert "Traceback" not in outcome.text
     assert checkpoints(tmp_path).tags() == []
 
@@ -80,8 +82,8 @@ def _write(text: str) -> Callable[[Path], None]:
 MODEL = "mp_rank_00_model_states.pt"
 # What is damaged, how, and what is said of it.
 DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "truncated": (MODEL, _cut, "its manifest says"),
-    "flipped": (MODEL, _flip, "differs from its digest"),
+    "truncated": (MODEL, _cut, "but manifest.json lists"),
+    "flipped": (MODEL, _flip, "does not match its checksum"),
     "missing": (MODEL, Path.unlink, f"{MODEL} is missing"),
     "a torn manifest": ("manifest.json", _write("{"), "manifest.json cannot be used"),
     "a manifest of nothing": ("manifest.json", _write('{"files": {"a": {}}}'), "a is missing"),
@@ -90,7 +92,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "an enormous size": (
         "manifest.json",
         _write('{"files": {"model.json": {"size": 1e300, "sha256": ""}}}'),
-        "its manifest says 1e+300",
+        "but manifest.json lists 1e+300",
     ),
     "no manifest": ("manifest.json", Path.unlink, "it has no manifest.json"),
 }
@@ -142,9 +144,9 @@ def test_a_run_goes_on_past_a_damaged_checkpoint(
     spoil(folder / "step_00000004" / name)
     outcome = rank_server.run(words, 1, tmp_path)
     assert outcome.codes == [0], outcome.text
-    told = [line for line in outcome.text.splitlines() if "passed over" in line]
+    told = [line for line in outcome.text.splitlines() if ": skipped, " in line]
     assert len(told) == 1, outcome.text
-    assert "step_00000004: passed over: " in told[0]
+    assert "step_00000004: skipped, " in told[0]
     assert reason in told[0]
     assert f"from {folder / 'step_00000002'}" in outcome.text
     assert "step_00000004.damaged" in outcome.text
@@ -213,7 +215,7 @@ def test_steps_to_repeat_are_counted_from_a_checkpoint_that_is_there(
         faults.append({"kind": "stop_at", "next_sample": stop * BATCH})
     outcome = rank_server.run(words, 2, tmp_path, faults=faults)
     assert outcome.codes[0] == 2, outcome.text
-    assert "the last good checkpoint is step_00000002" in outcome.text
+    assert "the last valid checkpoint is step_00000002" in outcome.text
     lost = (stop or 6) - 2
     assert f"The same command resumes from there and repeats {lost} steps" in outcome.text
     assert checkpoints(tmp_path).tags() == ["step_00000002"]
@@ -247,7 +249,7 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
 
 def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fill(small_disk)
-    CheckpointFolder(small_disk).note_best(Retention(), Best("step_00000001", 1.0, False))
+    CheckpointWriter(small_disk).mark_best(Retention(), Best("step_00000001", 1.0, False))
     write_skips(small_disk, Skips(((1, 2),)))
     assert capfd.readouterr().err.count("No space left on device") == 2
 

@@ -1,4 +1,4 @@
-"""--export_dir on two ranks: rank 0 writes what both hold parts of."""
+"""--export_dir on two ranks: rank 0 writes the weights of which each has a part."""
 
 from pathlib import Path
 

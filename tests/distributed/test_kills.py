@@ -1,4 +1,4 @@
-"""Killed with SIGKILL at every stage of a save, a run ends as if nothing had happened: the campaign's short version."""
+"""A run killed at any stage of a save ends as if undisturbed: the short version of the kill campaign."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_killed_at_a_stage_of_a_save(
     assert differences == []
 
 
-# The short run takes the stages at which others than rank 0 have most to lose.
+# The short run covers the stages at which ranks other than 0 matter most.
 OTHER_VICTIMS = [(stage, victim) for stage in SAVE_STAGES for victim in ("all", "launcher")]
 IN_SHORT_RUN = [("between_files", "launcher"), ("rename", "all")]
 
@@ -53,10 +53,10 @@ def replaced(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize(
     "stage", [pytest.param(stage, marks=() if stage == "set_aside" else pytest.mark.slow) for stage in REPLACE_STAGES]
 )
-def test_killed_while_a_sound_checkpoint_is_replaced(
+def test_killed_while_a_valid_checkpoint_is_replaced(
     stage: str, replaced: Trace, rank_server: RankServer, tmp_path: Path
 ) -> None:
-    """It is the only one: were it lost for a moment, the next start would refuse the folder."""
+    """It is the only one: if it were missing for a moment, the next start would refuse the folder."""
     kill = Kill(stage, step=REPLACED_STEP)
     hits, differences = interrupt(rank_server, REPLACING, [kill], tmp_path, replaced)
     assert hits == 1, "the kill must have hit"
@@ -66,7 +66,7 @@ def test_killed_while_a_sound_checkpoint_is_replaced(
 
 
 def test_killed_outside_of_a_save(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
-    """One rank after the first figures, then all ranks while they begin."""
+    """One rank after the first metrics, then all ranks while they start."""
     kills = [Kill(is_late=True, victim=1), Kill(after=0.5, victim="all")]
     hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
     assert hits == 2
@@ -74,7 +74,7 @@ def test_killed_outside_of_a_save(undisturbed: tuple[Trace, float], rank_server:
 
 
 def test_a_killed_launcher(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
-    """Once while the ranks begin, once while they train: they notice, save what there is, and leave."""
+    """Once while the ranks start, once while they train: they notice, save and exit."""
     kills = [Kill(after=share * undisturbed[1], victim="launcher") for share in (0.2, 0.7)]
     hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
     assert hits >= 1

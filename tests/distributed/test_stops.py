@@ -1,4 +1,4 @@
-"""Requests to stop, to any rank and at any place: all ranks agree, save and leave."""
+"""Stop requests to any rank at any point: all ranks agree, save and exit."""
 
 import signal
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_stop_between_micro_steps_finishes_the_step(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_waiting_for_a_rank(number: int, rank_server: RankServer, tmp_path: Path) -> None:
-    """Inside a call during which Python runs no handler."""
+    """Inside a call during which Python runs no signal handler."""
     words = [*write_project(tmp_path), "--max_steps", "2"]
     late = [{"kind": "late", "rank": 1, "seconds": 600}]
     sent = [{"after": 3.0, "signal": int(number), "ranks": [0]}]

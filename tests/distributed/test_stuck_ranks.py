@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_while_it_compiled_keeps_nobody_waiting(rank_serve
     (folder / "c++").chmod(0o755)
     again = rank_server.run(words, 2, tmp_path, faults=[compiling], timeout=30)
     assert again.codes == [0, 0], again.text
-    assert again.text.count("extension/lock: was left by a run that died while it compiled") == 1
+    assert again.text.count("extension/lock: was left by a run that died while compiling") == 1
     assert not (folder / "lock").exists()
 
 
@@ -109,7 +109,7 @@ def test_ranks_that_never_come_are_named(rank_server: RankServer, tmp_path: Path
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
     assert outcome.text.count("error: ") == 1
     assert "error: 2 of the 4 ranks did not come to 127.0.0.1:" in outcome.text
-    assert f"within 3 s: rank 1, 3. The others run on {socket.gethostname()}; look at its log" in outcome.text
+    assert f"within 3 s: rank 1, 3. The others run on {socket.gethostname()}. Check its log" in outcome.text
     assert "Traceback" not in outcome.text
 
 

@@ -10,8 +10,8 @@ from common.errors import UserError
 from tests.rank_server import RankServer
 from tests.support import read_metrics, run_deepspeed, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import read_state
-from training.plan.time_budget import TIME_SPENT
+from training.checkpoints.paths import TIME_SPENT
+from training.checkpoints.state import read_state
 
 
 def test_two_ranks_end_together_when_the_time_is_over(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ REPLACE_STAGES = ("replace", "replaced", "set_aside")
 
 def _kill(fault: Fault) -> None:
     """kill -9 at a stage of the save of `step`: of this rank, or by it of `all` or of the `launcher` (`who`)."""
-    from training.checkpoints import folder as checkpoint
     from training.checkpoints import publish as publishing
+    from training.checkpoints import writer as checkpoint
     from training.engine import checkpoint_files
 
     stage, tag = fault["stage"], f"step_{fault['step']:08d}"
@@ -41,7 +41,7 @@ def _kill(fault: Fault) -> None:
             die()
 
     if stage == "before":
-        before(checkpoint.CheckpointFolder, "save", at_save)
+        before(checkpoint.CheckpointWriter, "save", at_save)
     elif stage in ("first_file", "between_files"):
         before(checkpoint_files.CheckedFiles, "save", at_file)
     elif stage == "manifest":
@@ -73,20 +73,20 @@ def _kill(fault: Fault) -> None:
 
 def _believe_in_space(_: Fault) -> None:
     """A disk that another process fills after we have looked."""
-    from training.checkpoints import folder as checkpoint
+    from training.checkpoints import writer as checkpoint
 
-    checkpoint.CheckpointFolder.size_of_next = lambda *_: 0  # type: ignore[method-assign]
+    checkpoint.CheckpointWriter.size_of_next = lambda *_: 0  # type: ignore[method-assign]
 
 
 def _slow_commit(fault: Fault) -> None:
-    from training.checkpoints import folder as checkpoint
+    from training.checkpoints import writer as checkpoint
 
     before(checkpoint, "write_manifest", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _no_commit(fault: Fault) -> None:
     """The disk is full when the manifest of `step` or of a later one is written."""
-    from training.checkpoints import folder as checkpoint
+    from training.checkpoints import writer as checkpoint
 
     def refuse(staged: Path, *_: Any) -> None:
         if int(staged.name.removeprefix("step_")) >= fault["step"]:

@@ -86,7 +86,7 @@ def _slow_to_tell(fault: Fault) -> None:
     """The rank whose it is to name the stuck one needs some time for it."""
     from training.runtime import watchdog
 
-    before(watchdog.Watchdog, "_tell", lambda *_: time.sleep(fault["seconds"]))
+    before(watchdog.Watchdog, "_report", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _allow_fp16(_: Fault) -> None:

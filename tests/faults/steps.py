@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,25 +41,6 @@ def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor)
     """The gradient stays finite, like that of an infinite cross entropy."""
     module.details = module.details._replace(masked_lm_loss_sum=module.details.masked_lm_loss_sum + value)
     return loss + value
-
-
-def _draw(fault: Fault) -> None:
-    """Draw random numbers in this rank before every step, and write them to `folder`."""
-    import json
-    import random
-
-    import numpy as np
-
-    from training import loop
-
-    path = Path(fault["folder"]) / f"drawn_by_rank_{os.environ['RANK']}.jsonl"
-
-    def draw(_engine: Any, step: Any, *_: Any) -> None:
-        drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
-        with path.open("a") as stream:
-            stream.write(json.dumps([step.next_sample, drawn]) + "\n")
-
-    before(loop, "take_step", draw)
 
 
 def _loss_is_not_a_number(fault: Fault) -> None:
@@ -164,7 +144,6 @@ def _worse_validation(_: Fault) -> None:
 
 
 KINDS: dict[str, Callable[[Fault], None]] = {
-    "draw": _draw,
     "not_a_number": _not_a_number,
     "loss_is_not_a_number": _loss_is_not_a_number,
     "spoil_weights": _spoil_weights,

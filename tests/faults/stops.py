@@ -34,8 +34,8 @@ def _stop_in_accumulation(fault: Fault) -> None:
 
 
 def _stop_in_commit(fault: Fault) -> None:
-    """A stop request while a checkpoint is being committed, during the next step."""
-    from training.checkpoints import folder as checkpoint
+    """Asked to stop while the checkpoint of `step` is being committed, in the middle of the next step."""
+    from training.checkpoints import writer as checkpoint
 
     before(checkpoint, "write_manifest", lambda *_: ask_to_stop())
 

@@ -19,7 +19,7 @@ import deepspeed_train
 from common.console import console
 from common.errors import USER_ERROR_EXIT_CODE, UserError, run_command
 from data import corpus, inspect, prepare
-from scripts import compare_unigram, doctor, export_hf, plot_run, predict, supervise, two_phases
+from scripts import compare_unigram, doctor, export_hf, plot_run, predict, two_phases
 from tests.integration.bad_input import good, place_cases, tool_cases, training_cases
 from tests.integration.bad_input.case import Case, Setup, names
 from tests.support import free_port, write_project, write_two_lengths
@@ -39,7 +39,6 @@ COMMANDS: dict[str, tuple[Main, Callable[[Path], list[str]]]] = {
     "compare_unigram.py": (compare_unigram.main, good.compare_words),
     "two_phases.py": (two_phases.main, good.phases_words),
     "doctor.py": (doctor.main, good.doctor_words),
-    "supervise.py": (supervise.main, good.supervise_words),
 }
 CASES = [*training_cases.CASES, *place_cases.CASES, *tool_cases.CASES]
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -271,7 +270,7 @@ def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -
     (tmp_path / "out" / "runs").write_text("")
     message = told([*words, "--load_training_checkpoint", str(tmp_path / "lost")])
     assert message.startswith("3 problems were found")
-    assert f"{tmp_path / 'lost'}: there is no such folder" in message
+    assert f"{tmp_path / 'lost'}: no such folder" in message
     assert f"{tmp_path / 'out' / 'runs'} is a file" in message
 
 

@@ -12,7 +12,8 @@ from data.stream.loader import evaluation_batches
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import run_command, run_plain, write_project
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import read_state
 from training.export.hugging_face import read_weights
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint from a stranger does not get to run its code, whichever of its files holds it."""
+"""An untrusted checkpoint cannot run code, whichever of its files contains it."""
 
 import io
 import os
@@ -13,7 +13,8 @@ import torch
 from common.errors import UserError
 from tests.rank_server import RankServer
 from tests.support import write_project
-from training.checkpoints.folder import CheckpointFolder, write_manifest
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.manifest import write_manifest
 from training.engine.checkpoint_files import read_file
 from training.export.hugging_face import read_weights
 
@@ -29,7 +30,7 @@ class Attack:
 
 
 def poison(path: Path, marker: Path) -> None:
-    """Put the attack into a .pt file among its own content, and make the manifest agree, as a stranger would."""
+    """Put the attack into a .pt file among its own content, and make the manifest agree, as an attacker would."""
     content = torch.load(path, weights_only=False)
     content["extra"] = Attack(marker)
     torch.save(content, path)

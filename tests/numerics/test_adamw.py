@@ -15,7 +15,8 @@ from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import read_state
 from training.export.hugging_face import read_weights
 
 STEPS, MICRO, ACCUMULATION = 6, 2, 4

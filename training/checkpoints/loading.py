@@ -5,9 +5,9 @@ from typing import Any
 from common.console import console
 from common.errors import UserError
 from common.words import counted
-from training.checkpoints.folder import TrainingState
 from training.checkpoints.match import ResumePoint
 from training.checkpoints.reshard import load_for_other_ranks
+from training.checkpoints.state import TrainingState
 from training.engine.gradients import enable_overflow_checks
 
 

@@ -1,25 +1,20 @@
-"""A checkpoint's manifest: what its folder must read_lock, and what is wrong with one that does not."""
+"""A checkpoint's manifest: the size and digest of every file, and how a checkpoint differs from it."""
 
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.files import file_digest, flush_folder, write_atomically
+from training.checkpoints.paths import MANIFEST, MODEL_FILE, RANK_FILE, STATE
 
-MANIFEST = "manifest.json"
-STATE = "bert_pretraining.json"
-MODEL_FILE = "mp_rank_00_model_states.pt"
-# At stage 3 every rank has a model file too; in bf16 DeepSpeed marks the optimizer's files.
-RANK_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
 APPEARING_SECONDS = 10.0  # that a network file system may take to show one machine what another has written
 
 
 class WrittenFile(NamedTuple):
-    """A file that a rank has written, for the main rank to find again."""
+    """A file that a rank has written and that rank 0 must see."""
 
     rank: int
     name: str
@@ -29,7 +24,7 @@ class WrittenFile(NamedTuple):
 def write_manifest(folder: Path, written: Sequence[WrittenFile] = ()) -> None:
     """List every file of `folder` with size and digest, and flush them to disk.
 
-    FileNotFoundError when one that a rank has `written` does not arrive there as it was.
+    Raises FileNotFoundError if a file in `written` does not appear there with its size.
     """
     await_files(folder, written)
     files = {}
@@ -47,10 +42,10 @@ def await_files(folder: Path, written: Sequence[WrittenFile]) -> None:
     for file in written:
         while (found := _size_of(folder / file.name)) != file.size:
             if time.monotonic() > deadline:
-                there = "is not there" if found is None else f"has {found} bytes"
+                seen = "is missing" if found is None else f"has {found} bytes"
                 raise FileNotFoundError(
-                    f"rank {file.rank} wrote {file.size} bytes to {file.name}, but on rank 0 it {there}; --output_dir "
-                    f"must be on a file system that all machines see"
+                    f"rank {file.rank} wrote {file.size} bytes to {file.name}, but on rank 0 it {seen}; --output_dir "
+                    f"must be on a file system that all machines share"
                 )
             time.sleep(0.2)
 
@@ -63,7 +58,7 @@ def _size_of(path: Path) -> int | None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """Why a checkpoint is not valid, or None if it is."""
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
         for name, expected in files.items():
@@ -71,9 +66,9 @@ def find_damage(folder: Path) -> str | None:
             if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != expected["size"]:
-                return f"{name} has {path.stat().st_size} bytes, its manifest says {expected['size']}"
+                return f"{name} has {path.stat().st_size} bytes, but {MANIFEST} lists {expected['size']}"
             if file_digest(path) != expected["sha256"]:
-                return f"{name} differs from its digest in the manifest"
+                return f"{name} does not match its checksum in {MANIFEST}"
     except FileNotFoundError:
         return f"it has no {MANIFEST}: it was never completed"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -83,14 +78,14 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_missing(folder: Path, files: dict[str, Any]) -> str | None:
-    """The first file that a checkpoint of so many ranks must read_lock, but that its manifest does not list."""
+    """The first file that a checkpoint of its ZeRO stage and number of ranks needs but whose manifest does not list."""
     if STATE not in files:
         return STATE
     try:
         state = json.loads((folder / STATE).read_text())
         stage, world_size = state["zero_stage"], state["world_size"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # not for us to judge: read_state() says what is wrong with it
+        return None  # read_state() reports what is wrong
     if type(stage) is not int or type(world_size) is not int:
         return None
     found = {(match[2], int(match[1])) for name in files if (match := RANK_FILE.fullmatch(name))}
@@ -103,6 +98,6 @@ def find_missing(folder: Path, files: dict[str, Any]) -> str | None:
 
 
 def size_in(folder: Path) -> int:
-    """Bytes that a checkpoint takes, which has been found sound."""
+    """Size in bytes of a valid checkpoint, from its manifest."""
     files = json.loads((folder / MANIFEST).read_text())["files"]
     return sum(int(entry["size"]) for entry in files.values())

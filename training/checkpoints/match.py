@@ -1,23 +1,22 @@
-"""Whether a run can go on from a checkpoint: what must be equal, and what has changed though it may."""
+"""Whether a run can resume from a checkpoint: what must be equal, and which permitted settings have changed."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError
-from training.checkpoints.folder import TrainingState
-from training.settings.resolve import Settings
+from training.checkpoints.state import TrainingState
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a run goes on from; `is_own` when it is this run's, not another's."""
+    """The checkpoint that a run resumes from; `is_own` if this run wrote it, as opposed to another run."""
 
     folder: Path
     tag: str
     is_own: bool
-    is_only_weights: bool = False  # --finetune: neither the optimizer's state nor the step
-    best_loss: float | None = None  # of best.json, which may be marked after its checkpoint was saved
+    is_only_weights: bool = False  # --finetune: without the optimizer's state and the step
+    best_loss: float | None = None  # from best.json, which may be newer than the checkpoint
 
     @property
     def path(self) -> Path:
@@ -31,32 +30,21 @@ class EngineKind:
     zero_stage: int
     precision: str
     is_kernel: bool
-    optimizer: str | None  # None: the checkpoint does not tell
+    optimizer: str | None  # None: the checkpoint does not say
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> "EngineKind":
-        return cls(
-            zero_stage=settings.deepspeed.zero_stage,
-            precision=settings.precision,
-            is_kernel=settings.flags.deepspeed_transformer_kernel,
-            optimizer=_optimizer_kind(settings.deepspeed.content.get("optimizer")),
-        )
+    def of(
+        cls, zero_stage: int, precision: str, is_kernel: bool, optimizer_block: dict[str, Any] | None
+    ) -> "EngineKind":
+        """`optimizer_block`: that of the DeepSpeed JSON. Adam and AdamW have the same state."""
+        optimizer = str((optimizer_block or {}).get("type", "AdamW")).lower()
+        return cls(zero_stage, precision, is_kernel, "adamw" if optimizer == "adam" else optimizer)
 
     @classmethod
     def of_state(cls, state: TrainingState) -> "EngineKind":
+        values = (state.zero_stage, state.precision, state.is_kernel)
         recipe = state.recipe or {}
-        return cls(
-            zero_stage=state.zero_stage,
-            precision=state.precision,
-            is_kernel=state.is_kernel,
-            optimizer=_optimizer_kind(recipe["optimizer"]) if "optimizer" in recipe else None,
-        )
-
-
-def _optimizer_kind(block: dict[str, Any] | None) -> str:
-    """Its name, in one spelling. Adam and AdamW have the same state."""
-    kind = str((block or {}).get("type", "AdamW")).lower()
-    return "adamw" if kind == "adam" else kind
+        return cls.of(*values, recipe["optimizer"]) if "optimizer" in recipe else cls(*values, None)
 
 
 def find_mismatches(before: EngineKind, now: EngineKind) -> list[str]:
@@ -65,8 +53,8 @@ def find_mismatches(before: EngineKind, now: EngineKind) -> list[str]:
     if before.is_kernel != now.is_kernel:
         words = {True: "with", False: "without"}
         found.append(
-            f"was saved {words[before.is_kernel]} --deepspeed_transformer_kernel, whose weights have names of their "
-            f"own, but this run is {words[now.is_kernel]} it; do as before"
+            f"was saved {words[before.is_kernel]} --deepspeed_transformer_kernel, which names the weights differently, "
+            f"but this run is {words[now.is_kernel]} it; use the flag as before"
         )
     if (before.zero_stage, before.precision) != (now.zero_stage, now.precision):
         found.append(
@@ -75,8 +63,8 @@ def find_mismatches(before: EngineKind, now: EngineKind) -> list[str]:
         )
     if None not in (before.optimizer, now.optimizer) and before.optimizer != now.optimizer:
         found.append(
-            f"was saved with the optimizer {before.optimizer}, but this run uses {now.optimizer}, whose state is "
-            f"another; name the same optimizer.type in the DeepSpeed JSON"
+            f"was saved with the optimizer {before.optimizer}, but this run uses {now.optimizer}, which has "
+            f"a different state; set the same optimizer.type in the DeepSpeed JSON"
         )
     return found
 
@@ -90,43 +78,43 @@ def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, wh
         if saved.model_config.get(key) != config.get(key)
     ] or [f"preln: {saved.is_preln} there, {is_preln} now"]
     raise UserError(
-        f"{where}: holds another model ({'; '.join(differing)}); use its settings, or begin from new weights under "
+        f"{where}: is of a different model ({'; '.join(differing)}). Use its settings, or start from new weights under "
         f"another --job_name"
     )
 
 
-def check_match(saved: TrainingState, now: TrainingState, origin: ResumePoint) -> None:
-    """All reasons at once why a run with the state `now` cannot go on from `origin`, which holds `saved`."""
-    where, problems = origin.path, Problems()
+def check_match(saved: TrainingState, now: TrainingState, point: ResumePoint) -> None:
+    """Raise all reasons at once why a run with the state `now` cannot resume from `point`, which contains `saved`."""
+    where, problems = point.path, Problems()
     problems.attempt(lambda: check_model(saved, now.model_config, now.is_preln, where))
     for mismatch in find_mismatches(EngineKind.of_state(saved), EngineKind.of_state(now)):
         problems.add(
-            f"{where}: {mismatch}, or begin another --job_name from its weights with --load_training_checkpoint "
-            f"{origin.folder} --finetune"
+            f"{where}: {mismatch}, or start another --job_name from its weights with --load_training_checkpoint "
+            f"{point.folder} --finetune"
         )
-    if origin.is_own and saved.seed != now.seed:
+    if point.is_own and saved.seed != now.seed:
         problems.add(
-            f"{where}: was begun with --seed {saved.seed}, but this run has --seed {now.seed}, which gives the rows "
-            f"another order; pass --seed {saved.seed}, or another --job_name"
+            f"{where}: was started with --seed {saved.seed}, but this run has --seed {now.seed}, which orders the rows "
+            f"differently. Pass --seed {saved.seed}, or another --job_name"
         )
-    if origin.is_own and saved.data_digest != now.data_digest:
+    if point.is_own and saved.data_digest != now.data_digest:
         there, here = (f"{state.data_summary or 'data'} (digest {state.data_digest[:12]})" for state in (saved, now))
         problems.add(
-            f"{where}: was trained on other data than is there now: {there} then, {here} now; restore that data, or "
-            f"pass another --job_name with --load_training_checkpoint {origin.folder}"
+            f"{where}: was trained on different data: {there} then, {here} now. Restore that data, or pass another "
+            f"--job_name with --load_training_checkpoint {point.folder}"
         )
     digests = (saved.tokenizer_digest, now.tokenizer_digest)
-    if digests[0] != digests[1] and (origin.is_own or all(digests)):
+    if digests[0] != digests[1] and (point.is_own or all(digests)):
         there, here = (f"digest {digest[:12]}" if digest else "none" for digest in digests)
         problems.add(
-            f"{where}: was trained with another tokenizer than the model JSON's bert_token_file: {there} then, {here} "
-            f"now; restore that file, or pass another --job_name and begin from new weights"
+            f"{where}: was trained with a different tokenizer than the model JSON's bert_token_file: {there} then, "
+            f"{here} now. Restore that file, or start from new weights under another --job_name"
         )
     problems.raise_if_any()
 
 
 def find_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a resumed run does otherwise than it did, in words. The model, data and tokenizer cannot differ."""
+    """The settings that differ from those of the resumed run. The model, data and tokenizer cannot differ."""
     return [
         f"{key} was {before[key]!r}, is {now.get(key)!r}" for key in before if key in now and before[key] != now[key]
     ]

@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from training.checkpoints.folder import TrainingState, tag_of
 from training.checkpoints.retention import Best
 from training.checkpoints.skips import Ranges, Skips
+from training.checkpoints.state import TrainingState, tag_of
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""A finished checkpoint's last move, to where it is looked for; the one it takes the place of is never lost."""
+"""Publishing a checkpoint: one rename makes a finished folder visible, and no valid checkpoint is lost on the way."""
 
 import ctypes
 import errno
@@ -9,20 +9,18 @@ from pathlib import Path
 from common.console import console
 from common.files import flush_folder
 from training.checkpoints.manifest import find_damage
+from training.checkpoints.paths import DAMAGED, REPLACED, STAGING
 
-STAGING = ".saving"
-DAMAGED = ".damaged"
-REPLACED = ".replaced_"
-AT_FDCWD = -100  # paths are taken as they are
+AT_FDCWD = -100  # relative paths start at the current folder
 RENAME_EXCHANGE = 2
-NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # what kernels and file systems answer that have none
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # kernels and file systems without renameat2(EXCHANGE)
 
 
 def publish(staged: Path, target: Path) -> None:
-    """The one rename that makes a checkpoint of the folder.
+    """Rename the finished folder `staged` to `target`.
 
-    What is in its place is a damaged one, which is set aside, or the same step with fewer rows seen: that one is good
-    until the moment when the new one has its name.
+    An existing `target` is either damaged, and is set aside, or a valid checkpoint of the same step with fewer samples
+    seen, which stays valid until the new one has its name.
     """
     if not target.exists():
         settle(staged, target)
@@ -32,7 +30,7 @@ def publish(staged: Path, target: Path) -> None:
         aside = target.with_name(f"{target.name}{DAMAGED}")
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
-        console.warn(f"{target}: was damaged and is written anew; {aside.name} is the old one, for you to remove")
+        console.warn(f"{target}: was damaged and has been saved again; the old one is {aside.name}, remove it yourself")
         settle(staged, target)
 
 
@@ -42,7 +40,10 @@ def settle(staged: Path, target: Path) -> None:
 
 
 def replace(staged: Path, target: Path) -> None:
-    """Put `staged` where a sound checkpoint is. Without an exchange of names there is a moment that recover() mends."""
+    """Put `staged` in the place of a valid checkpoint.
+
+    Where names cannot be exchanged, a kill between the two renames leaves REPLACED, which recover() renames back.
+    """
     if exchange(staged, target):
         flush_folder(target.parent)
         shutil.rmtree(staged, ignore_errors=True)
@@ -55,7 +56,7 @@ def replace(staged: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two folders' names in one step; False where the system cannot (older kernels, network file systems)."""
+    """Swap the names of two folders atomically; False if the kernel or the file system does not support it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -68,9 +69,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def recover(folder: Path) -> None:
-    """What a kill in the middle of a save left: an old checkpoint gets its name again, unless the new one has it.
+    """Clean up after a save that was killed: remove the staging folder, and restore a checkpoint that was set aside.
 
-    By the process that holds the folder's lock: for another it may be the middle of a save.
+    Only the process that holds the folder's lock may call this; for another one the save may still be running.
     """
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     for spare in folder.glob(f"{REPLACED}*"):

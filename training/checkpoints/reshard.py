@@ -1,9 +1,9 @@
-"""ZeRO's pieces put together: weights and optimizer states by parameter name, and cut anew for other ranks.
+"""ZeRO checkpoints: weights and optimizer states by parameter name, and resharding for another number of ranks.
 
-Stages 1 and 2 lay the parameters of a group end to end and cut the whole into equal parts, one a rank; stage 3 cuts
-each parameter by itself, padded to a multiple of the ranks, and lays the pieces of a group end to end. The names and
-shapes are in the model's file. Tensors of the optimizer with a number for every parameter are laid out the same way,
-but for Muon's momentum at stages 1 and 2: each rank has that of every parameter its part touches, whole.
+Stages 1 and 2 concatenate the parameters of a group and split the result into equal parts, one per rank. Stage 3 splits
+each parameter by itself, padded to a multiple of the ranks, and concatenates a rank's slices of a group. The names and
+shapes are in the model's file. Optimizer tensors with one number per weight have the same layout, except for Muon's
+momentum at stages 1 and 2: each rank has the whole momentum of every parameter that its part overlaps.
 """
 
 import math
@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from training.checkpoints.paths import MODEL_FILE
 from training.engine.checkpoint_files import read_file
 
-WEIGHT = "fp32"  # beside the optimizer's own names: exp_avg, exp_avg_sq …
+WEIGHT = "fp32"  # the key beside those of the optimizer: exp_avg, exp_avg_sq …
 MOMENTUM = "momentum_buffer"  # Muon's
 Pieces = list[Tensor]
 
 
 @dataclass(frozen=True)
 class ZeroCheckpoint:
-    """The ZeRO files of a checkpoint, by rank. Tensors are mapped from disk, not read."""
+    """The ZeRO files of a checkpoint, by rank. Tensors are memory-mapped."""
 
     folder: Path
     model: dict[str, Any]
@@ -36,19 +37,19 @@ class ZeroCheckpoint:
         files = sorted(folder.glob("*zero_pp_rank_*_mp_rank_00_optim_states.pt"), key=_rank_of)
         if [_rank_of(path) for path in files] != list(range(len(files))):
             found = ", ".join(path.name for path in files)
-            raise UserError(f"{folder}: files of some ranks are missing; found {found}; use another checkpoint")
-        whole = folder / "mp_rank_00_model_states.pt"
+            raise UserError(f"{folder}: files of some ranks are missing (found {found}). Use another checkpoint")
+        whole = folder / MODEL_FILE
         model = read_file(whole if whole.exists() else folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
         return cls(folder, model, [read_file(path)["optimizer_state_dict"] for path in files])
 
     @property
     def is_sliced(self) -> bool:
-        """Stage 3: each parameter was cut by itself."""
+        """Whether each parameter was split by itself: stage 3."""
         return "fp32_flat_groups" in self.ranks[0]
 
     @cached_property
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """For each parameter by name: its fp32 weight and its optimizer states, whole and flat."""
+        """By parameter name: the whole, flat fp32 weight and optimizer states."""
         tensors: dict[str, dict[str, Tensor]] = {}
         for index, shapes in enumerate(self.model["param_shapes"]):
             sizes = {name: shape.numel() for name, shape in shapes.items()}
@@ -66,7 +67,7 @@ class ZeroCheckpoint:
         return _join_flat(pieces, sizes)
 
     def weights(self) -> dict[str, Tensor]:
-        """The fp32 weights by name, in their shapes; tied ones under each of their names."""
+        """The fp32 weights by name, with their shapes; tied ones under each of their names."""
         shapes = {name: shape for group in self.model["param_shapes"] for name, shape in group.items()}
         found = {name: states[WEIGHT].view(shapes[name]) for name, states in self.tensors.items()}
         for alias, name in self.model["shared_params"].items():
@@ -74,13 +75,13 @@ class ZeroCheckpoint:
         return found | {name: self.model["module"][name] for name in self.model["buffer_names"]}
 
     def _group(self, index: int) -> dict[str, Pieces]:
-        """The parts of group `index` by what they are, in the order of the ranks."""
+        """The parts of group `index` by key, each in the order of the ranks."""
         weights = "fp32_flat_groups" if self.is_sliced else "single_partition_of_fp32_groups"
         parts = {WEIGHT: [rank[weights][index] for rank in self.ranks]}
         states = [self.state_of(rank, index) for rank in self.ranks]
         for key, value in states[0].items():
             if is_laid_out(value):
-                # A rank whose part is all padding has no momentum.
+                # A rank whose part is only padding has no momentum.
                 parts[key] = [state.get(key, value[:0]) if key == MOMENTUM else state[key] for state in states]
         return parts
 
@@ -94,7 +95,7 @@ def _rank_of(path: Path) -> int:
 
 
 def is_laid_out(value: Any) -> bool:
-    """Whether an entry of the optimizer's state has a number for every parameter, as opposed to a step count."""
+    """Whether an entry of the optimizer's state has one number per weight, unlike a step count."""
     return isinstance(value, Tensor) and value.ndim == 1 and value.numel() > 1
 
 
@@ -105,7 +106,7 @@ def _join_flat(pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
 
 
 def _names_in_part(sizes: dict[str, int], rank: int, length: int) -> list[str]:
-    """The parameters that lie in a rank's part, wholly or not, when parts are `length` long."""
+    """The parameters that overlap the part of `rank`, when parts have `length` numbers."""
     names, offset = [], 0
     for name, size in sizes.items():
         if offset < (rank + 1) * length and offset + size > rank * length:
@@ -115,7 +116,7 @@ def _names_in_part(sizes: dict[str, int], rank: int, length: int) -> list[str]:
 
 
 def _is_whole(pieces: Pieces, sizes: dict[str, int], length: int) -> bool:
-    """Whether these are the momenta of whole parameters; with the optimizer on the CPU they are cut as all else is."""
+    """Whether these are momenta of whole parameters; with the optimizer on the CPU they are split like the rest."""
     return all(
         piece.numel() == sum(sizes[name] for name in _names_in_part(sizes, rank, length))
         for rank, piece in enumerate(pieces)
@@ -123,7 +124,7 @@ def _is_whole(pieces: Pieces, sizes: dict[str, int], length: int) -> bool:
 
 
 def _join_whole(pieces: Pieces, sizes: dict[str, int], length: int) -> dict[str, Tensor]:
-    """A parameter that two ranks share is on both, and the same."""
+    """Join momenta of whole parameters; one that two ranks overlap is on both, and equal."""
     joined: dict[str, Tensor] = {}
     for rank, piece in enumerate(pieces):
         names = _names_in_part(sizes, rank, length)
@@ -141,7 +142,7 @@ def _join_sliced(pieces: Pieces, sizes: dict[str, int]) -> dict[str, Tensor]:
 
 
 def load_for_other_ranks(engine: Any, folder: Path) -> None:
-    """Load a checkpoint of any number of ranks into an engine with as many as there are now, at the same ZeRO stage."""
+    """Load a checkpoint of any number of ranks into the engine, at the same ZeRO stage."""
     saved = ZeroCheckpoint.read(folder)
     module = engine.module
     if not saved.is_sliced:
@@ -183,7 +184,7 @@ def _state_for(
     with_optimizer: bool,
     is_whole: bool,
 ) -> dict[str, Any]:
-    """What `rank` of `world` would have saved: DeepSpeed's own record with the parts of other ranks put in.
+    """The optimizer_state_dict that `rank` of `world` would have saved.
 
     `is_whole`: Muon's momentum is that of whole parameters.
     """
@@ -223,7 +224,7 @@ def _state_for(
 def _number_groups(
     groups: list[dict[str, Any]], layout: list[list[str]], saved: ZeroCheckpoint
 ) -> list[dict[str, Any]]:
-    """Stage 3 splits large groups by the size of a rank's part, so their number can differ from the one saved."""
+    """The parameter groups for this engine: stage 3 splits large groups by the size of a rank's part."""
     group_of = {}
     for group, members in enumerate(groups):
         for index in members["params"]:

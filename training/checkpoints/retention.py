@@ -1,21 +1,18 @@
-"""Which checkpoints stay: the last N, the best, every K-th step, and any that someone is reading."""
+"""Which checkpoints are kept: the last N, the best, every K-th step, and any that another process is reading."""
 
 import fcntl
 import json
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.files import lock_file, write_atomically
-
-BEST = "best.json"
-DROPPED = ".dropped_"
+from training.checkpoints.paths import BEST, DROPPED, MANIFEST, is_run_tag, step_of
 
 
 @dataclass(frozen=True)
 class Retention:
-    """`keep_last` None keeps all. `keep_every`: steps that are multiples of it stay for good."""
+    """`keep_last` None keeps all. Steps that are multiples of `keep_every` are never removed."""
 
     keep_last: int | None = None
     keep_every: int | None = None
@@ -23,7 +20,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Best:
-    """The pointer `best.json`: which checkpoint, its validation loss, and whether it was saved for that alone."""
+    """The content of `best.json`: the checkpoint, its validation loss, and whether it was saved only for that."""
 
     tag: str
     mlm_loss: float
@@ -31,7 +28,7 @@ class Best:
 
 
 def read_best(folder: Path, tags: list[str]) -> Best | None:
-    """The checkpoint with the lowest validation loss, where one was marked and is among `tags`."""
+    """The content of `best.json` if it can be read and names one of `tags`."""
     try:
         best = Best(**json.loads((folder / BEST).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -40,14 +37,18 @@ def read_best(folder: Path, tags: list[str]) -> Best | None:
     return best if is_usable and best.tag in tags else None
 
 
-def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:
-    """Note a new `best`, then drop what need not stay. `tags` are all there are, oldest first.
+def write_best(folder: Path, best: Best) -> None:
+    write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
 
-    A copy under another name is somebody's own: it neither counts nor goes.
+
+def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:
+    """Write a new `best`, then remove what is not kept. `tags` are the candidates, oldest first.
+
+    Copies under other names belong to the user: they are neither counted nor removed.
     """
     before = read_best(folder, tags)
-    ours = [tag for tag in tags if is_ours(tag)]
-    surplus = [] if retention.keep_last is None else ours[: -retention.keep_last]
+    named = [tag for tag in tags if is_run_tag(tag)]
+    surplus = [] if retention.keep_last is None else named[: -retention.keep_last]
     if best is not None:
         write_best(folder, best)
         if before is not None and before.is_only_best and before.tag != best.tag:
@@ -59,28 +60,13 @@ def retire(folder: Path, tags: list[str], retention: Retention, best: Best | Non
             _drop(folder / tag)
 
 
-def write_best(folder: Path, best: Best) -> None:
-    write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
-
-
-def is_ours(tag: str) -> bool:
-    """Whether a run gave this name to a checkpoint."""
-    return re.fullmatch(r"step_\d+", tag) is not None
-
-
-def step_of(tag: str) -> int:
-    """The step in a tag's name; -1 where there is none."""
-    digits = re.search(r"(\d+)$", tag)
-    return int(digits.group(1)) if digits else -1
-
-
 def _drop(checkpoint: Path) -> None:
-    """Remove a checkpoint unless it is being read. It is renamed first: half a folder must not look like one."""
+    """Remove a checkpoint unless it is read-locked. It is renamed first: half a folder must not look like one."""
     away = checkpoint.with_name(f"{DROPPED}{checkpoint.name}")
     try:
-        with (checkpoint / "manifest.json").open("r+") as stream:  # network file systems lock only what can be written
+        with (checkpoint / MANIFEST).open("r+") as stream:  # network file systems lock only writable files
             if not lock_file(stream, fcntl.LOCK_EX):
-                return  # in use: dropped after a later save
+                return  # removed after a later save
             checkpoint.rename(away)
     except OSError:
         return
@@ -88,6 +74,6 @@ def _drop(checkpoint: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Finish what a kill left half removed."""
+    """Remove what a killed _drop() left."""
     for rest in folder.glob(f"{DROPPED}*"):
         shutil.rmtree(rest, ignore_errors=True)

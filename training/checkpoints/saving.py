@@ -7,9 +7,10 @@ from typing import Any
 
 from common.console import console
 from common.errors import UserError
-from training.checkpoints.folder import CheckpointFolder, SaveFailed
+from training.checkpoints.paths import step_of
 from training.checkpoints.progress import Progress
-from training.checkpoints.retention import Best, Retention, step_of
+from training.checkpoints.retention import Best, Retention
+from training.checkpoints.writer import CheckpointWriter, SaveFailed
 from training.plan.horizon import Horizon
 from training.plan.time_budget import Budget
 from training.runtime import collectives
@@ -35,7 +36,7 @@ class Saver:
 
     def __init__(
         self,
-        checkpoints: CheckpointFolder,
+        checkpoints: CheckpointWriter,
         engine: Any,
         progress: Progress,
         horizon: Horizon,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from common.console import console
 from common.errors import UserError, shortened
 from common.files import write_atomically
+from training.checkpoints.paths import SKIPS
 
-SKIPS = "skips.json"
 ROLLBACK = "rollback"  # third element of an entry that a rollback added
 Ranges = tuple[tuple[int, int], ...]  # (first sample, one past the last)
 

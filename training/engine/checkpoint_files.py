@@ -1,4 +1,4 @@
-"""The files that DeepSpeed writes and reads through us: flushed to disk, and read without running their code."""
+"""How DeepSpeed's checkpoint files are written and read: flushed to disk, and read without running code in them."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from common.errors import UserError
 
-# All that DeepSpeed's files hold beside tensors and plain containers: two records, an enumeration and loss scales.
+# All that DeepSpeed's files contain besides tensors and plain containers.
 ALLOWED: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     DynamicLossScaler,
     LossScaler,
@@ -25,9 +25,9 @@ ALLOWED: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 
 
 def read_file(path: Path, is_mapped: bool = True) -> Any:
-    """The content of one of a checkpoint's .pt files. Anything but tensors, containers and ALLOWED is refused.
+    """The content of a .pt file of a checkpoint. Refuses anything but tensors, containers and ALLOWED.
 
-    `is_mapped`: tensors stay on disk until they are used, so that a large checkpoint is never in memory whole.
+    `is_mapped`: tensors are memory-mapped, so a large checkpoint is never completely in memory.
     """
     try:
         with torch.serialization.safe_globals(ALLOWED):
@@ -35,24 +35,24 @@ def read_file(path: Path, is_mapped: bool = True) -> Any:
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{path}: is refused: it holds more than tensors and DeepSpeed's own records, and loading it could run a "
-            f"stranger's code ({reason}); use a checkpoint that this project wrote"
+            f"{path}: is refused: it contains more than tensors and DeepSpeed's own records, and loading it could run "
+            f"untrusted code ({reason}). Use a checkpoint that this project wrote"
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); use another checkpoint") from None
+        raise UserError(f"{path}: cannot be read ({error}). Use another checkpoint") from None
 
 
 class CheckedFiles(TorchCheckpointEngine):
-    """In the place of DeepSpeed's own reader and writer.
+    """Replaces DeepSpeed's own reader and writer.
 
-    A write that fails is kept in `failure` instead of raised: the other ranks are on their way to a barrier inside
-    DeepSpeed, and would wait there for ever. Who called save_checkpoint() asks all ranks afterwards.
+    A failed write is stored in `failure` instead of raised: the other ranks are about to enter a barrier inside
+    DeepSpeed and would wait there forever. The caller of save_checkpoint() asks all ranks afterwards.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.failure: OSError | None = None
-        self.written: list[tuple[str, int]] = []  # names and sizes since the last outcome was taken
+        self.written: list[tuple[str, int]] = []  # names and sizes since the last take_outcome()
 
     def save(self, state_dict: Any, path: str) -> None:
         try:
@@ -63,7 +63,7 @@ class CheckedFiles(TorchCheckpointEngine):
                 self.written.append((Path(path).name, os.fstat(stream.fileno()).st_size))
         except OSError as error:
             self._give_up(path, error)
-        except RuntimeError as error:  # torch's writer wraps what the stream raised
+        except RuntimeError as error:  # torch's writer wraps the error of the stream
             if not isinstance(error.__context__, OSError):
                 raise
             self._give_up(path, error.__context__)
@@ -74,11 +74,11 @@ class CheckedFiles(TorchCheckpointEngine):
             Path(path).unlink()
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        # Not mapped: DeepSpeed keeps some tensors as they come, and the file must not have to outlive them.
+        # Not mapped: DeepSpeed keeps some of the tensors, which must not depend on the file.
         return read_file(Path(path), is_mapped=False)
 
     def take_outcome(self) -> tuple[list[tuple[str, int]], OSError | None]:
-        """Names and sizes of the files written since the last call, and why one could not be."""
+        """Names and sizes of the files written since the last call, and the error of a failed write or None."""
         written, failure = self.written, self.failure
         self.written, self.failure = [], None
         return written, failure

@@ -1,4 +1,4 @@
-"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it can be had here, and how one is made."""
+"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it is available, and how to create it."""
 
 import io
 from argparse import Namespace
@@ -18,9 +18,9 @@ FLAG = "--deepspeed_transformer_kernel"
 
 
 def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | None, problems: Problems) -> None:
-    """Note why the layer, where it is asked for, cannot be used: what this machine lacks, and what it does not have.
+    """Note why the layer cannot be used, if the flag asks for it: what the machine or the layer lacks.
 
-    `config` and `precision` are None where they could not be found out, which has been noted.
+    `config` and `precision` are None if they are wrong, which has been noted.
     """
     if not flags.deepspeed_transformer_kernel:
         return
@@ -30,22 +30,22 @@ def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | N
             "biases; drop the flag, or change the model"
         )
     for reason in missing_parts():
-        problems.add(f"{FLAG}: DeepSpeed's fused layer is CUDA only, and {reason}; drop the flag")
+        problems.add(f"{FLAG}: DeepSpeed's fused layer needs CUDA, and {reason}. Drop the flag")
     if precision == "bf16":
-        problems.add(f"{FLAG}: that layer computes in fp16 or fp32, but this run is in bf16; pass --precision fp16")
+        problems.add(f"{FLAG}: that layer computes in fp16 or fp32, but this run is in bf16. Pass --precision fp16")
     if flags.progressive_layer_drop:
-        problems.add(f"{FLAG} and --progressive_layer_drop: that layer cannot scale its branches; drop one")
+        problems.add(f"{FLAG} and --progressive_layer_drop: that layer cannot scale its branches. Drop one flag")
     if flags.gradient_checkpointing is not None:
         problems.add(
-            f"{FLAG} and --gradient_checkpointing: that layer draws its own dropout, which computing again would "
-            f"change; use --gelu_checkpoint, --attention_dropout_checkpoint and --normalize_invertible, which it has"
+            f"{FLAG} and --gradient_checkpointing: that layer draws its own dropout, which recomputation would "
+            f"change. Use --gelu_checkpoint, --attention_dropout_checkpoint and --normalize_invertible instead"
         )
     if flags.compile:
-        problems.add(f"{FLAG} and --compile: that layer is compiled already; drop one")
+        problems.add(f"{FLAG} and --compile: that layer is compiled already. Drop one flag")
 
 
 def missing_parts() -> list[str]:
-    """What building the layer needs and this machine has not."""
+    """What this machine lacks to build the layer."""
     if not torch.cuda.is_available():
         return [f"torch {torch.__version__} finds no CUDA device"]
     from deepspeed.git_version_info import installed_ops
@@ -59,29 +59,29 @@ def missing_parts() -> list[str]:
     if builder is None or not builder.is_compatible():
         missing.append("DeepSpeed cannot build it for this device")
     if CUDA_HOME is None:
-        missing.append("there is no CUDA toolkit (nvcc) to build it with")
+        missing.append("there is no CUDA toolkit (nvcc) to build it")
     if find_spec("ninja") is None:
         missing.append("the package ninja, which builds it, is not installed")
     return missing
 
 
 def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
-    """Let DeepSpeed's layers compute the blocks; a failure to build one is said in words."""
+    """Replace the blocks by DeepSpeed's layers; UserError if one cannot be built."""
     try:
         with redirect_stdout(io.StringIO()):  # each layer prints its configuration
             use_padded_layers(model, make_layer)
     except (RuntimeError, ImportError, OSError) as error:
         raise UserError(
-            f"{FLAG}: DeepSpeed's layer could not be built ({error}); drop the flag, or see `ds_report`"
+            f"{FLAG}: DeepSpeed's layer could not be built ({error}). Drop the flag, or see `ds_report`"
         ) from error
 
 
 def layer_factory(
     config: BertConfig, flags: Namespace, *, micro_batch: int, precision: str, seed: int
 ) -> Callable[[], nn.Module]:
-    """What makes one layer of this model. Its weights are overwritten, so its own init does not matter.
+    """A function that creates one layer. Its weights are overwritten, so its initialisation does not matter.
 
-    `micro_batch` is the most rows that it will get; `seed`, for its own dropout, should differ from rank to rank.
+    `micro_batch`: the maximum number of rows; `seed`: for its dropout, should differ between ranks.
     """
     from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 

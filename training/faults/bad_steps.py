@@ -7,8 +7,9 @@ from common.console import console
 from common.errors import UserError
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import StepBatches
+from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
-from training.checkpoints.skips import SKIPS, Skips
+from training.checkpoints.skips import Skips
 
 
 class TooManyBadSteps(UserError):

@@ -7,11 +7,13 @@ from typing import Any
 
 from common.console import console
 from common.errors import UserError
-from training.checkpoints.folder import CheckpointFolder, SaveFailed, read_state
 from training.checkpoints.loading import load_engine
 from training.checkpoints.match import ResumePoint
+from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
-from training.checkpoints.skips import SKIPS, Ranges, write_skips
+from training.checkpoints.skips import Ranges, write_skips
+from training.checkpoints.state import read_state
+from training.checkpoints.writer import CheckpointWriter, SaveFailed
 from training.faults.spikes import Spike, SpikeDetector
 from training.metrics.sinks import Sinks
 from training.metrics.window import StepLoss
@@ -25,7 +27,7 @@ class SpikeResponse:
     """Finds spikes in the steps reported, and answers them as --on_spike says."""
 
     does_roll_back: bool
-    checkpoints: CheckpointFolder
+    checkpoints: CheckpointWriter
     engine: Any
     progress: Progress
     sinks: Sinks
@@ -59,7 +61,7 @@ class SpikeResponse:
 
 
 def all_ranks_roll_back(
-    spike: Spike, checkpoints: CheckpointFolder, engine: Any, progress: Progress, sinks: Sinks
+    spike: Spike, checkpoints: CheckpointWriter, engine: Any, progress: Progress, sinks: Sinks
 ) -> bool:
     """Load the newest checkpoint from before `spike`, and skip its samples from now on. False: there is none."""
     with suppress(SaveFailed):

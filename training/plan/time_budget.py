@@ -1,16 +1,13 @@
 """--time_budget: a run whose length is given by the clock, over all its restarts."""
 
-import json
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from common.errors import UserError
-from common.files import write_plainly
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # Kept back for the last validation, checkpoint and export, until their real cost has been seen.
@@ -18,7 +15,6 @@ RESERVED_SHARE = 0.03
 MAX_RESERVED_SECONDS = 600.0
 MAX_SECONDS = 10 * 365 * 86400.0
 SAFETY = 1.5  # times the longest pause seen
-TIME_SPENT = "time_spent.json"  # beside the checkpoints
 
 
 def parse_duration(text: str) -> float:
@@ -37,20 +33,6 @@ def parse_duration(text: str) -> float:
 def process_start(clock: Callable[[], float] = time.monotonic) -> float:
     """When this process began, by `clock`. Its imports took seconds, which the user's time budget has to pay for."""
     return clock() - (time.time() - psutil.Process().create_time())
-
-
-def note_time_spent(folder: Path, seconds: float) -> None:
-    """For a process that is killed and cannot save the time since its last checkpoint."""
-    write_plainly(folder / TIME_SPENT, json.dumps({"seconds": seconds}) + "\n")
-
-
-def read_time_spent(folder: Path) -> float:
-    """What note_time_spent() last noted; 0 where there is none that can be read: then the checkpoint's time counts."""
-    try:
-        seconds = float(json.loads((folder / TIME_SPENT).read_text())["seconds"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0.0
-    return seconds if 0 <= seconds <= MAX_SECONDS else 0.0
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The few collectives a run needs, through DeepSpeed's communication layer."""
+"""The collectives of a run, through DeepSpeed's communication layer."""
 
 import os
 import socket
@@ -12,46 +12,53 @@ import deepspeed
 import deepspeed.comm as dist
 import torch
 from deepspeed.constants import default_pg_timeout
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from common.console import console
 from common.errors import RankLost, ReportedElsewhere, UserError, exit_code_of
 from common.processes import STUCK_EXIT_CODE
-from training.runtime.ranks import RankInfo
+from training.runtime.ranks import RankInfo, is_agent_store
 
 T = TypeVar("T")
 LOST_RANK_EXIT_CODE = 1
-JOIN_TIMEOUT = default_pg_timeout  # between the first rank's coming and the last's: DEEPSPEED_TIMEOUT, in minutes
+JOIN_TIMEOUT = default_pg_timeout  # between the first rank and the last: DEEPSPEED_TIMEOUT, in minutes
 LONGER_THAN_STUCK = timedelta(minutes=2)
-MAX_COLLECTIVE_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes says
+MAX_COLLECTIVE_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes is
 MAX_NAMED = 16  # ranks or hosts in a message
-REMEDY = "look at its log and its machine, and at the network between, and start again"
-# What gloo and NCCL say when the other side of a connection has gone.
+REMEDY = "Check its log, its machine and the network between, and start again"
+# In the errors of gloo and NCCL when the other side of a connection has gone.
 LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 def start(device: torch.device, rank_info: RankInfo, stuck_seconds: float) -> None:
-    """Join the world that the environment's variables describe.
+    """Join the world that the environment variables describe.
 
-    A collective waits longer than the watchdog does: the one says that it timed out, the other for whom.
+    A collective waits longer than the watchdog does, because only the watchdog's message names the missing rank.
     """
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    meeting = _meet(rank_info)
+    store = _meet(rank_info)
     timeout = max(JOIN_TIMEOUT, timedelta(seconds=min(stuck_seconds, MAX_COLLECTIVE_SECONDS)) + LONGER_THAN_STUCK)
-    # DeepSpeed makes groups of its own, and does not say how long they wait.
+    # DeepSpeed creates groups without a timeout.
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
     backend = "nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(
+        backend,
+        store=store,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" and rank_info.world_size > 1 else None,  # as DeepSpeed does
+    )
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
-    del meeting  # until here rank 0 is its server
 
 
 def _meet(rank_info: RankInfo) -> Store:
-    """The store by which all ranks have found each other; RankLost names those that did not come."""
+    """The store through which all ranks have met; RankLost names those that did not come."""
     store = _open_store(rank_info)
-    keys = [f"bert_pretraining/rank_{rank}" for rank in range(rank_info.world_size)]
+    keys = [f"rank_{rank}" for rank in range(rank_info.world_size)]
     try:
         store.set(keys[rank_info.rank], socket.gethostname())
         try:
@@ -61,47 +68,51 @@ def _meet(rank_info: RankInfo) -> Store:
             raise RankLost(_describe_missing(hosts), STUCK_EXIT_CODE) from None
     except torch.distributed.DistNetworkError:
         raise RankLost(
-            f"rank 0 has gone from {_meeting_point()} while others were waited for, and its own message says why",
+            f"rank 0 has left {_meeting_point()} while it waited for other ranks; its own message says why",
             STUCK_EXIT_CODE,
         ) from None
     return store
 
 
 def _open_store(rank_info: RankInfo) -> Store:
-    """Rank 0 serves it, but for torchrun, which does so itself. torch's own store on this port shares the server."""
-    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    """Rank 0 serves the store, or torchrun's agent.
+
+    The agent's store outlives a restart, so keys are prefixed with the attempt: old ones are addresses of dead ranks.
+    """
+    is_agents = is_agent_store()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     try:
-        return TCPStore(
+        store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
-            is_master=rank_info.is_main and not is_served,
+            is_master=rank_info.is_main and not is_agents,
             timeout=JOIN_TIMEOUT,
             wait_for_workers=False,
-            multi_tenant=not is_served,
         )
+        return PrefixStore(f"bert_pretraining/{rank_info.world_size}_ranks/attempt_{attempt}", store)
     except torch.distributed.DistNetworkError as error:
         text = str(error)
         if "timed out" in text and not rank_info.is_main:
             raise RankLost(
                 f"rank 0 did not come to {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
-                f"{JOIN_TIMEOUT.total_seconds():.0f} s, or cannot be reached there; {REMEDY}",
+                f"{JOIN_TIMEOUT.total_seconds():.0f} s, or cannot be reached there. {REMEDY}",
                 STUCK_EXIT_CODE,
             ) from None
         reason = "is in use" if "EADDRINUSE" in text else f"cannot be reached ({text.splitlines()[0]})"
         raise UserError(
-            f"environment variables MASTER_ADDR and MASTER_PORT: {_meeting_point()} {reason}; choose another free port "
+            f"environment variables MASTER_ADDR and MASTER_PORT: {_meeting_point()} {reason}. Choose another free port "
             f"(`deepspeed --master_port N`), the same on all machines"
         ) from None
 
 
 def _describe_missing(hosts: list[str | None]) -> str:
-    """`hosts`: where each rank runs, None for those that did not come."""
+    """`hosts`: the machine of each rank, None for those that did not come."""
     missing = [rank for rank, host in enumerate(hosts) if host is None]
     came = sorted({host for host in hosts if host is not None})
     return (
         f"{len(missing)} of the {len(hosts)} ranks did not come to {_meeting_point()} within "
         f"{JOIN_TIMEOUT.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
-        f"{_shortened_list(came)}; {REMEDY}"
+        f"{_shortened_list(came)}. {REMEDY}"
     )
 
 
@@ -114,7 +125,7 @@ def _meeting_point() -> str:
 
 
 class Unreadable(Exception):
-    """A rank cannot read its data. All ranks raise this together; `failure` is this rank's own, or None."""
+    """A rank cannot read its data. All ranks raise this together; `failure` is the error of this rank, or None."""
 
     def __init__(self, failure: BaseException | None) -> None:
         super().__init__("a rank cannot read its data")
@@ -123,9 +134,9 @@ class Unreadable(Exception):
 
 @contextmanager
 def reporting_lost_ranks() -> Generator[None]:
-    """One message for what happened on one rank, instead of the tracebacks of those who waited for it.
+    """Turn the error of one rank into one message, instead of tracebacks of the ranks that waited for it.
 
-    A connection that breaks is another rank's end.
+    A broken connection means that another rank has ended.
     """
     try:
         yield
@@ -143,21 +154,21 @@ def reporting_lost_ranks() -> Generator[None]:
 
 
 def _raise_on_first_failed_rank(failure: BaseException | None) -> NoReturn:
-    """On all ranks, of which at least one has failed: its own error there, ReportedElsewhere on the others."""
+    """On all ranks, of which at least one has failed: raise its error there, ReportedElsewhere on the others."""
     codes = all_ranks_gather(None if failure is None else exit_code_of(failure))
-    speaker, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
-    if failure is None or dist.get_rank() != speaker:
-        raise ReportedElsewhere(f"rank {speaker} cannot read its data; its message says why", code) from None
+    reporter, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
+    if failure is None or dist.get_rank() != reporter:
+        raise ReportedElsewhere(f"rank {reporter} cannot read its data; its message says why", code) from None
     console.enabled = True
     raise failure
 
 
 def all_ranks_read(read: Callable[[], T]) -> T:
-    """`read()` on every rank; Unreadable on all where it fails on one."""
+    """The result of `read()` on every rank; raises Unreadable on all if it fails on one."""
     failure = None
     try:
         result = read()
-    except Exception as error:  # raised below, after the others have been told
+    except Exception as error:  # raised below on all ranks
         failure = error
     if all_ranks_any(failure is not None)[0]:
         raise Unreadable(failure)
@@ -165,17 +176,17 @@ def all_ranks_read(read: Callable[[], T]) -> T:
 
 
 def all_ranks_any(*flags: bool) -> list[bool]:
-    """For each flag whether it holds on any rank: the same answer on all. Never waits for a device."""
+    """For each flag whether it is true on any rank; the same answer on all. Never waits for a device."""
     if dist.get_world_size() == 1:
         return list(flags)
-    told = torch.tensor([int(flag) for flag in flags])
-    torch.distributed.all_reduce(told, group=_host_group())
-    return [bool(count) for count in told.tolist()]
+    counts = torch.tensor([int(flag) for flag in flags])
+    torch.distributed.all_reduce(counts, group=_host_group())
+    return [bool(count) for count in counts.tolist()]
 
 
 @cache
 def _host_group() -> torch.distributed.ProcessGroup | None:
-    """The default group where it is gloo; beside NCCL a gloo group of its own. Made by all ranks at the same time."""
+    """The default group if it is gloo, else a separate gloo group. The first call is a collective."""
     return torch.distributed.new_group(backend="gloo") if torch.distributed.get_backend() != "gloo" else None
 
 
@@ -196,17 +207,17 @@ def all_ranks_barrier() -> None:
 
 
 def all_ranks_from_main(action: Callable[[], T]) -> T:
-    """`action`'s result on rank 0, on every rank; a failure there fails all instead of leaving them waiting."""
+    """The result of `action` on rank 0, on every rank; its failure is raised on all ranks."""
     failure, result = None, None
     if dist.get_rank() == 0:
         try:
             result = action()
-        except Exception as error:  # re-raised below, after the others have been told
+        except Exception as error:  # raised below on all ranks
             failure = error
     if dist.get_world_size() > 1:
-        told = [(failure is None, result)]
-        torch.distributed.broadcast_object_list(told, src=0, group=_host_group())
-        is_done, result = told[0]
+        sent = [(failure is None, result)]
+        torch.distributed.broadcast_object_list(sent, src=0, group=_host_group())
+        is_done, result = sent[0]
         if failure is None and not is_done:
             raise ReportedElsewhere("rank 0 failed; its message says why")
     if failure is not None:

@@ -8,49 +8,44 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import lock_file
+from common.files import lock_file, temporary_folders
 
 LOCK = ".lock"
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
-    """Hold `folder` for this process; UserError when another holds it. The system lets go when the process dies."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / LOCK).open("a+")
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written to ({error.strerror}); expected a folder that this user can write to; pass "
-            f"another --output_dir, or mend its permissions"
-        ) from None
-    with stream:
-        if not lock_file(stream, fcntl.LOCK_EX):
-            stream.seek(0)
-            holder = stream.read().strip() or "another process"
-            raise UserError(
-                f"{folder}: another run is writing there ({holder}); expected a folder of this run alone; wait for it, "
-                f"stop it, or pass another --job_name"
-            )
-        _sign(folder / LOCK)
+    """Create and lock `folder` for this process; UserError if another process has it. The system releases the lock.
+
+    Folders created here are removed again if a UserError ends the run before anything else was written to them.
+    """
+    with temporary_folders(folder) as made:
         try:
-            yield
-        except UserError:
-            if made and [path.name for path in folder.iterdir()] == [LOCK]:
-                _unmake(folder, made)  # the run could not begin
-            raise
+            folder.mkdir(parents=True, exist_ok=True)
+            stream = (folder / LOCK).open("a+")
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be written to ({error.strerror}); expected a folder that this user can write to. "
+                f"Pass another --output_dir, or fix its permissions"
+            ) from None
+        with stream:
+            if not lock_file(stream, fcntl.LOCK_EX):
+                stream.seek(0)
+                holder = stream.read().strip() or "another process"
+                raise UserError(
+                    f"{folder}: another run is writing there ({holder}); expected a folder that no other run uses. "
+                    f"Wait for that run, stop it, or pass another --job_name"
+                )
+            _sign(folder / LOCK)
+            try:
+                yield
+            except UserError:
+                if made and [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink(missing_ok=True)
+                raise
 
 
 def _sign(path: Path) -> None:
-    """Say who holds it, for the message of who comes later. The lock itself needs no space; a full disk has none."""
+    """Write which process has the lock, for the message of the next one. A full disk does not matter."""
     with suppress(OSError), path.open("w") as stream:
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-
-
-def _unmake(folder: Path, made: list[Path]) -> None:
-    """Remove the lock's file and the folders that were made for it, as far as nothing else came into them."""
-    with suppress(OSError):
-        (folder / LOCK).unlink(missing_ok=True)
-        for place in made:
-            place.rmdir()

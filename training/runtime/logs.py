@@ -1,4 +1,4 @@
-"""The chatter of libraries: all of it in a file a rank, and only what matters on the console."""
+"""Library logs: everything goes to one file per rank, and errors also to the console."""
 
 import logging
 import sys
@@ -7,15 +7,13 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(filename)s:%(lineno)d %(message)s"
-# What these say at ERROR is for people; below it, for the file.
+# At ERROR and above these also go to the console.
 LOGGERS = ("DeepSpeed", "py.warnings")
-
-
 MAX_HELD = 10_000  # records
 
 
 class HeldFile(MemoryHandler):
-    """Records for a file that is not made before `begin`: a run that cannot begin leaves nothing behind."""
+    """Holds records until begin() creates the file: a run that cannot start leaves nothing behind."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(MAX_HELD, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
@@ -37,22 +35,22 @@ class HeldFile(MemoryHandler):
 
 
 def begin_logs() -> None:
-    """Begin the file that send_logs() named: the run has been built."""
+    """Create the file that send_logs() named, once the run has been built."""
     for handler in logging.getLogger(LOGGERS[0]).handlers:
         if isinstance(handler, HeldFile):
             handler.begin()
 
 
 def send_logs(folder: Path | None, rank: int) -> None:
-    """Send the libraries' logs to `<folder>/rank_N.log` (None: nowhere), and their errors to the console too.
+    """Send library logs to `<folder>/rank_N.log` (None: nowhere), and errors to the console too.
 
-    The file is begun by begin_logs().
+    Replaces the handlers of the loggers and captures warnings for the whole process. begin_logs() creates the file.
     """
     handlers: list[logging.Handler] = [_console_handler()]
     if folder is not None:
         handlers.append(HeldFile(folder / f"rank_{rank}.log"))
     logging.captureWarnings(True)
-    logging.raiseExceptions = False  # a full disk is told by others, and not once a line
+    logging.raiseExceptions = False  # a full disk is reported elsewhere, not once per line
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)

@@ -1,9 +1,9 @@
-"""The process's place among its peers: ranks, port, threads, device."""
+"""The rank of this process: launcher variables, port, threads, device."""
 
 import os
 import re
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from common.errors import Problems, UserError
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank of the world."""
+    """The rank of this process in the whole run and on its machine."""
 
     rank: int
     local_rank: int
@@ -25,7 +25,7 @@ class RankInfo:
         return self.rank == 0
 
 
-# What srun calls the variables that torch's launchers set.
+# srun's names of the variables that torch's launchers set.
 SLURM_NAMES = {
     "RANK": "SLURM_PROCID",
     "LOCAL_RANK": "SLURM_LOCALID",
@@ -34,11 +34,11 @@ SLURM_NAMES = {
 }
 
 
-START_AGAIN = "start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
+START_AGAIN = "Start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
 
 
 def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankInfo:
-    """Read the launcher's variables, or srun's; without either, fill in a world of one on a free port."""
+    """Read the variables of the launcher or of srun; without either, set those of a single rank on a free port."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         if is_started_by_srun(environment):
             _take_over_from_srun(environment)
@@ -58,12 +58,13 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
     problems.raise_if_any()
     _check_rank_info(rank_info, problems)
     _check_meeting_point(rank_info, environment, problems)
+    _check_restarts(environment, problems)
     problems.raise_if_any()
     return rank_info
 
 
 def is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
-    """Several tasks of one srun, or one whose user has named the meeting point."""
+    """Whether this is one of several tasks of srun, or a single one with MASTER_ADDR set."""
     return "SLURM_PROCID" in environment and (
         "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
     )
@@ -73,9 +74,9 @@ def _take_over_from_srun(environment: MutableMapping[str, str]) -> None:
     missing = [name for name in (*SLURM_NAMES.values(), "MASTER_ADDR") if name not in environment]
     if missing:
         raise UserError(
-            f"srun started this process, but not set: {', '.join(missing)}; so its "
-            f"ranks cannot find each other; start it with scripts/slurm.sh, or give srun --ntasks-per-node and "
-            f"export MASTER_ADDR (the first node's name) and MASTER_PORT"
+            f"srun started this process, but these variables are not set: {', '.join(missing)}; ranks need them to "
+            f"find each other. Start it with scripts/slurm.sh, or pass srun --ntasks-per-node and export MASTER_ADDR "
+            f"(the first node's name) and MASTER_PORT"
         )
     environment.update({name: environment[slurm] for name, slurm in SLURM_NAMES.items()})
 
@@ -87,7 +88,7 @@ def _read_number(
     if text is not None and re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= least:
         return int(text)
     found = "it is not set" if text is None else f"found {text!r}"
-    problems.add(f"environment variable {name}: {found}, expected a whole number from {least} up; {START_AGAIN}")
+    problems.add(f"environment variable {name}: {found}, expected a whole number from {least} up. {START_AGAIN}")
     return least
 
 
@@ -99,18 +100,18 @@ def _check_rank_info(rank_info: RankInfo, problems: Problems) -> None:
     for name, number, total_name, total in pairs:
         if number >= total:
             problems.add(
-                f"environment variable {name}: found {number}, but {total_name} is {total}; expected 0 to {total - 1}; "
+                f"environment variable {name}: found {number}, but {total_name} is {total}; expected 0 to {total - 1}. "
                 f"{START_AGAIN}"
             )
     if rank_info.local_size > rank_info.world_size:
         problems.add(
             f"environment variable LOCAL_SIZE: found {rank_info.local_size} ranks on this machine, but WORLD_SIZE is "
-            f"{rank_info.world_size}; {START_AGAIN}"
+            f"{rank_info.world_size}. {START_AGAIN}"
         )
 
 
 def _check_meeting_point(rank_info: RankInfo, environment: MutableMapping[str, str], problems: Problems) -> None:
-    """Where the ranks find each other; a world of one needs no one to tell."""
+    """Check MASTER_ADDR and MASTER_PORT; a single rank gets defaults."""
     environment.setdefault("LOCAL_RANK", "0")
     if rank_info.world_size == 1:
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -118,13 +119,33 @@ def _check_meeting_point(rank_info: RankInfo, environment: MutableMapping[str, s
     if "MASTER_ADDR" not in environment:
         problems.add(
             f"environment variable MASTER_ADDR: it is not set, but WORLD_SIZE is {rank_info.world_size}; expected the "
-            f"machine of rank 0; {START_AGAIN}"
+            f"machine of rank 0. {START_AGAIN}"
         )
     port = environment.setdefault("MASTER_PORT", "29500")  # torch's own default
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         problems.add(
-            f"environment variable MASTER_PORT: found {port!r}, expected a port from 1 to 65535; set it to a free one, "
+            f"environment variable MASTER_PORT: found {port!r}, expected a port from 1 to 65535. Set it to a free one, "
             f"the same on all machines"
+        )
+
+
+def is_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the agent of torchrun serves the store at MASTER_ADDR; otherwise rank 0 does."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def _check_restarts(environment: Mapping[str, str], problems: Problems) -> None:
+    """Refuse restarts in which ranks would find addresses of the attempt before, in a store that outlives it.
+
+    On one machine all ranks know the attempt's number; agents of several machines count differently.
+    """
+    machines = environment.get("GROUP_WORLD_SIZE", "1")
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if is_agent_store(environment) and machines != "1" and restarts != "0":
+        problems.add(
+            f"environment variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE: it is not set, but torchrun runs on {machines} "
+            f"machines with --max-restarts {restarts}; expected 1. Export it before torchrun on every machine; without "
+            f"it, restarted ranks can wait for ranks that no longer exist"
         )
 
 
@@ -135,12 +156,15 @@ def free_port() -> int:
 
 
 def share_cores(rank_info: RankInfo, environment: MutableMapping[str, str] = os.environ) -> int:
-    """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS or a binding already says so."""
+    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS or a core binding is set.
+
+    Returns the number of threads.
+    """
     threads = environment.get("OMP_NUM_THREADS")
     if threads is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", threads):
         raise UserError(
-            f"environment variable OMP_NUM_THREADS: found {threads!r}, expected a whole number of at least 1; unset it "
-            f"to have the ranks share the cores"
+            f"environment variable OMP_NUM_THREADS: found {threads!r}, expected a whole number of at least 1. Unset it "
+            f"to divide the cores between the ranks"
         )
     if threads is None:
         cores = len(os.sched_getaffinity(0))
@@ -154,8 +178,8 @@ def pick_device(rank_info: RankInfo) -> torch.device:
     if torch.cuda.is_available():
         if rank_info.local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"environment variable LOCAL_RANK: found {rank_info.local_rank}, but this machine shows "
-                f"{torch.cuda.device_count()} GPUs; start at most one rank a GPU (--num_gpus), or check "
+                f"environment variable LOCAL_RANK: found {rank_info.local_rank}, but this machine has "
+                f"{torch.cuda.device_count()} GPUs. Start at most one rank per GPU (--num_gpus), or check "
                 f"CUDA_VISIBLE_DEVICES"
             )
         torch.cuda.set_device(rank_info.local_rank)

@@ -11,6 +11,10 @@ from common.help import HelpFormatter, Parser, seed_number, whole_number
 from data.masking import UNITS
 from training.plan.learning_rate import SCHEDULES
 
+NO_RESTARTS = (
+    "--max_restarts: this launcher does not restart itself. To restart a run that dies, start it with `torchrun "
+    "--standalone --nproc_per_node N --max-restarts R deepspeed_train.py …`; see docs/clusters.md"
+)
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
 
 
@@ -40,7 +44,12 @@ def build_parser() -> Parser:
 
 def read_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
     """The flags, and what is wrong with them, to be told with what is wrong with the files that they name."""
-    return build_parser().collect(argv)
+    flags, problems = build_parser().collect(argv)
+    is_restarts = [message.startswith("unknown flag '--max_restarts") for message in problems.messages]
+    problems.messages = [
+        NO_RESTARTS if found else message for found, message in zip(is_restarts, problems.messages, strict=True)
+    ]
+    return flags, problems
 
 
 def _add_required(parser: argparse.ArgumentParser) -> None:
@@ -194,11 +203,6 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         "--max_bad_steps",
         default=10,
         help="stop after N steps in a row whose gradient is infinite or not a number; none of them is applied",
-    )
-    flags.count(
-        "--max_restarts",
-        help="start again up to N times when the run dies, from its last checkpoint; for `python` alone, under a "
-        "launcher use scripts/supervise.py",
     )
     flags.add(
         "--on_spike",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
-from training.export.hugging_face import check_export_folder
+from training.export.folder import check_export_folder
 from training.plan.step_plan import check_batches
 from training.plan.time_budget import parse_duration
 from training.plan.token_schedule import TokenSchedule

@@ -188,7 +188,7 @@ def _check_what_comes_later(
 def _check_other_run(folder: Path | None) -> None:
     """A run that has checkpoints of its own does not need the folder any more, so this is no mistake by itself."""
     if folder is not None:
-        CheckpointFolder(folder).check_is_there()
+        CheckpointFolder(folder).check_exists()
 
 
 def request_data(

@@ -88,10 +88,6 @@ def doctor_words(root: Path) -> list[str]:
     return ["--output_dir", f"{root}/new"]
 
 
-def supervise_words(root: Path) -> list[str]:
-    return ["--", "ls", f"{root}"]
-
-
 def snapshot(root: Path) -> dict[str, str]:
     """Every file, link and folder below `root`, with a digest of what it holds."""
     found = {}

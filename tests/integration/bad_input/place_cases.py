@@ -195,15 +195,15 @@ SHARDS = {
 }  # fmt: skip
 
 CHECKPOINTS = {
-    "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
-    "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
-    "a checkpoint itself": (words("--load_cp", "{root}/out/saved_models/tiny/step_00000001"), "step_00000001", "no complete checkpoint", "it is one itself", "and --load_checkpoint_id step_00000001"),
-    "an export": (words("--load_cp", "{root}/hf"), "hf", "no complete checkpoint", "it is a Hugging Face folder", "--use_pretrain"),
+    "no folder": (words("--load_cp", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
+    "a folder without any": (words("--load_cp", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
+    "a checkpoint itself": (words("--load_cp", "{root}/out/saved_models/tiny/step_00000001"), "step_00000001", "no complete checkpoint", "It is a checkpoint itself", "and --load_checkpoint_id step_00000001"),
+    "an export": (words("--load_cp", "{root}/hf"), "hf", "no complete checkpoint", "It is a Hugging Face folder", "--use_pretrain"),
     "no such id": (words(*FROM_RUN, "--load_cp_id", "step_9"), "'step_9'", "found: step_", "step_00000001, step_00000002", "--load_checkpoint_id"),
     "an id that leaves the folder": (words(*FROM_RUN, "--load_cp_id", "../tiny"), "'../tiny'", "found: step_", "step_00000001, step_00000002", "--load_check"),
     "the named one damaged": (
         both(largest_file_cut_short("out/saved_models/tiny/step_00000001"), words(*FROM_RUN, "--load_cp_id", "step_00000001")),
-        "step_00000001", "bytes", "its manifest says", "choose another",
+        "step_00000001", "bytes", "but manifest.json lists", "Choose another",
     ),
     "another model": (
         both(RESUMED, edited("model.json", "bert_model_config.hidden_size", 64)),
@@ -213,37 +213,37 @@ CHECKPOINTS = {
     "another ZeRO stage": (
         both(RESUMED, edited("deepspeed.json", "zero_optimization.stage", 2)), "step_00000002", "stage 2", "was saved with ZeRO stage 0 in fp32", "the same DeepSpeed JSON"
     ),
-    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was begun with --seed 42", "was begun with --seed", "pass --seed 42"),
+    "another seed": (both(RESUMED, words("--seed", "7")), "step_00000002", "was started with --seed 42", "was started with --seed", "Pass --seed 42"),
     "another optimizer": (
         both(RESUMED, edited("deepspeed.json", "optimizer.type", "Muon")), "step_00000002", "the optimizer adamw", "was saved with the optimizer adamw", "the same optimizer.type"
     ),
     "other data": (
-        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "64 rows in 3 files", "restore that data"
+        both(RESUMED, removed(f"data/{SHARD}")), "step_00000002", "64 rows in 3 files (digest", "64 rows in 3 files", "Restore that data"
     ),
     "another tokenizer": (
-        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "another tokenizer than the model JSON's bert_token_file: digest", "than the model JSON's bert_token_file: digest", "restore that file"
+        both(RESUMED, OTHER_TOKENIZER), "step_00000002", "a different tokenizer than the model JSON's bert_token_file: digest", "than the model JSON's bert_token_file: digest", "Restore that file"
     ),
     "another run's tokenizer": (
-        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "another tokenizer", "than the model JSON's bert_token_file: digest", "restore that file"
+        both(words(*FROM_RUN), OTHER_TOKENIZER), "step_00000002", "a different tokenizer", "than the model JSON's bert_token_file: digest", "Restore that file"
     ),
     "another run's, past the end of the schedule": (
         both(words(*FROM_RUN), edited("model.json", "mixed_seq_training.24.total_training_steps", 2)),
-        "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so there is", "pass --rewarmup",
+        "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so no step is left", "Pass --rewarmup",
     ),
     "a state of words": (
-        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "use another checkpoint"
+        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "Use another checkpoint"
     ),
     "a state beyond numbers": (
-        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "use another checkpoint"
+        state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "Use another checkpoint"
     ),
     "a state with half a range": (
-        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "use another checkpoint"
+        state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "Use another checkpoint"
     ),
     "a state that is no JSON": (
         state_of("{"), "bert_pretraining.json", "no valid JSON", "expected the state of a run, one JSON object", "mend it"
     ),
     "a state of another version": (
-        state_with(seeds=1), "bert_pretraining.json", "another version", "expected those of this version", "use the one that wrote it"
+        state_with(seeds=1), "bert_pretraining.json", "another version", "expected the keys of this version", "Use the version that wrote it"
     ),
     "skips that are none": (
         both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "expected [first, end] with 0 <= first < end)", "remove it to leave out only what"
@@ -254,12 +254,12 @@ FIRST_WEIGHTS = {
     "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "expected a Hugging Face folder with model.safetensors", "download one first"),
     "other tokens at its ids": (
         both(removed("hf/tokenizer.json"), replaced("hf/vocab.txt", _other_words()), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "ids that both have (id ", "expected the same", "begin without --use_pretrain",
+        "--use_pretrain {root}/hf", "shared ids (id ", "expected the same", "start without --use_pretrain",
     ),
     "none named": (words("--use_pretrain"), "--use_pretrain", "names no folder", "expected one with a model in Hugging Face's layout", "as bert_model_file"),
     "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
-        both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "copy"
+        both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "Copy"
     ),
     "no config": (both(removed("hf/config.json"), words("--use_pretrain", "{root}/hf")), "config.json", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "a config that is a list": (
@@ -270,11 +270,11 @@ FIRST_WEIGHTS = {
     ),
     "a config of words": (
         both(edited("hf/config.json", "max_position_embeddings", "many"), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not fit", "expected a model in Hugging Face's layout", "export_hf",
+        "--use_pretrain {root}/hf", "config.json do not match", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a config with a list for a word": (
         both(edited("hf/config.json", "hidden_act", []), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not fit", "expected a model in Hugging Face's layout", "export_hf",
+        "--use_pretrain {root}/hf", "config.json do not match", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a pre-LN checkpoint whose head computes something else": (
         both(edited("hf/config.json", "hidden_act", "relu"), words("--use_pretrain", "{root}/hf")),
@@ -304,11 +304,11 @@ ENVIRONMENT = {
     "a rank beyond the world": (world(RANK="2", WORLD_SIZE="2"), "RANK", "found 2", "expected 0 to 1", "unset RANK"),
     "a local rank beyond the machine": (world(LOCAL_RANK="4"), "LOCAL_RANK", "found 4", "expected 0 to 0", "unset RANK"),
     "more ranks here than anywhere": (world(LOCAL_SIZE="8"), "LOCAL_SIZE", "found 8", "but WORLD_SIZE is 1", "torchrun"),
-    "restarts below a launcher": (
-        both(world(), words("--max_restarts", "3")), "--max_restarts 3", "a launcher started this rank", "one rank cannot start the others", "scripts/supervise.py"
+    "restarts by the launcher itself": (
+        words("--max_restarts", "3"), "--max_restarts", "does not restart itself", "torchrun --standalone --nproc_per_node N --max-restarts R", "start it with `torchrun"
     ),
-    "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "expected a port from 1 to 65535", "set it to a free one"),
-    "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "expected a port from 1 to 65535", "set it to a free one"),
+    "a port that is a word": (world(MASTER_PORT="http"), "MASTER_PORT", "found 'http'", "expected a port from 1 to 65535", "Set it to a free one"),
+    "a port beyond ports": (world(MASTER_PORT="70000"), "MASTER_PORT", "found '70000'", "expected a port from 1 to 65535", "Set it to a free one"),
     "a port that is taken": (port_taken, "MASTER_PORT", "in use", "free port", "another"),
     "no place to meet": (
         variables(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"), "MASTER_ADDR", "not set", "expected the machine of rank 0", "torchrun"
@@ -319,23 +319,23 @@ ENVIRONMENT = {
     ),
     "srun without tasks a node": (
         variables(SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_NTASKS="4", MASTER_ADDR="node"),
-        "SLURM_NTASKS_PER_NODE", "not set", "or give srun --ntasks-per-node", "start it with scripts/slurm.sh",
+        "SLURM_NTASKS_PER_NODE", "not set", "or pass srun --ntasks-per-node", "Start it with scripts/slurm.sh",
     ),
-    "threads as a word": (variables(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS", "found 'all'", "expected a whole number of at least 1", "unset it"),
-    "no threads": (variables(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS", "found '0'", "expected a whole number of at least 1", "unset it"),
+    "threads as a word": (variables(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS", "found 'all'", "expected a whole number of at least 1", "Unset it"),
+    "no threads": (variables(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS", "found '0'", "expected a whole number of at least 1", "Unset it"),
 }  # fmt: skip
 
 PLACES = {
     "two runs in one output folder": (
-        both(held_by_another, RESUMED), "out/saved_models/tiny", "another run is writing there (process", "expected a folder of this run alone", "pass another --job_name"
+        both(held_by_another, RESUMED), "out/saved_models/tiny", "another run is writing there (process", "expected a folder that no other run uses", "pass another --job_name"
     ),
-    "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "remove it, or give another"),
+    "the output is a file": (words("--output_dir", "{root}/model.json"), "--output_dir", "is a file", "expected a folder", "Remove it, or pass another"),
     "the output is below a file": (words("--output_dir", "{root}/model.json/a/b"), "--output_dir", "is a file", "expected a folder", "another"),
     "the output is a link to nothing": (
-        both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "link to nothing", "expected a folder", "another"
+        both(link_to_nothing("link"), words("--output_dir", "{root}/link")), "--output_dir", "a broken link", "expected a folder", "another"
     ),
     "a current folder that has vanished": (
-        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder has vanished", "expected one that is there", "change to another"
+        both(vanished_folder, words("--output_dir", "out")), "--output_dir", "current folder no longer exists", "expected one that exists", "Change to another"
     ),
     "the output cannot be written": (
         both(unwritable("mine"), words("--output_dir", "{root}/mine")), "--output_dir", "cannot be written", "expected a folder that this user can write to", "another"

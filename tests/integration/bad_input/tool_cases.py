@@ -109,18 +109,18 @@ INSPECT = {
 
 EXPORT = {
     "no flags": (only(), "--checkpoint", "required", "the following arguments are required: --checkpoint, --output", "see --help"),
-    "no checkpoint": (words("--checkpoint", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
-    "a folder without any": (words("--checkpoint", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "give a run's"),
+    "no checkpoint": (words("--checkpoint", "{root}/lost"), "lost", "no such folder", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
+    "a folder without any": (words("--checkpoint", "{root}/data"), "data", "no complete checkpoint", "a run's <output_dir>/saved_models/<job_name>", "Pass a run's"),
     "the output is a file": (words("--output", "{root}/model.json"), "--output", "is a file", "expected a folder", "another"),
     "the output cannot be written": (both(unwritable("mine"), words("--output", "{root}/mine")), "--output", "cannot be written", "expected a folder that this user can write to", "another"),
     "an output with other files": (
-        both(replaced("mine/README.md", "my notes"), words("--output", "{root}/mine")), "--output", "is not empty and holds no export of ours (found: README.md)", "expected", "a new folder"
+        both(replaced("mine/README.md", "my notes"), words("--output", "{root}/mine")), "--output", "is not empty and not an earlier export (found: README.md)", "expected", "a new folder"
     ),
     "an output with another model": (
-        both(replaced("mine/model.safetensors", b"\x02\0\0\0\0\0\0\0{}"), words("--output", "{root}/mine")), "--output", "holds no export of ours", "expected", "a new folder"
+        both(replaced("mine/model.safetensors", b"\x02\0\0\0\0\0\0\0{}"), words("--output", "{root}/mine")), "--output", "not an earlier export", "expected", "a new folder"
     ),
     "another tokenizer": (
-        both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"), words("--tokenizer", "{root}/v.txt")), "v.txt", "has 5 tokens", "but the checkpoint's model has 61", "pass the tokenizer"
+        both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"), words("--tokenizer", "{root}/v.txt")), "v.txt", "has 5 tokens", "but the checkpoint's model has 61", "Pass the tokenizer"
     ),
     "no such tokenizer": (words("--tokenizer", "{root}/lost"), "lost", "no such tokenizer", "a vocab.txt, a tokenizer.json or a folder with one", "give a vocab.txt"),
     "no such figures": (words("--metrics", "{root}/lost.jsonl"), "lost.jsonl", "no such file", "expected <output_dir>/runs/<job_name>/metrics.jsonl", "give that one"),
@@ -129,7 +129,7 @@ EXPORT = {
 }  # fmt: skip
 
 PREDICT = {
-    "no text": (words(), "there is no text", "[MASK]", "one with [MASK] in it", "--pair"),
+    "no text": (words(), "no text given", "[MASK]", "Pass one with [MASK] in it", "--pair"),
     "no model": (only("--model", "{root}/lost", "a [MASK]"), "lost", "no config.json", "expected a folder written by scripts/export_hf.py", "export_hf.py"),
     "no tokenizer": (both(removed("hf/tokenizer.json"), words("a [MASK]")), "hf", "no tokenizer.json", "tokenizer.json", "--tokenizer"),
     "no weights": (both(removed("hf/*.safetensors"), words("a [MASK]")), "hf", "model.safetensors", "expected a folder that scripts/export_hf.py wrote", "export it again"),
@@ -139,8 +139,8 @@ PREDICT = {
         both(edited("hf/config.json", "model_type", "none"), words("a [MASK]")), "hf", "cannot be loaded", "expected a folder that scripts/export_hf.py wrote", "export it again"
     ),
     "no mask": (words("a word"), "'a word'", "has no [MASK]", "where a word is to be guessed", "put one"),
-    "a text too long": (words("word1 " * 100 + "[MASK]"), "word1", "tokens", "but the model takes 32", "shorten"),
-    "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top 1000", "61 tokens", "the model knows 61 tokens", "at most"),
+    "a text too long": (words("word1 " * 100 + "[MASK]"), "word1", "tokens", "but the model has 32 positions", "Shorten"),
+    "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top 1000", "61 tokens", "the model has 61 tokens", "at most"),
 }  # fmt: skip
 
 PLOT = {
@@ -172,7 +172,7 @@ SECTIONS = {
     "phases that cannot follow each other": (
         both(second_phase, replaced("other.json", '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'),
              words("--deepspeed_configs", "{root}/deepspeed.json", "{root}/other.json")),
-        "phase 2 cannot go on", "stage 0 in fp32, but this run uses stage 2", "but this run uses stage 2 in fp32", "the same DeepSpeed JSON",
+        "phase 2 cannot start", "stage 0 in fp32, but this run uses stage 2", "but this run uses stage 2 in fp32", "the same DeepSpeed JSON",
     ),
     "a flag that the launcher has not": (words("--max_step", "3"), "--max_step", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
 }  # fmt: skip
@@ -180,15 +180,6 @@ SECTIONS = {
 DOCTOR = {
     "no ranks": (words("--ranks", "0"), "--ranks", "found '0'", "expected a whole number of at least 1", "see --help"),
     "an unknown flag": (words("--rank", "1"), "--rank'", "unknown flag", "did you mean '--ranks'?", "did you mean '--ranks'?"),
-}  # fmt: skip
-
-SUPERVISE = {
-    "no command": (only("--max_restarts", "3"), "no command to run", "there is no command", "-- deepspeed", "put it behind --"),
-    "an unknown flag": (only("--max_restart", "3", "--", "true"), "--max_restart", "unknown flag", "did you mean '--max_restarts'?", "did you mean '--max_restarts'?"),
-    "restarts below zero": (only("--max_restarts", "-1", "--", "true"), "--max_restarts", "found '-1'", "expected a whole number from 0 up", "see --help"),
-    "a pause that is a word": (only("--pause", "long", "--", "true"), "--pause", "'long'", "expected seconds from 0 up, such as 2.5", "see --help"),
-    "a command that does not say its ranks": (only("--fewer_ranks", "--", "python", "a.py"), "--fewer_ranks", "needs a command with", "--num_accelerators and a number", "--num_gpus"),
-    "a command that is none": (only("--", "no-such-command"), "no-such-command", "cannot be started", "expected a command that is on the PATH", "environment"),
 }  # fmt: skip
 
 CASES = [
@@ -201,5 +192,4 @@ CASES = [
     *table("compare_unigram.py", COMPARE),
     *table("two_phases.py", SECTIONS),
     *table("doctor.py", DOCTOR),
-    *table("supervise.py", SUPERVISE),
 ]

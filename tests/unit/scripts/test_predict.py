@@ -1,6 +1,7 @@
-"""The predict command on an exported model: what it says is what our own model says."""
+"""The predict command on an exported model gives the results of our own model."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from scripts.predict import encode_pair, load_judge, load_tokenizer, main
+from tests.support import run_command
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
-from training.checkpoints.folder import STATE, TrainingState
-from training.export.hugging_face import EXTRA_WEIGHTS, export_checkpoint
+from training.checkpoints.paths import STATE
+from training.checkpoints.state import TrainingState
+from training.export.folder import EXTRA_WEIGHTS
+from training.export.hugging_face import export_checkpoint
 
 TEXT = ["the cat sat on the mat", "she opened the door and went outside", "one two three four five six"]
 PAIR = ("the cat sat", "she went outside on the mat")
@@ -59,7 +63,7 @@ def tokenizer() -> BertTokenizer:
     return train_tokenizer(TEXT, 90)
 
 
-def test_an_export_leaves_nothing_of_the_one_before_it(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+def test_an_export_removes_the_files_of_the_previous_one(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
     before = {path.name for path in folder.iterdir()}
     export(make_model(BertForPreTraining, tokenizer), tokenizer, tmp_path)
@@ -96,18 +100,25 @@ def test_a_pair_is_judged_as_by_our_own_model(
     assert both.count("%") == 6
 
 
-def test_what_cannot_be_judged_is_said(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+def test_texts_that_cannot_be_predicted_are_refused(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
     with pytest.raises(UserError, match="no text"):
         main(["--model", str(folder)])
     with pytest.raises(UserError, match="has no \\[MASK\\]"):
         main(["--model", str(folder), "the cat sat"])
-    with pytest.raises(UserError, match="19 positions; shorten"):
+    with pytest.raises(UserError, match="19 positions\\. Shorten"):
         main(["--model", str(folder), "--pair", "the cat " * 9, "the mat"])
     # A model without the head, exported over the one that had it: the old head must not judge for it.
     export(make_model(BertForPreTrainingPreLN, tokenizer, sentence_head="none"), tokenizer, tmp_path)
     with pytest.raises(UserError, match="no next-sentence head"):
         main(["--model", str(folder), *PAIR])
+
+
+def test_the_command_starts_without_deepspeed() -> None:
+    """Which takes seconds to import; stock transformers is all that a prediction needs."""
+    code = "import sys, scripts.predict; assert not {'deepspeed', 'training.engine'} & sys.modules.keys()"
+    outcome = run_command([sys.executable, "-c", code])
+    assert outcome.returncode == 0, outcome.stderr
 
 
 def test_a_stock_model_without_the_head_is_refused(tokenizer: BertTokenizer, tmp_path: Path) -> None:

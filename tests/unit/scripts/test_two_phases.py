@@ -1,4 +1,4 @@
-"""Two phases as one recipe: what phase 2 starts from, and where an interrupted recipe goes on."""
+"""Two phases as one command: what phase 2 starts from, and where an interrupted command resumes."""
 
 import json
 import os
@@ -13,9 +13,8 @@ import pytest
 
 from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
-from common.supervision import Supervisor
 from scripts import two_phases
-from scripts.two_phases import build_parser, check_phases, checkpoints_of, main, phase_words, remaining_phases
+from scripts.two_phases import Chain, build_parser, check_phases, checkpoints_of, main, phase_words, remaining_phases
 from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.plan.learning_rate import Schedule
@@ -47,7 +46,7 @@ def write_phases(folder: Path, first_steps: int = 6) -> list[str]:
     ]
 
 
-def test_interrupted_in_phase_two_it_goes_on_there_without_warming_up_again(tmp_path: Path) -> None:
+def test_interrupted_in_phase_two_it_resumes_there_without_another_warmup(tmp_path: Path) -> None:
     flags = build_parser().parse_args(write_phases(tmp_path))
     rest = [*PASSED_ON, "--data_path_prefix", str(tmp_path)]
     assert remaining_phases(flags) == (0, 1)
@@ -90,35 +89,35 @@ def test_phases_that_cannot_follow_each_other_are_refused_before_the_first(
     other = write_json(tmp_path / "other.json", {**engine, **change})
     words += ["--deepspeed_configs", str(tmp_path / "deepspeed.json"), str(other)]
     flags, rest = build_parser().parse_known_args([*words, *passed_on(tmp_path)])
-    with pytest.raises(UserError, match="phase 2 cannot go on from phase 1") as caught:
+    with pytest.raises(UserError, match="phase 2 cannot start from phase 1") as caught:
         check_phases(flags, (0, 1), rest)
     assert told in str(caught.value)
-    check_phases(flags, (1,), rest)  # phase 2 goes on from its own checkpoint
+    check_phases(flags, (1,), rest)  # phase 2 resumes from its own checkpoint
 
 
-def test_a_launcher_that_ends_with_0_before_the_phase_does_is_not_believed(
+def test_a_launcher_that_ends_with_0_before_the_last_step_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*write_phases(tmp_path), *passed_on(tmp_path)]
     started = []
 
-    def end_at_once(_self: Supervisor, command: list[str]) -> int:
+    def end_at_once(_self: Chain, command: list[str]) -> int:
         started.append(command)
         return 0
 
-    monkeypatch.setattr(Supervisor, "run", end_at_once)
+    monkeypatch.setattr(Chain, "run", end_at_once)
     assert main(words) == 1
     assert len(started) == 1
 
 
 @pytest.mark.parametrize(
     ("code", "told"),
-    [(2, "would end the same way"), (1, "goes on from its last checkpoint"), (STOPPED_EXIT_CODE, "goes on from")],
+    [(2, "would end the same way"), (1, "resumes from its last checkpoint"), (STOPPED_EXIT_CODE, "resumes from")],
 )
 def test_the_advice_follows_the_code(
     code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Supervisor, "run", lambda *_: code)
+    monkeypatch.setattr(Chain, "run", lambda *_: code)
     assert main([*write_phases(tmp_path), *passed_on(tmp_path)]) == code
     assert f"phase 1 ended with code {code}; " in (advice := capsys.readouterr().err)
     assert told in advice
@@ -127,17 +126,17 @@ def test_the_advice_follows_the_code(
 def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(_self: Supervisor, command: list[str]) -> int:
+    def run(_self: Chain, command: list[str]) -> int:
         run_here(command)
         return 0
 
-    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(Chain, "run", run)
     monkeypatch.setattr(two_phases, "launcher", lambda _ranks: [])
     words = [*write_phases(tmp_path), *passed_on(tmp_path)]
     assert main([*words, "--dry_run"]) == 0
     said = capsys.readouterr()
     assert said.out.count("dry run: nothing was written") == 1
-    assert "phase 2: flags, files and data are good; it can be tried once phase 1 has a checkpoint" in said.out
+    assert "phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint" in said.out
     assert "ended with code" not in said.err
     assert not (tmp_path / "out").exists()
 
@@ -150,7 +149,7 @@ def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_wit
 
 
 @pytest.mark.parametrize("starter", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])
-def test_interrupted_in_phase_one_it_goes_through_to_the_end(
+def test_interrupted_in_phase_one_it_resumes_and_finishes_both(
     starter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real command's main(). The `deepspeed` launcher costs ten seconds a start more than plain python does."""

@@ -42,7 +42,7 @@ def test_a_stock_checkpoint_arrives(
     run_here([*write_project(tmp_path), *STEPS, "--no-preln", "--use_pretrain", str(tmp_path / "stock")])
     said = capsys.readouterr().out
     assert re.search(rf"^  start +from the weights of {tmp_path}/stock$", said, re.MULTILINE)
-    assert "so nothing tells whether its ids mean the same tokens" in said
+    assert "so it cannot be checked whether its ids mean the same tokens" in said
     assert ("keep their weights" in said) == (words is not None)
     assert words is None or words in said
     ours, shared = read_weights(newest(tmp_path)), min(tokens, 61)
@@ -104,9 +104,9 @@ def test_tokens_at_the_same_ids_are_compared(changed: str | None, tmp_path: Path
     (tmp_path / "ours.txt").write_text("".join(f"{token}\n" for token in ours))
     tokenizer = load_tokenizer(tmp_path / "ours.txt")
     if changed == "word1":
-        with pytest.raises(UserError, match=r"at 1 of 7 ids .*id 6: 'word1' there, 'other' here"):
+        with pytest.raises(UserError, match=r"at 1 of 7 shared ids .*id 6: 'word1' there, 'other' here"):
             compare_tokens(tmp_path, tokenizer)
     else:
         assert compare_tokens(tmp_path, tokenizer) == []
     (note,) = compare_tokens(tmp_path / "none", tokenizer)
-    assert "holds no tokenizer" in note
+    assert "contains no readable tokenizer" in note

@@ -1,4 +1,4 @@
-"""Our files in a run's folders, damaged at random: a state that holds together, or one UserError; rows, or none."""
+"""Our files damaged at random: reading them gives a consistent state or a UserError."""
 
 import json
 import random
@@ -9,10 +9,11 @@ import pytest
 
 from common.errors import UserError
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
-from training.checkpoints.folder import TrainingState, find_damage, read_state
-from training.checkpoints.manifest import MANIFEST, STATE, write_manifest
+from training.checkpoints.manifest import find_damage, write_manifest
+from training.checkpoints.paths import MANIFEST, STATE
 from training.checkpoints.retention import read_best
 from training.checkpoints.skips import read_skips
+from training.checkpoints.state import TrainingState, read_state
 from training.metrics.reader import read_valid_lines
 from training.metrics.sinks import remove_later_lines
 
@@ -74,7 +75,7 @@ def test_damaged_states(tmp_path: Path) -> None:
     assert min(counts.values()) > ROUNDS // 20, counts
 
 
-def test_damaged_manifests_states_and_pointers_are_judged_without_falling_over(tmp_path: Path) -> None:
+def test_damaged_manifests_states_and_pointers_raise_nothing_else(tmp_path: Path) -> None:
     chance = random.Random(2)
     (tmp_path / STATE).write_text(json.dumps(asdict(GOOD)))
     write_manifest(tmp_path)
@@ -93,7 +94,7 @@ def test_damaged_manifests_states_and_pointers_are_judged_without_falling_over(t
 @pytest.mark.parametrize(
     "text", ["[[1]]", "[[2, 1]]", "[[1, 2.5]]", "{}", "7", "[[true, 2]]", "[" * 5000, "[[1, 1e999]]"]
 )
-def test_ranges_that_are_none(text: str, tmp_path: Path) -> None:
+def test_invalid_ranges(text: str, tmp_path: Path) -> None:
     (tmp_path / "skips.json").write_text(text)
     with pytest.raises(UserError, match="remove it to skip only the samples"):
         read_skips(tmp_path)

@@ -14,8 +14,9 @@ from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import own_environment, run_here
 from training import clock as run_clock
 from training import loop
-from training.checkpoints import folder as checkpoint
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints import writer as checkpoint
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import read_state
 from training.metrics.health import Health
 from training.metrics.window import MetricsWindow
 from training.plan.time_budget import Budget

@@ -18,7 +18,8 @@ from nvidia.attention.sparsity import SparseAttention
 from nvidia.encoder import BertEncoder
 from tests.support import make_rows, read_metrics, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import read_state
 from training.engine.build import take_step
 from training.engine.gradients import GradientWatch
 from training.inputs.datasets import open_data

@@ -1,4 +1,4 @@
-"""The last move of a checkpoint: the one it takes the place of is good until then, whatever the file system can do."""
+"""Publishing a checkpoint: the one that it replaces stays valid until then, on any file system."""
 
 import errno
 import json
@@ -8,14 +8,15 @@ import pytest
 
 from training.checkpoints import publish as publishing
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.manifest import STATE, write_manifest
+from training.checkpoints.manifest import write_manifest
+from training.checkpoints.paths import STATE
 from training.checkpoints.publish import exchange, publish, recover
 
 TAG = "step_00000007"
 
 
 def make(folder: Path, samples: int) -> Path:
-    """What find_damage() takes for sound."""
+    """A checkpoint that find_damage() accepts."""
     folder.mkdir(parents=True)
     (folder / STATE).write_text(json.dumps({"zero_stage": 0, "world_size": 1, "samples": samples}))
     (folder / "mp_rank_00_model_states.pt").write_bytes(b"weights")
@@ -28,7 +29,7 @@ def samples_of(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_sound_checkpoint_is_replaced(can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_valid_checkpoint_is_replaced(can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not can_exchange:
         monkeypatch.setattr(publishing, "exchange", lambda *_: False)
     make(tmp_path / TAG, 56)
@@ -46,7 +47,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_new_there", [False, True])
-def test_what_a_kill_between_two_renames_left_is_mended(is_new_there: bool, tmp_path: Path) -> None:
+def test_a_kill_between_two_renames_is_recovered_from(is_new_there: bool, tmp_path: Path) -> None:
     make(tmp_path / f".replaced_{TAG}", 56)
     make(tmp_path / ".saving" / TAG, 64)
     if is_new_there:
@@ -56,7 +57,7 @@ def test_what_a_kill_between_two_renames_left_is_mended(is_new_there: bool, tmp_
     assert [path.name for path in tmp_path.iterdir()] == [TAG]
 
 
-def test_two_folders_change_names(tmp_path: Path) -> None:
+def test_two_folders_exchange_names(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -70,7 +71,7 @@ def test_two_folders_change_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("answer", [errno.EINVAL, errno.ENOSYS, None])
 def test_a_system_without_an_exchange(answer: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
-        """A C library whose kernel refuses (`answer`), or which does not know the call."""
+        """A C library whose kernel refuses (`answer`), or which lacks the call."""
 
         def __init__(self) -> None:
             if answer is not None:

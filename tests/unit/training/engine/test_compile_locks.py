@@ -1,4 +1,4 @@
-"""The lock around a compile: held, waited for, and taken over from a process that was killed."""
+"""The lock around a compile: taken in turn, waited for, and taken over from a process that was killed."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.engine import compile_locks
-from training.engine.compile_locks import CompileLock
+from training.engine.compile_locks import GUARD, CompileLock
 
 
 def die_holding(path: Path, kind: type[compile_locks.FileBaton] = CompileLock) -> None:
@@ -23,9 +23,17 @@ def die_holding(path: Path, kind: type[compile_locks.FileBaton] = CompileLock) -
 
 
 def ask(path: Path) -> tuple[threading.Thread, list[bool]]:
-    """Another one that wants to compile; its answer comes when it has waited."""
+    """Another process that wants to compile; the answer, whether it may, arrives when it has waited."""
     answers: list[bool] = []
-    asking = threading.Thread(target=lambda: answers.append(CompileLock(str(path), 0.01).try_acquire()), daemon=True)
+
+    def acquire_or_wait() -> None:
+        lock = CompileLock(str(path), 0.01)
+        answer = lock.try_acquire()
+        if not answer:
+            lock.wait()
+        answers.append(answer)
+
+    asking = threading.Thread(target=acquire_or_wait, daemon=True)
     asking.start()
     asking.join(0.3)
     return asking, answers
@@ -36,13 +44,22 @@ def test_a_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path, capsys:
     die_holding(path)
     lock = CompileLock(str(path))
     assert lock.try_acquire()
-    assert "lock: was left by a run that died while it compiled" in capsys.readouterr().err
+    assert "lock: was left by a run that died while compiling" in capsys.readouterr().err
     asking, answers = ask(path)
     assert not answers, "only one may compile"
     lock.release()
     asking.join(5)
-    assert answers == [False], "it is compiled"
-    assert list(tmp_path.iterdir()) == []
+    assert answers == [True], "the next one compiles in turn, and ninja finds nothing to do"
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_but_the_guard_is_left(tmp_path: Path) -> None:
+    for _ in range(2):
+        lock = CompileLock(str(tmp_path / "lock"))
+        assert lock.try_acquire()
+        lock.release()
+    assert [path.name for path in tmp_path.iterdir()] == [GUARD]
+    assert (tmp_path / GUARD).read_text() == ""
 
 
 def test_who_waits_when_the_holder_dies_compiles(tmp_path: Path) -> None:
@@ -51,30 +68,30 @@ def test_who_waits_when_the_holder_dies_compiles(tmp_path: Path) -> None:
     assert holder.try_acquire()
     asking, answers = ask(path)
     assert not answers
-    assert holder.fd is not None
-    os.close(holder.fd)  # what the system does for a process that dies
+    assert holder.guard is not None
+    holder.guard.close()  # as the system does for a process that dies
     asking.join(5)
     assert answers == [True]
-    assert path.exists(), "others must not take it for compiled"
+    assert path.exists(), "other programs must wait for it"
 
 
-def test_a_foreign_lock_is_waited_for(
+def test_a_lock_of_another_program_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """torch's own: whether its process lives cannot be told."""
+    """torch's own: nothing shows whether its process is alive."""
     monkeypatch.setattr(compile_locks, "PATIENCE_SECONDS", 0.1)
     path = tmp_path / "lock"
     die_holding(path, compile_locks.FileBaton)
     asking, answers = ask(path)
     assert not answers
     assert path.exists()
-    assert f"{path}: waiting for another process" in capsys.readouterr().err
+    assert f"{path}: waiting for another program" in capsys.readouterr().err
     path.unlink()
     asking.join(5)
     assert answers == [False]
 
 
-def test_a_foreign_program_waits_for_ours(tmp_path: Path) -> None:
+def test_another_program_waits_for_ours(tmp_path: Path) -> None:
     lock = CompileLock(str(tmp_path / "lock"))
     assert lock.try_acquire()
     assert not compile_locks.FileBaton(str(tmp_path / "lock")).try_acquire()
@@ -83,7 +100,7 @@ def test_a_foreign_program_waits_for_ours(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There it is torch's own lock: nobody can see who holds it, so nobody may take it over."""
+    """Only torch's own lock is left: nothing shows who has it, so it is never taken over."""
 
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")
@@ -91,14 +108,13 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compile_locks.fcntl, "flock", refuse)
     lock = CompileLock(str(tmp_path / "lock"))
     assert lock.try_acquire()
-    assert (tmp_path / "lock").read_bytes() == b""
-    assert not CompileLock(str(tmp_path / "lock"))._take_over()
+    assert not CompileLock(str(tmp_path / "lock")).try_acquire()
     lock.release()
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "lock").exists()
 
 
 def test_many_at_once_compile_one_after_another(tmp_path: Path) -> None:
-    """Holders that die and holders that release, in many processes: never two at a time."""
+    """Processes that die while compiling and processes that finish: never two at a time."""
     path, trace = tmp_path / "lock", tmp_path / "trace"
     children = []
     for number in range(8):
@@ -109,6 +125,7 @@ def test_many_at_once_compile_one_after_another(tmp_path: Path) -> None:
     for child in children:
         os.waitpid(child, 0)
     lines = trace.read_text().split()
+    assert len(lines) == 16
     for first, second in zip(lines[::2], lines[1::2], strict=True):
         assert first.startswith("begin")
         assert second == first.replace("begin", "end")

@@ -99,7 +99,7 @@ def test_what_the_layer_has_not_is_refused(flags: list[str], words: str, tmp_pat
 
 
 def test_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"finds no CUDA device; drop the flag"):
+    with pytest.raises(UserError, match=r"finds no CUDA device\. Drop the flag"):
         run_here([*project(tmp_path), FLAG])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)

@@ -1,4 +1,4 @@
-"""--export_dir: the end of a run, and a finished run started again, leave a Hugging Face folder."""
+"""--export_dir: a run, and a finished run started again, end with a Hugging Face folder."""
 
 import errno
 import json
@@ -18,12 +18,14 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import VOCAB, make_rows, read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import CheckpointFolder, TrainingState
-from training.export.hugging_face import export_checkpoint, model_card, read_weights
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import TrainingState
+from training.export.hugging_face import export_checkpoint, read_weights
+from training.export.model_card import model_card
 
 
 def check_export(folder: Path) -> None:
-    """It is what the command line's export makes of the last checkpoint, and stock transformers loads it."""
+    """It equals the export of the last checkpoint by the command, and stock transformers loads it."""
     checkpoints = CheckpointFolder(folder / "out" / "saved_models" / "tiny")
     export_checkpoint(checkpoints.folder / checkpoints.choose(None), folder / "later", None, None)
     expected = load_file(folder / "later" / "model.safetensors")
@@ -132,7 +134,7 @@ def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:
         run_here([*words, "--export_dir", str(tmp_path / "hf")])
 
 
-def test_a_file_that_came_into_its_place_since_is_told_by_the_same_flag(
+def test_a_file_created_there_during_the_run_is_reported_with_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = write_project(tmp_path)
@@ -152,7 +154,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     run_here([*words, "--max_steps", "1"])
     checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
     checkpoint = checkpoints.folder / checkpoints.choose(None)
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="a different tokenizer"):
         export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "wrong.txt"), None)
     assert not (tmp_path / "hf").exists()
     export_checkpoint(checkpoint, tmp_path / "hf", load_tokenizer(tmp_path / "right.txt"), None)

@@ -15,7 +15,8 @@ from data.stream.batches import Batch
 from data.stream.loader import TrainingStream
 from tests.support import LENGTH_SCHEDULE, read_metrics, write_two_lengths
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import CheckpointFolder, read_state
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.state import read_state
 from training.inputs.streams import build_stream
 from training.plan.length_schedule import parse_lengths, resolve_lengths
 from training.plan.outlook import mean_tokens

@@ -1,4 +1,4 @@
-"""A process's place: from a launcher's variables, from srun's, or alone."""
+"""The rank of a process: from the variables of a launcher or of srun, or alone."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.unit.training.in_process import own_environment
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 
 
-def test_alone_fills_in_a_world_of_one() -> None:
+def test_a_process_alone_is_a_world_of_one() -> None:
     environment: dict[str, str] = {}
     assert read_rank_info(environment) == RankInfo(rank=0, local_rank=0, world_size=1, local_size=1)
     assert environment["MASTER_ADDR"] == "127.0.0.1"
@@ -41,13 +41,13 @@ def test_sruns_variables() -> None:
     assert environment["RANK"] == "9"
 
 
-def test_a_world_of_one_needs_no_place_to_meet() -> None:
+def test_a_world_of_one_needs_no_address() -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "1"}
     assert read_rank_info(environment) == RankInfo(rank=0, local_rank=0, world_size=1, local_size=1)
     assert {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
 
 
-def test_all_contradictions_are_told_at_once() -> None:
+def test_all_contradictions_are_reported_at_once() -> None:
     with pytest.raises(UserError, match=r"(?s)WORLD_SIZE: found 'two'.*RANK: found '-1'.*LOCAL_RANK: found 'x'"):
         read_rank_info({"RANK": "-1", "WORLD_SIZE": "two", "LOCAL_RANK": "x"})
 
@@ -60,12 +60,12 @@ def test_one_task_of_srun_is_a_world_of_one() -> None:
 def test_a_local_rank_beyond_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match=r"LOCAL_RANK: found 2, but this machine shows 2 GPUs; .*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(UserError, match=r"LOCAL_RANK: found 2, but this machine has 2 GPUs\. .*CUDA_VISIBLE_DEVICES"):
         pick_device(RankInfo(rank=2, local_rank=2, world_size=4, local_size=4))
 
 
 @pytest.mark.parametrize(("ranks", "cores", "share"), [(1, 8, 8), (2, 8, 4), (2, 2, 1), (3, 8, 2), (4, 2, 1)])
-def test_ranks_share_the_cores_where_nobody_says_otherwise(
+def test_ranks_share_the_cores_unless_the_user_sets_threads(
     ranks: int, cores: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)))
@@ -75,7 +75,26 @@ def test_ranks_share_the_cores_where_nobody_says_otherwise(
             assert share_cores(RankInfo(rank, rank, ranks, ranks), {}) == share
         torch.set_num_threads(7)
         share_cores(RankInfo(0, 0, ranks, ranks), {"OMP_NUM_THREADS": "7"})
-        assert torch.get_num_threads() == 7  # told by the user
+        assert torch.get_num_threads() == 7  # set by the user
+
+
+AGENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node-a"}
+
+
+@pytest.mark.parametrize(
+    ("machines", "restarts", "is_shared", "is_refused"),
+    [("1", "3", "True", False), ("2", "0", "True", False), ("2", "3", "False", False), ("2", "3", "True", True)],
+)
+def test_restarts_on_several_machines_need_a_new_store(
+    machines: str, restarts: str, is_shared: str, is_refused: bool
+) -> None:
+    environment = {**AGENT, "GROUP_WORLD_SIZE": machines, "TORCHELASTIC_MAX_RESTARTS": restarts}
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = is_shared
+    if is_refused:
+        with pytest.raises(UserError, match="SHARE_RDZV_TCP_STORE: it is not set, but torchrun runs on 2"):
+            read_rank_info(environment)
+    else:
+        assert read_rank_info(environment).world_size == 2
 
 
 @pytest.mark.parametrize("threads", ["2", "4,2"])

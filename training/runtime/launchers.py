@@ -1,4 +1,4 @@
-"""Launchers: where `deepspeed` is, what started this process and whether it is still there; they die without a word."""
+"""Launchers: where `deepspeed` is installed, and whether the processes that started this one are still running."""
 
 import os
 import shutil
@@ -6,13 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.outcome import OUTCOME_VARIABLE
-
 TORCH_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 
 
 def is_launcher(command_line: Sequence[str]) -> bool:
-    """Whether it is that of the `deepspeed` command, of what it starts on each machine, or of torchrun."""
+    """Whether this is the command line of `deepspeed`, of the process it starts on each machine, or of torchrun."""
     return any(
         word == "deepspeed.launcher.launch" or word.endswith(("/deepspeed", "/torchrun")) or word in TORCH_LAUNCHERS
         for word in command_line[:4]
@@ -20,21 +18,19 @@ def is_launcher(command_line: Sequence[str]) -> bool:
 
 
 def find_deepspeed() -> str | None:
-    """The `deepspeed` command of this environment, whether it is active or not, else whichever there is."""
+    """The `deepspeed` command of this environment, active or not, else the first on the PATH."""
     return shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 class Launcher:
-    """The processes above this one that it must not outlive, as they are when this is made.
+    """The processes above this one that it must not outlive, as they are when this object is created.
 
-    Who gave this process its rank or waits for its outcome is one, whatever it is; and so is the `deepspeed` command
-    above the launcher that it starts.
+    The process that assigned this one its rank is one, whatever it is; so is the `deepspeed` command above it.
     """
 
     def __init__(self) -> None:
         parent = os.getppid()
-        is_below = "RANK" in os.environ or OUTCOME_VARIABLE in os.environ or _is_launcher(parent)
-        self.chain = [(os.getpid(), parent)] if is_below else []
+        self.chain = [(os.getpid(), parent)] if "RANK" in os.environ or _is_launcher(parent) else []
         if _is_launcher(parent) and _is_launcher(grandparent := _parent_of(parent)):
             self.chain.append((parent, grandparent))
 
@@ -44,7 +40,7 @@ class Launcher:
 
 def _parent_of(process: int) -> int:
     try:
-        # After the command's name, which is in parentheses and may hold anything: state, then the parent.
+        # The command's name, which may contain anything, is in parentheses; after it come the state and the parent.
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0

@@ -7,16 +7,16 @@ from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
 
 
-def test_a_folder_with_no_sound_checkpoint_is_not_begun_anew(rank_server: RankServer, tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_checkpoint_is_refused(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "2"]
     assert rank_server.run(words, 1, tmp_path).codes == [0]
     (checkpoints(tmp_path).folder / "step_00000002" / "mp_rank_00_model_states.pt").write_bytes(b"gone")
     outcome = rank_server.run([*words[:-1], "4"], 1, tmp_path)
     assert outcome.codes == [2]
-    assert "none that is sound" in outcome.text
+    assert "none that is valid" in outcome.text
     assert len(read_metrics(tmp_path, "train")) == 2
     (checkpoints(tmp_path).folder / "step_00000002").rename(checkpoints(tmp_path).folder / "step_00000002.damaged")
-    assert "none that is sound" in rank_server.run([*words[:-1], "4"], 1, tmp_path).text
+    assert "none that is valid" in rank_server.run([*words[:-1], "4"], 1, tmp_path).text
 
 
 def test_a_changed_decay_is_told_and_taken(rank_server: RankServer, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_start_from_an_older_checkpoint(rank_server: RankServer, tmp_path: Pat
     (told,) = [line for line in again.text.splitlines() if "is not used" in line]
     own = tmp_path / "out" / "saved_models" / "second" / "step_00000003"
     assert told.startswith(f"note: --load_training_checkpoint: {first / 'step_00000002'} is not used, because")
-    assert f"goes on from {own}; to begin from it again pass another --job_name" in told
+    assert f"resumes from {own}; to start from {first / 'step_00000002'} again, pass another --job_name" in told
     assert f"from {own}" in again.text
 
 

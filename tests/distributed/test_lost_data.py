@@ -61,8 +61,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
     full = rank_server.run([*words, "--max_steps", "12"], 2, tmp_path, faults=patience)
     assert full.codes[0] == 2, full.text
     assert "step_00000008 was not saved" in full.text
-    assert "make room for" in full.text
-    assert "the last good checkpoint is step_00000004" in full.text
+    assert ": free " in full.text
+    assert "the last valid checkpoint is step_00000004" in full.text
     assert "Traceback" not in full.text
     found = CheckpointFolder(small_disk / "out" / "saved_models" / "tiny")
     assert found.newest_valid() == "step_00000004"
@@ -114,6 +114,6 @@ def test_an_output_that_is_lost_does_not_cost_the_run(how: str, rank_server: Ran
     words = [*write_project(tmp_path), "--max_steps", "4", "--save_every_steps", "2"]
     outcome = rank_server.run(words, 1, tmp_path, faults=[{"kind": "lose_output", "how": how}])
     assert outcome.codes == [0], outcome.text
-    assert outcome.text.count("standard output cannot be written any more") == 1
+    assert outcome.text.count("standard output can no longer be written") == 1
     assert "could not be written" not in outcome.text
     assert checkpoints(tmp_path).tags() == ["step_00000002", "step_00000004"]

@@ -1,28 +1,35 @@
-"""From a process's first line to its first step: there is nothing to save, so a request to stop ends it at once.
+"""A process before its first step: a stop request ends it at once, because there is nothing to save.
 
-Importing takes seconds, and joining the other ranks may take for ever, inside calls during which Python runs no signal
-handler. So a thread listens: the system hands it every signal's number through a pipe. It looks after the launcher too.
+Importing takes seconds and joining the other ranks may take minutes, inside calls during which Python runs no signal
+handlers. So a thread receives the signals through a pipe (signal.set_wakeup_fd). It also watches the launcher.
 """
 
 import os
 import select
 import signal
 import threading
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack, suppress
 
-from common.launchers import Launcher
-from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE
+from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, handle_stop_signals
+from training.runtime.launchers import Launcher
 
-LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
+LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
+
+
+def choose_accelerator() -> None:
+    """Set DS_ACCELERATOR=cpu if torch finds no accelerator, before DeepSpeed is imported and warns about it."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 class Start:
-    """The start of this process. begin(), hand_over() and end() in that order, from the main thread."""
+    """The start of this process. Call begin(), hand_over() and end() in that order, from the main thread."""
 
     def __init__(self) -> None:
         self.launcher: Launcher | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers = ExitStack()
         self._pipe: tuple[int, int] | None = None
         self._is_over = threading.Event()
 
@@ -34,25 +41,22 @@ class Start:
         self.launcher = Launcher()
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
-        for number in STOP_SIGNALS:
-            self._before[number] = signal.signal(number, lambda *_: None)
+        self._handlers.enter_context(handle_stop_signals(lambda *_: None))
         signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(self._pipe[0],), name="start", daemon=True).start()
 
     def hand_over(self) -> None:
-        """Others see to signals and to the launcher from here on."""
+        """From now on StopRequests handles signals and the watchdog watches the launcher."""
         self._is_over.set()
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
 
     def end(self) -> None:
-        """Leave the signals as they were found."""
+        """Restore the signal handlers."""
         self.hand_over()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
+        self._handlers.close()
         if self._pipe is not None:
-            os.close(self._pipe[1])  # the thread reads the end of it, and closes the other side
+            os.close(self._pipe[1])  # the thread reads the end of file and closes the other side
             self._pipe = None
 
     def _listen(self, descriptor: int) -> None:

@@ -1,0 +1,38 @@
+"""The name of every file and folder of a run's checkpoint folder, `<output_dir>/saved_models/<job_name>`."""
+
+import re
+
+# In the run's folder.
+LATEST = "latest"  # DeepSpeed's pointer to the newest checkpoint
+BEST = "best.json"  # our pointer to the checkpoint with the lowest validation loss
+SKIPS = "skips.json"  # ranges of samples that training skips
+TIME_SPENT = "time_spent.json"  # seconds that the run has used of its --time_budget
+STAGING = ".saving"  # a checkpoint while it is written
+DROPPED = ".dropped_"  # prefix of a checkpoint while it is removed
+REPLACED = ".replaced_"  # prefix of a valid checkpoint while another of the same step takes its place
+DAMAGED = ".damaged"  # suffix of an invalid checkpoint whose step was saved again
+
+# In a checkpoint.
+MANIFEST = "manifest.json"
+STATE = "bert_pretraining.json"
+MODEL_FILE = "mp_rank_00_model_states.pt"
+# Stages 1 to 3 have an optimizer file per rank, stage 3 also a model file per rank. In bf16 DeepSpeed adds a prefix.
+RANK_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
+
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # what a user may call a checkpoint folder
+RUN_TAG = re.compile(r"step_(\d+)")  # what a run calls it
+
+
+def tag_of_step(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def is_run_tag(tag: str) -> bool:
+    """Whether a run gave this name to a checkpoint; a copy under another name belongs to the user."""
+    return RUN_TAG.fullmatch(tag) is not None
+
+
+def step_of(tag: str) -> int:
+    """The step at the end of a tag, or -1."""
+    digits = re.search(r"(\d+)$", tag)
+    return int(digits.group(1)) if digits else -1

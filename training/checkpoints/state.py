@@ -1,0 +1,121 @@
+"""The training state: what a run needs to resume, beside DeepSpeed's own files. Readable JSON in the checkpoint."""
+
+import json
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from common.errors import UserError, shortened
+from common.files import write_plainly
+from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
+from training.plan.time_budget import MAX_SECONDS
+from training.settings.json_files import load_json
+
+Ranges = tuple[tuple[int, int], ...]  # first sample, and the one after the last
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The position of a run and the settings it must resume with.
+
+    The order of samples and the dropout of every rank follow from `seed` and `samples`, so no random state is saved.
+    """
+
+    step: int  # optimizer steps applied, including those of an earlier phase
+    start_step: int  # the step at which this run began; not 0 when it began from another run's checkpoint
+    samples: int  # the data cursor: rows consumed from this run's data
+    tokens: int  # real tokens seen in this run
+    seed: int
+    world_size: int
+    zero_stage: int
+    precision: str
+    data_digest: str
+    tokenizer_digest: str | None
+    best_validation_loss: float | None
+    model_config: dict[str, Any]
+    is_preln: bool
+    is_kernel: bool = False  # whether the weights have the names of DeepSpeed's fused layers
+    seconds: float = 0.0  # that this run has taken, over all its restarts
+    longest_pause: float = 0.0  # seconds of the longest validation or save; --time_budget reserves time for the last
+    skips: Ranges = ()  # samples that training skips
+    rollbacks: Ranges = ()  # those of `skips` that a rollback added, as opposed to the user
+    recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to report changes on resume
+    data_summary: str | None = None  # files and rows, to report changes on resume
+    best_tag: str | None = None  # with --keep_best: the checkpoint of best_validation_loss
+    best_is_only: bool = False  # whether that checkpoint was saved only for its loss
+
+
+STATE_TYPE = TypeAdapter(TrainingState)
+
+
+def tag_of(state: TrainingState) -> str:
+    return tag_of_step(state.step)
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """The state of a checkpoint that passed its manifest. The file is untrusted: every value is checked."""
+    path = checkpoint / STATE
+    content = load_json(path, "the state of a run")
+    names = {field.name for field in fields(TrainingState)}
+    required = {field.name for field in fields(TrainingState) if field.default is MISSING}
+    if not required <= set(content) <= names:
+        missing, unknown = (
+            ", ".join(sorted(keys)) or "none" for keys in (required - set(content), set(content) - names)
+        )
+        raise UserError(
+            f"{path}: was written by another version of this project (missing keys: {missing}; unknown keys: "
+            f"{shortened(unknown)}); expected the keys of this version. Use the version that wrote it"
+        )
+    try:
+        state = STATE_TYPE.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        is_range = detail["loc"][:1] in (("skips",), ("rollbacks",))
+        key = ".".join(map(str, detail["loc"][:1] if is_range else detail["loc"]))
+        expected = "expected [first, end] with 0 <= first < end" if is_range else f"but {detail['msg']}"
+        raise UserError(
+            f"{path}: {key}: found {shortened(detail['input'])}, {expected}. Use another checkpoint"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}. Use another checkpoint") from None
+    _check_values(state, path)
+    return state
+
+
+def _check_values(state: TrainingState, path: Path) -> None:
+    numbers = {
+        field.name: value
+        for field in fields(state)
+        if isinstance(value := getattr(state, field.name), int | float) and field.name != "best_validation_loss"
+    }
+    for name, value in numbers.items():
+        if not 0 <= value < 2**63:
+            raise UserError(f"{path}: {name}: found {shortened(value)}, expected 0 to 2^63 - 1. Use another checkpoint")
+    for name, ranges in (("skips", state.skips), ("rollbacks", state.rollbacks)):
+        for first, end in ranges:
+            if not 0 <= first < end < 2**63:
+                raise UserError(
+                    f"{path}: {name}: found {shortened([first, end])}, expected [first, end] with 0 <= first < end. "
+                    f"Use another checkpoint"
+                )
+    if state.world_size < 1 or state.zero_stage > 3 or state.start_step > state.step:
+        raise UserError(
+            f"{path}: world_size {state.world_size}, zero_stage {state.zero_stage}, start_step {state.start_step} and "
+            f"step {state.step} contradict each other. Use another checkpoint"
+        )
+
+
+def note_time_spent(folder: Path, seconds: float) -> None:
+    """Record the time used since the last checkpoint too, for a process that is killed before it saves again."""
+    write_plainly(folder / TIME_SPENT, json.dumps({"seconds": seconds}) + "\n")
+
+
+def read_time_spent(folder: Path) -> float:
+    """The seconds that note_time_spent() recorded last; 0 if they cannot be read: then the checkpoint's time counts."""
+    try:
+        seconds = float(json.loads((folder / TIME_SPENT).read_text())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0.0
+    return seconds if 0 <= seconds <= MAX_SECONDS else 0.0

@@ -1,0 +1,202 @@
+"""Writing a run's checkpoints: DeepSpeed's files and ours, visible only when complete.
+
+Every rank writes below `.saving/`. Then rank 0, in the background, adds our files and the manifest, publishes the
+folder by renaming it, and updates the pointers `latest` and `best.json`.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.console import console
+from common.files import write_atomically
+from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.manifest import WrittenFile, size_in, write_manifest
+from training.checkpoints.paths import LATEST, STAGING, STATE, step_of
+from training.checkpoints.publish import publish
+from training.checkpoints.retention import Best, Retention, retire, sweep, write_best
+from training.checkpoints.state import TrainingState, read_state, tag_of
+from training.runtime import collectives
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written; earlier ones are intact. The message says how much space is needed."""
+
+
+class CheckpointWriter(CheckpointFolder):
+    """The checkpoint folder that this run writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._commit: threading.Thread | None = None
+        self._commit_failure: Exception | None = None
+
+    def save(
+        self,
+        engine: Any,
+        state: TrainingState,
+        sources: dict[str, str | bytes],
+        retention: Retention,
+        best: Best | None = None,
+    ) -> None:
+        """Write a checkpoint. Collective. Rank 0 commits it in the background; `finish()` waits for that.
+
+        `sources` are the user's files, saved verbatim. `best` marks it as the best so far: it is kept until there is
+        a better one. Raises SaveFailed on all ranks.
+        """
+        tag = tag_of(state)
+        staging = self.folder / STAGING
+        exists, problem = collectives.all_ranks_from_main(lambda: self._prepare(staging, state, engine))
+        if problem is not None:
+            raise SaveFailed(problem)
+        if exists:
+            if best is not None and collectives.is_main():
+                self.mark_best(retention, best)
+            return
+        engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
+        names, failure = engine.checkpoint_engine.take_outcome()
+        if collectives.all_ranks_any(failure is not None)[0]:
+            collectives.all_ranks_from_main(lambda: shutil.rmtree(staging, ignore_errors=True))
+            raise SaveFailed(self.explain(failure, tag, engine))
+        names_by_rank = collectives.all_ranks_gather(names)
+        if collectives.is_main():
+            files = [WrittenFile(rank, *file) for rank, found in enumerate(names_by_rank) for file in found]
+            task = (staging / tag, state, sources, retention, best, files, self.damaged)
+            self._commit = threading.Thread(target=self._commit_in_background, args=task, name="commit")
+            self._commit.start()
+
+    def join(self) -> None:
+        """Wait for the commit in the background on this rank, whether or not it succeeds."""
+        if self._commit is not None:
+            self._commit.join()
+
+    def finish(self) -> None:
+        """Wait for the commit in the background. Collective. Raises SaveFailed on all ranks if it failed."""
+
+        def join() -> str | None:
+            self.join()
+            self._commit, failure, self._commit_failure = None, self._commit_failure, None
+            if failure is not None and not isinstance(failure, OSError):
+                raise failure
+            return None if failure is None else self.explain(failure, "the last checkpoint", None)
+
+        problem = collectives.all_ranks_from_main(join)
+        if problem is not None:
+            raise SaveFailed(problem)
+
+    def mark_best(self, retention: Retention, best: Best) -> None:
+        """Mark an existing checkpoint as the best so far."""
+        try:
+            retire(self.folder, [tag for tag in self.tags() if tag not in self.damaged], retention, best)
+        except OSError as error:
+            console.warn(f"{self.folder}: {best.tag} is the best so far, but best.json cannot be written ({error})")
+
+    def repair_pointers(self, tag: str, state: TrainingState) -> None:
+        """Update `latest` and `best.json` if a kill after the rename left them behind; `state` is that of `tag`."""
+        with suppress(OSError):
+            if _read_pointer(self.folder) != tag:
+                point_to(self.folder, tag)
+            best, lowest = self.best(), state.best_validation_loss
+            if state.best_tag not in self.tags() or lowest is None or (best and best.mlm_loss <= lowest):
+                return
+            assert state.best_tag is not None
+            write_best(self.folder, Best(state.best_tag, lowest, state.best_is_only))
+
+    def size_of_next(self, engine: Any) -> int:
+        """Bytes that the next checkpoint needs: the size of the newest one, else 12 per parameter."""
+        newest = self.newest_known_valid()
+        if newest is not None:
+            return size_in(self.folder / newest)
+        return 12 * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+
+    def explain(self, failure: Exception | None, tag: str, engine: Any) -> str:
+        """Why `tag` was not saved, the last valid checkpoint and the space needed. `failure` None: on another rank."""
+        reason = "a file could not be written on another rank" if failure is None else str(failure)
+        valid = self.newest_known_valid()
+        text = f"{self.folder}: {tag} was not saved ({reason}); the last valid checkpoint is {valid or 'none yet'}"
+        if isinstance(failure, FileNotFoundError):  # space is not the reason
+            return text
+        try:
+            free = shutil.disk_usage(self.folder).free
+            needed = self.size_of_next(engine) if engine is not None or valid is not None else 0
+        except OSError:
+            return f"{text}; the folder cannot be reached"
+        missing = max(0, needed - free)
+        return f"{text}. It needs {_megabytes(needed)} and {_megabytes(free)} are free" + (
+            f": free {_megabytes(missing)} more" if missing else "; check that the disk is writable and not full"
+        )
+
+    def _prepare(self, staging: Path, state: TrainingState, engine: Any) -> tuple[bool, str | None]:
+        """Whether the checkpoint exists already, and otherwise why it cannot be written, or None.
+
+        A checkpoint of the same step but fewer samples seen (rows after it gave no step) is written again.
+        """
+        tag = tag_of(state)
+        if tag in self.valid and tag in self.tags() and read_state(self.folder / tag).samples == state.samples:
+            return True, None
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            sweep(self.folder)
+            staging.mkdir(parents=True)
+            if shutil.disk_usage(self.folder).free < self.size_of_next(engine):
+                raise OSError("not enough space")
+        except OSError as error:
+            return False, self.explain(error, tag, engine)
+        return False, None
+
+    def _commit_in_background(self, *task: Any) -> None:
+        try:
+            self.damaged.discard(task[0].name)  # it is written again
+            commit(self.folder, *task)
+            self.valid.add(task[0].name)
+        except Exception as error:  # raised by finish()
+            self._commit_failure = error
+            shutil.rmtree(self.folder / STAGING, ignore_errors=True)
+
+
+def commit(
+    folder: Path,
+    staged: Path,
+    state: TrainingState,
+    sources: dict[str, str | bytes],
+    retention: Retention,
+    best: Best | None,
+    written: Sequence[WrittenFile] = (),
+    damaged: Container[str] = (),
+) -> None:
+    """Complete and publish `staged`, in an order that makes a kill at any moment harmless. Rank 0 only."""
+    write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
+    for name, text in sources.items():
+        write_atomically(staged / name, text)
+    write_manifest(staged, written)
+    publish(staged, folder / staged.name)
+    shutil.rmtree(staged.parent, ignore_errors=True)
+    console.say(f"checkpoint: {folder / staged.name}" + (" (the best so far)" if best else ""))
+    try:
+        point_to(folder, staged.name)
+        # Later steps were skipped when this run resumed; they must not push out valid ones.
+        earlier = [tag for tag in CheckpointFolder(folder).tags() if step_of(tag) <= step_of(staged.name)]
+        retire(folder, [tag for tag in earlier if tag not in damaged], retention, best)
+    except OSError as error:
+        console.warn(f"{folder}: the checkpoint was saved, but its pointers could not be written ({error})")
+
+
+def point_to(folder: Path, tag: str) -> None:
+    """Write DeepSpeed's pointer. This project never follows it: it goes by the manifests."""
+    write_atomically(folder / LATEST, tag)
+
+
+def _read_pointer(folder: Path) -> str | None:
+    try:
+        return (folder / LATEST).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

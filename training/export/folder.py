@@ -1,0 +1,63 @@
+"""The files of an exported Hugging Face folder, without the libraries that training needs."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from common.errors import Problems, UserError, describe_system_error
+from common.files import check_folder_to_write, give_usual_mode
+
+WEIGHTS = "model.safetensors"
+# The pooler and the next-sentence head, for which the stock pre-LN class has no parameters.
+EXTRA_WEIGHTS = "next_sentence.safetensors"
+MARK = {"written_by": "export_hf"}  # in the metadata of the weights: an export may replace this folder's files
+CARD_HEADING = "## Measured on the validation shards"
+EXPORT_AGAIN = "expected a model in Hugging Face's layout. Copy the folder again, or write it with scripts/export_hf.py"
+
+
+def check_export_folder(folder: Path, flag: str, problems: Problems) -> None:
+    """Note why an export cannot be written to `folder`, which `flag` named: it would replace unrelated files."""
+    before = len(problems.messages)
+    check_folder_to_write(folder, flag, problems)
+    if len(problems.messages) > before or not folder.is_dir():
+        return
+    # An export that was killed during its first file leaves *.tmp.
+    found = sorted(path.name for path in folder.iterdir() if path.suffix != ".tmp")
+    if found and not is_export(folder):
+        listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        problems.add(
+            f"{flag} {folder}: is not empty and not an earlier export (found: {listed}); expected a new folder or an "
+            f"empty one. Pass a new folder, or empty this one"
+        )
+
+
+def is_export(folder: Path) -> bool:
+    """Whether the weights or the model card were written by an export of this project."""
+    with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as weights:
+        if MARK.items() <= (weights.metadata() or {}).items():
+            return True
+    with suppress(OSError, UnicodeDecodeError):
+        return CARD_HEADING in (folder / "README.md").read_text()
+    return False
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt", **MARK}
+    )
+    give_usual_mode(temporary)
+    temporary.replace(path)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with path.open("rb"):  # safetensors reports every error as "no such file"
+            pass
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        described = describe_system_error(error) if isinstance(error, OSError) else None
+        raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {EXPORT_AGAIN}") from None
