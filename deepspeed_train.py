@@ -26,12 +26,12 @@ from training.plan.time_budget import process_start
 from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
+from training.runtime.precision import avoid_broken_amx
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 from training.runtime.restarting import restart_alone
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
 from training.settings.arguments import read_arguments
-from training.settings.precision import avoid_broken_amx
 from training.settings.resolve import resolve_settings
 
 

@@ -25,7 +25,7 @@ from tests.integration.bad_input.case import Case, Setup, names
 from tests.support import free_port, write_project, write_two_lengths
 from tests.support import run_command as run_process
 from tests.unit.training.in_process import own_environment
-from training.settings.precision import avoid_broken_amx
+from training.runtime.precision import avoid_broken_amx
 
 Main = Callable[[Sequence[str] | None], int]
 COMMANDS: dict[str, tuple[Main, Callable[[Path], list[str]]]] = {

@@ -10,15 +10,8 @@ import torch
 from common.console import console
 from common.errors import Problems, shortened
 from nvidia.compiling import find_compiler_problem
+from training.runtime.precision import SPELLINGS, choose_precision, find_abilities
 from training.settings.deepspeed_file import DeepSpeedFile
-from training.settings.precision import choose_precision, find_abilities
-
-# As DeepSpeed's data_types spells them.
-PRECISION_NAMES = {
-    "fp32": ("fp32", "float32", "torch.float32", "float"),
-    "fp16": ("fp16", "float16", "torch.float16", "half"),
-    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-}
 
 
 def check_engine(flags: Namespace, deepspeed: DeepSpeedFile, problems: Problems) -> str | None:
@@ -59,13 +52,13 @@ def _check_layer_drop(flags: Namespace, deepspeed: DeepSpeedFile, problems: Prob
 def _check_accumulation(deepspeed: DeepSpeedFile, precision: str | None, problems: Problems) -> None:
     """The type in which gradients of micro-steps are summed up, where DeepSpeed has only one."""
     wanted = deepspeed.content.get("data_types", {}).get("grad_accum_dtype")
-    if wanted is not None and not any(wanted in names for names in PRECISION_NAMES.values()):
+    if wanted is not None and not any(wanted in names for names in SPELLINGS.values()):
         problems.add(
             f"{deepspeed.path}: data_types.grad_accum_dtype is {shortened(wanted)}, expected one of "
-            f"{', '.join(PRECISION_NAMES)}; write one, or remove the key"
+            f"{', '.join(SPELLINGS)}; write one, or remove the key"
         )
         return
-    if precision is None or deepspeed.zero_stage > 0 or wanted is None or wanted in PRECISION_NAMES[precision]:
+    if precision is None or deepspeed.zero_stage > 0 or wanted is None or wanted in SPELLINGS[precision]:
         return
     problems.add(
         f"{deepspeed.path}: data_types.grad_accum_dtype is {wanted!r}, but in {precision} at ZeRO stage 0 DeepSpeed "
