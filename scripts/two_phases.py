@@ -24,10 +24,11 @@ from common.supervision import DIED_UNSEEN, Supervisor
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.checkpoints.match import EngineKind, find_mismatches
 from training.clock import is_run_finished
-from training.inputs.datasets import Datasets, open_data
+from training.inputs.datasets import Datasets
+from training.preflight import prepare_run
 from training.runtime.ranks import RankInfo, free_port
-from training.settings.arguments import read_arguments
-from training.settings.resolve import Settings, resolve_settings
+from training.settings.flags import read_arguments
+from training.settings.resolve import Settings
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checked = check_phases(flags, phases, passed_on)
     with Supervisor() as supervisor:
         for phase in phases:
-            is_dry_run = checked[phase].settings.flags.dry_run
+            is_dry_run = checked[phase].settings.training_flags.dry_run
             if is_dry_run and not has_start(flags, phase):
                 console.say("phase 2: flags, files and data are good; it can be tried once phase 1 has a checkpoint")
                 break
@@ -119,8 +120,8 @@ def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Se
     for phase in phases:
         try:
             words, wrong = read_arguments(phase_words(flags, phase, passed_on))
-            settings[phase] = resolve_settings(words, place, wrong)
-            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase].data, place), place)
+            settings[phase], datasets = prepare_run(words, place, wrong)
+            checked[phase] = CheckedPhase(settings[phase], datasets, place)
         except UserError as error:
             for part in error.parts:
                 problems.add(f"phase {phase + 1}: {part}")

@@ -17,13 +17,11 @@ from nvidia.pretraining import PreTrainingModel
 FLAG = "--deepspeed_transformer_kernel"
 
 
-def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | None, problems: Problems) -> None:
-    """Note why the layer, where it is asked for, cannot be used: what this machine lacks, and what it does not have.
+def check_kernel(config: BertConfig | None, precision: str | None, problems: Problems) -> None:
+    """Add the reasons why the layer cannot be used with this model, in this precision, or on this machine.
 
-    `config` and `precision` are None where they could not be found out, which has been noted.
+    `config` and `precision` are None if they are not known because of other problems.
     """
-    if not flags.deepspeed_transformer_kernel:
-        return
     if config is not None and (found := find_unsupported(config)):
         problems.add(
             f"{FLAG} does not compute {', '.join(found)}; expected dense attention with absolute positions, gelu and "
@@ -33,15 +31,6 @@ def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | N
         problems.add(f"{FLAG}: DeepSpeed's fused layer is CUDA only, and {reason}; drop the flag")
     if precision == "bf16":
         problems.add(f"{FLAG}: that layer computes in fp16 or fp32, but this run is in bf16; pass --precision fp16")
-    if flags.progressive_layer_drop:
-        problems.add(f"{FLAG} and --progressive_layer_drop: that layer cannot scale its branches; drop one")
-    if flags.gradient_checkpointing is not None:
-        problems.add(
-            f"{FLAG} and --gradient_checkpointing: that layer draws its own dropout, which computing again would "
-            f"change; use --gelu_checkpoint, --attention_dropout_checkpoint and --normalize_invertible, which it has"
-        )
-    if flags.compile:
-        problems.add(f"{FLAG} and --compile: that layer is compiled already; drop one")
 
 
 def missing_parts() -> list[str]:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,24 +13,9 @@ from data.shards.dataset import PretrainingDataset, open_dataset
 from data.shards.folder import find_shards
 from data.shards.reader import ShardFile
 from data.shards.schema import Split
-from nvidia.config import BertConfig
 from training.inputs.data_fit import check_fit
-from training.plan.length_schedule import Length
 from training.runtime.ranks import RankInfo
-
-
-@dataclass(frozen=True)
-class DataRequest:
-    """What is to be opened, and what it has to fit."""
-
-    lengths: tuple[Length, ...]
-    validation_folder: Path | None
-    model_config: BertConfig
-    max_predictions: int
-    vocab_size: int | None  # None: not known
-    tokenizer_digest: str | None
-    draws_masks: bool  # --dynamic_masking: the shards need none
-    verify: bool
+from training.settings.resolve import DataRequest
 
 
 class Datasets(NamedTuple):

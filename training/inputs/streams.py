@@ -6,7 +6,6 @@ from data.masking import MaskingPolicy
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import TrainingStream
 from training.plan.step_plan import Segment
-from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import Settings
 
@@ -18,20 +17,20 @@ def build_stream(
     phase = segment.phase
     return TrainingStream(
         training[phase.index],
-        seed=settings.flags.seed,
+        seed=settings.training_flags.seed,
         rank=rank_info.rank,
         world_size=rank_info.world_size,
         micro_batch_size=phase.micro,
         gradient_accumulation_steps=segment.accumulation,
-        masking=build_masking(settings, segment) if settings.flags.dynamic_masking else None,
+        masking=build_masking(settings, segment) if settings.data_flags.dynamic_masking else None,
         stream_start=phase.first_sample,
     )
 
 
 def build_masking(settings: Settings, segment: Segment) -> MaskingPolicy:
-    tokenizer, flags, phase = settings.tokenizer, settings.flags, segment.phase
-    assert tokenizer is not None  # as find_tokenizer() sees to
-    rates = TokenSchedule.parse(flags.masking_rate, "--masking_rate")
+    tokenizer, flags, phase = settings.tokenizer, settings.data_flags, segment.phase
+    assert tokenizer is not None  # find_tokenizer() checks it
+    rates = flags.masking_rate
     steps = rates.in_steps(segment.rows * phase.tokens_per_row, phase.tokens_before)
     return MaskingPolicy(
         mask_id=tokenizer.mask_id,

@@ -143,11 +143,11 @@ def _in_force(points: Sequence[tuple[int, T]], tokens: int) -> T:
     return points[bisect_right([place for place, _ in points], tokens) - 1][1]
 
 
-def check_batches(schedule: TokenSchedule, micro_rows: int) -> None:
-    """Every value must be a whole number of micro-steps on every rank."""
-    for _, rows in schedule.points:
+def check_batches(schedule: TokenSchedule | None, micro_rows: int) -> None:
+    """Check that every value is a whole number of micro-steps on every rank."""
+    for _, rows in () if schedule is None else schedule.points:
         if rows < 1 or rows % micro_rows:
             raise UserError(
-                f"--batch_schedule: {rows:g} rows a step are no multiple of {micro_rows}, a micro-step over "
-                f"all ranks; choose multiples, or another train_micro_batch_size_per_gpu"
+                f"--batch_schedule: {rows:g} rows per step are not a multiple of {micro_rows}, a micro-step's rows "
+                f"on all ranks; use multiples of it, or change train_micro_batch_size_per_gpu"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import UserError
+from common.errors import UserError, shortened
 from common.files import write_plainly
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -21,17 +21,28 @@ SAFETY = 1.5  # times the longest pause seen
 TIME_SPENT = "time_spent.json"  # beside the checkpoints
 
 
-def parse_duration(text: str) -> float:
-    """`90s`, `45m`, `24h`, `1d12h` → seconds."""
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-        raise UserError(f"--time_budget {text}: is no length of time; write for example 90s, 45m, 24h or 1d12h")
-    seconds = sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
-    if not 0 < seconds <= MAX_SECONDS:
-        raise UserError(
-            f"--time_budget {text}: is {seconds:g} seconds, expected more than none and at most 10 years; write for "
-            f"example 90s, 45m, 24h or 1d12h"
-        )
-    return seconds
+@dataclass(frozen=True)
+class Duration:
+    """A length of time, and the text that the user wrote."""
+
+    seconds: float
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> "Duration":
+        """`90s`, `45m`, `24h` or `1d12h`."""
+        if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+            raise UserError(f"found {shortened(text)}, expected a length of time such as 90s, 45m, 24h or 1d12h")
+        seconds = sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
+        if not 0 < seconds <= MAX_SECONDS:
+            raise UserError(
+                f"found {shortened(text)}, which is {seconds:g} seconds, expected more than zero and at most 10 years, "
+                f"such as 90s, 45m, 24h or 1d12h"
+            )
+        return cls(seconds, text)
 
 
 def process_start(clock: Callable[[], float] = time.monotonic) -> float:

@@ -240,7 +240,7 @@ CHECKPOINTS = {
         state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "use another checkpoint"
     ),
     "a state that is no JSON": (
-        state_of("{"), "bert_pretraining.json", "no valid JSON", "expected the state of a run, one JSON object", "mend it"
+        state_of("{"), "bert_pretraining.json", "not valid JSON", "expected the state of a run, one JSON object", "fix it"
     ),
     "a state of another version": (
         state_with(seeds=1), "bert_pretraining.json", "another version", "expected those of this version", "use the one that wrote it"
@@ -251,12 +251,12 @@ CHECKPOINTS = {
 }  # fmt: skip
 
 FIRST_WEIGHTS = {
-    "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "expected a Hugging Face folder with model.safetensors", "download one first"),
+    "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "is not a folder", "expected a Hugging Face folder with model.safetensors", "download it first"),
     "other tokens at its ids": (
         both(removed("hf/tokenizer.json"), replaced("hf/vocab.txt", _other_words()), words("--use_pretrain", "{root}/hf")),
         "--use_pretrain {root}/hf", "ids that both have (id ", "expected the same", "begin without --use_pretrain",
     ),
-    "none named": (words("--use_pretrain"), "--use_pretrain", "names no folder", "expected one with a model in Hugging Face's layout", "as bert_model_file"),
+    "none named": (words("--use_pretrain"), "--use_pretrain", "no folder is given", "expected a folder with a model in Hugging Face's layout", "set bert_model_file"),
     "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
         both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "copy"

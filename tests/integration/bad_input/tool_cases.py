@@ -165,7 +165,7 @@ COMPARE = {
 SECTIONS = {
     "equal lengths": (words("--lengths", "24", "24"), "--lengths 24 24", "differ", "must differ in length", "128 512"),
     "a name that leaves the folder": (words("--name", "../up"), "'../up", "plain name", "must be a single plain name", "--name"),
-    "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", "a length that is there", 'add "16"'),
+    "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", "a length that it has", 'Add "16"'),
     "no such file for the second phase": (
         words("--deepspeed_configs", "{root}/deepspeed.json", "{root}/lost.json"), "lost.json", "no such file", "expected a DeepSpeed JSON (--deepspeed_config)", "DeepSpeed JSON"
     ),
@@ -185,8 +185,8 @@ DOCTOR = {
 SUPERVISE = {
     "no command": (only("--max_restarts", "3"), "no command to run", "there is no command", "-- deepspeed", "put it behind --"),
     "an unknown flag": (only("--max_restart", "3", "--", "true"), "--max_restart", "unknown flag", "did you mean '--max_restarts'?", "did you mean '--max_restarts'?"),
-    "restarts below zero": (only("--max_restarts", "-1", "--", "true"), "--max_restarts", "found '-1'", "expected a whole number from 0 up", "see --help"),
-    "a pause that is a word": (only("--pause", "long", "--", "true"), "--pause", "'long'", "expected seconds from 0 up, such as 2.5", "see --help"),
+    "restarts below zero": (only("--max_restarts", "-1", "--", "true"), "--max_restarts", "found '-1'", "expected a whole number of at least 0", "see --help"),
+    "a pause that is a word": (only("--pause", "long", "--", "true"), "--pause", "'long'", "expected seconds of at least 0, such as 2.5", "see --help"),
     "a command that does not say its ranks": (only("--fewer_ranks", "--", "python", "a.py"), "--fewer_ranks", "needs a command with", "--num_accelerators and a number", "--num_gpus"),
     "a command that is none": (only("--", "no-such-command"), "no-such-command", "cannot be started", "expected a command that is on the PATH", "environment"),
 }  # fmt: skip

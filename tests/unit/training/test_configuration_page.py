@@ -8,17 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+)
 from pydantic import BaseModel
 
+from common.validation import key_names
 from nvidia.config import BertConfig
 from tests.support import PROJECT
-from training.engine.json_blocks import BLOCKS, key_names, nested_blocks
+from training.engine.json_blocks import BLOCKS
 from training.optimizers.build import KNOWN_PARAMS
-from training.settings.arguments import build_parser
 from training.settings.deepspeed_file import KNOWN_KEYS, REFUSED_KEYS
+from training.settings.flags import build_parser
 from training.settings.model_file import DataSection, ModelFile, TrainingSection, ValidationSection
 
-OFFLOAD = {name: nested_blocks(BLOCKS["zero_optimization"])[name] for name in ("offload_optimizer", "offload_param")}
+OFFLOAD: dict[str, type[BaseModel]] = {
+    "offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    "offload_param": DeepSpeedZeroOffloadParamConfig,
+}
 Row = tuple[list[str], str]  # names in the first column, the default
 
 

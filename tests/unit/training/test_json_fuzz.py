@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from training.runtime.ranks import RankInfo
-from training.settings.arguments import build_parser
+from training.settings.flags import read_arguments
 from training.settings.resolve import resolve_settings
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -111,7 +111,7 @@ def outcome(folder: Path) -> str:
     words = ["--cf", f"{folder}/model.json", "--deepspeed_config", f"{folder}/engine.json"]
     words += ["--output_dir", f"{folder}/out", "--max_seq_length", "128"]
     try:
-        settings = resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1))
+        settings = resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1))
     except UserError:
         return "refused"
     schedule = settings.schedule(0)

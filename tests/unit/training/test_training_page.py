@@ -8,7 +8,7 @@ from scripts.two_phases import build_parser as two_phases_parser
 from scripts.two_phases import phase_words
 from tests.support import PROJECT, read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.settings.arguments import build_parser
+from training.settings.flags import build_parser
 
 PAGE = (PROJECT / "docs" / "training.md").read_text()
 

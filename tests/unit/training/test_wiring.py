@@ -25,7 +25,7 @@ from training.inputs.datasets import open_data
 from training.metrics.window import MetricsWindow
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
-from training.settings.arguments import build_parser
+from training.settings.flags import read_arguments
 from training.settings.resolve import resolve_settings
 from training.validation import validation_rows
 
@@ -109,7 +109,7 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
     (tmp_path / "model.json").write_text(json.dumps(content))
     place = RankInfo(0, 0, 1, 1)
-    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).training
+    (data,) = open_data(resolve_settings(read_arguments(words)[0], place).data, place).training
     assert data.weights == (3.0, 1.0)
     run_here([*words, "--max_steps", "20"])
     assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
@@ -122,7 +122,7 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
     place = RankInfo(0, 0, 1, 1)
-    validation = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).validation
+    validation = open_data(resolve_settings(read_arguments(words)[0], place).data, place).validation
     assert validation is not None
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
 
@@ -158,7 +158,7 @@ def test_a_folder_without_validation_shards_means_no_validation(
     """`data.prepare` writes such a folder when the text is one document."""
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
-    assert resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1)).validation_folder is None
+    assert resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1)).validation_folder is None
     assert "training goes without validation" in capsys.readouterr().err
 
 

@@ -23,7 +23,7 @@ from training.checkpoints.folder import CheckpointFolder
 from training.engine import kernel
 from training.export.hugging_face import export_checkpoint, read_weights
 from training.optimizers.build import parameter_groups
-from training.settings.arguments import build_parser
+from training.settings.flags import build_parser
 
 FLAG = "--deepspeed_transformer_kernel"
 

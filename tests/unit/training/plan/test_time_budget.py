@@ -6,20 +6,20 @@ import psutil
 import pytest
 
 from common.errors import UserError
-from training.plan.time_budget import Budget, parse_duration, process_start
+from training.plan.time_budget import Budget, Duration, process_start
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("1d12h", 129600), ("1.5h", 5400)]
 )
-def test_lengths_of_time(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration.parse(text).seconds == seconds
 
 
 @pytest.mark.parametrize("text", ["24", "h", "-3h", "24 h", "0s", "1w"])
-def test_what_is_no_length_of_time(text: str) -> None:
-    with pytest.raises(UserError, match="--time_budget"):
-        parse_duration(text)
+def test_malformed_durations_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="such as 90s, 45m, 24h or 1d12h"):
+        Duration.parse(text)
 
 
 def test_restarts_add_up_and_the_time_between_does_not_count() -> None:

@@ -17,10 +17,11 @@ from tests.support import LENGTH_SCHEDULE, read_metrics, write_two_lengths
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder, read_state
 from training.inputs.streams import build_stream
-from training.plan.length_schedule import parse_lengths, resolve_lengths
 from training.plan.outlook import mean_tokens
 from training.plan.step_plan import Phase, StepPlan, plan_steps
+from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
+from training.settings.lengths import resolve_lengths, schedule_points
 
 
 def rows_a_step(folder: Path) -> list[int]:
@@ -81,11 +82,12 @@ def test_three_schedules_in_one_run(tmp_path: Path) -> None:
 
 def read_global_batches(data: tuple[PretrainingDataset, ...], world_size: int, num_steps: int) -> list[Batch]:
     """Each step's rows, laid together from all ranks."""
-    flags = SimpleNamespace(seed=42, dynamic_masking=False)
-    settings: Any = SimpleNamespace(flags=flags)
+    settings: Any = SimpleNamespace(
+        training_flags=SimpleNamespace(seed=42), data_flags=SimpleNamespace(dynamic_masking=False)
+    )
     phases = [
         (tokens, Phase(index, length, 8 * 24 // length // world_size, data[index].num_rows, mean_tokens(data[index])))
-        for index, (tokens, length) in enumerate(parse_lengths(LENGTH_SCHEDULE, 24))
+        for index, (tokens, length) in enumerate(schedule_points(TokenSchedule.parse(LENGTH_SCHEDULE), 24))
     ]
     plan = plan_steps(phases, None, accumulation=1, world_size=world_size)
     places = [RankInfo(rank, rank, world_size, world_size) for rank in range(world_size)]
@@ -159,19 +161,19 @@ def test_micro_batches_and_predictions_follow_the_length() -> None:
     assert lengths(((0, 512),)) == [(512, 4, 80)]
     assert lengths(((0, 128), (10, 512))) == [(128, 16, 20), (512, 4, 80)]
     assert lengths(((0, 128), (5, 384), (10, 512)), micro=3) == [(128, 12, 20), (384, 4, 60), (512, 3, 80)]
-    with pytest.raises(UserError, match=r"4 rows of 512 tokens has 2048, which rows of 384 do not divide"):
+    with pytest.raises(UserError, match=r"4 rows of 512 tokens has 2048 tokens, not a multiple of 384"):
         lengths(((0, 384), (10, 512)))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--length_schedule", "0:24,1k:12"], "whole numbers that rise"),
+        (["--length_schedule", "0:24,1k:12"], "lengths that are whole numbers and rise"),
         (["--length_schedule", "0:12,1k:32"], "pass --max_seq_length 32"),
         (["--length_schedule", "0:8,1k:24"], "no entry for rows of 8 tokens"),
-        (["--max_steps_per_epoch", "3"], "--length_schedule and --max_steps_per_epoch do not go together"),
+        (["--max_steps_per_epoch", "3"], "--length_schedule and --max_steps_per_epoch cannot be combined"),
     ],
 )
-def test_mistakes_are_said(flags: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(flags: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         run_here([*write_two_lengths(tmp_path), *flags])
