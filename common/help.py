@@ -3,31 +3,17 @@
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
-from common.errors import Problems, Unsure, closest, nearest, shortened
+from common.errors import Problems, closest, nearest, shortened
 
 T = TypeVar("T")
 
 # argparse's own pattern has no exponent, so it would read -1e-3 as a flag.
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
-
-
-class Arguments(argparse.Namespace):
-    """A command's flags. Reading one that is wrong, or required and missing, raises Unsure."""
-
-    def __getattr__(self, name: str) -> Any:  # called for absent attributes only
-        if name in vars(self).get("unsure_flags", ()):
-            raise Unsure(name)
-        raise AttributeError(name)
-
-    def forget(self, names: Iterable[str]) -> None:
-        self.unsure_flags = frozenset(names)
-        for name in self.unsure_flags & vars(self).keys():
-            delattr(self, name)
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self._given: set[argparse.Action] = set()
         self._without_value: set[argparse.Action] = set()
         self._wrong: set[str] = set()  # destinations of wrong or missing flags
-        self._lifted: tuple[list[argparse.Action], list[Any]] = ([], [])  # required, but declared optional meanwhile
+        self._required: list[Any] = []  # flags and groups of which one is required; optional while argparse parses
 
     def error(self, message: str) -> NoReturn:
         """A mistake after which argparse cannot continue; raised with those before it."""
@@ -69,7 +55,7 @@ class Parser(argparse.ArgumentParser):
     def collect(self, args: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
         """The parsed flags, and all mistakes, with the nearest name for each unknown flag.
 
-        Reading a flag that is missing, misspelt or wrong raises Unsure.
+        Flags that are missing, misspelt or wrong are absent from the namespace.
         """
         arguments, unknown = self._read(args)
         known = {option: action.dest for action in self._actions for option in action.option_strings}
@@ -84,41 +70,37 @@ class Parser(argparse.ArgumentParser):
                     f"unexpected word {word!r} on the command line; expected flags and their values, as --help lists "
                     f"them; remove it"
                 )
-        if self._problems.messages:
-            arguments.forget(self._wrong)
+        for name in self._wrong & vars(arguments).keys():
+            delattr(arguments, name)
         return arguments, self._problems
 
-    def _read(self, args: Sequence[str] | None) -> tuple[Arguments, list[str]]:
+    def _read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         self._begin()
-        actions = [action for action in self._actions if action.required]
-        groups = [group for group in self._mutually_exclusive_groups if group.required]
-        self._lifted = (actions, groups)
-        self._set_required(actions, groups, False)  # argparse would stop at the first missing one
+        required: list[Any] = [*self._actions, *self._mutually_exclusive_groups]
+        self._required = [item for item in required if item.required]
+        self._set_required(False)  # argparse would stop at the first missing one
         try:
-            arguments, rest = super().parse_known_args(args, Arguments())
+            arguments, rest = super().parse_known_args(args)
         finally:
-            self._lifted = ([], [])
-            self._set_required(actions, groups, True)
-        absent = [action for action in actions if action not in self._given]
-        self._wrong.update(action.dest for action in absent)
-        if absent:
-            missing = [_name_of(action) for action in absent]
-            self._problems.add(f"the following arguments are required: {', '.join(missing)}; see --help")
-        for group in groups:
-            if self._given.isdisjoint(group._group_actions):
-                names = " ".join(_name_of(action) for action in group._group_actions)
-                self._problems.add(f"one of the arguments {names} is required; see --help")
+            self._set_required(True)
+        absent = [item for item in self._required if self._given.isdisjoint(getattr(item, "_group_actions", (item,)))]
+        flags = [item for item in absent if isinstance(item, argparse.Action)]
+        self._wrong.update(action.dest for action in flags)
+        if flags:
+            names = ", ".join(map(_name_of, flags))
+            self._problems.add(f"the following arguments are required: {names}; see --help")
+        for group in (item for item in absent if item not in flags):
+            names = " ".join(map(_name_of, group._group_actions))
+            self._problems.add(f"one of the arguments {names} is required; see --help")
         return arguments, rest
 
     def print_help(self, file: Any = None) -> None:
-        self._set_required(*self._lifted, True)  # --help is printed while arguments are read
+        self._set_required(True)  # --help is printed while arguments are read
         super().print_help(file)
 
-    def _set_required(self, actions: list[argparse.Action], groups: list[Any], is_required: bool) -> None:
-        for action in actions:
-            action.required = is_required
-        for group in groups:
-            group.required = is_required
+    def _set_required(self, is_required: bool) -> None:
+        for item in self._required:
+            item.required = is_required
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self._given.add(action)

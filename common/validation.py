@@ -22,7 +22,7 @@ EXPECTATIONS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a string",
-    "string_too_short": "a string of at least {min_length} characters",
+    "string_too_short": "a string that is not empty",
     "dict_type": "an object {{…}}",
     "model_type": "an object {{…}}",
     "model_attributes_type": "an object {{…}}",
@@ -36,26 +36,31 @@ EXPECTATIONS = {
 }
 
 
-def validate(kind: type[M], content: Mapping[str, Any], where: str, problems: Problems) -> M | None:
-    """`content` as a `kind`, or None with one message per problem added to `problems`; `where` names the file."""
+def validate(kind: type[M], content: Mapping[str, Any], where: str, problems: Problems, block: str = "") -> M | None:
+    """`content` as a `kind`, or None with one message per problem added to `problems`.
+
+    `where` names the file and `block` the object in it, if `content` is not the whole file.
+    """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        for _, message in describe_errors(kind, error):
+        for _, message in describe_errors(kind, error, block):
             problems.add(f"{where}: {message}")
         return None
 
 
-def describe_errors(kind: type[BaseModel], error: ValidationError) -> list[tuple[str, str]]:
+def describe_errors(kind: type[BaseModel], error: ValidationError, block: str = "") -> list[tuple[str, str]]:
     """The top-level key and the message of each problem that `kind` found."""
-    return [(str(detail["loc"][0]) if detail["loc"] else "", _describe(kind, detail)) for detail in error.errors()]
+    return [
+        (str(detail["loc"][0]) if detail["loc"] else "", _describe(kind, detail, block)) for detail in error.errors()
+    ]
 
 
 def describe_value(detail: Any) -> str:
     """One of pydantic's findings about a value: what was found and what was expected."""
     found = f"found {shortened(detail['input'])}"
-    if detail["type"] == "value_error":  # raised by a validator of ours, in its own words
-        return f"{found}, {detail['ctx']['error']}"
+    if detail["type"] == "value_error":  # raised by a validator of ours, with a complete message
+        return str(detail["ctx"]["error"])
     if detail["type"] in EXPECTATIONS:
         return f"{found}, expected {EXPECTATIONS[detail['type']].format(**detail.get('ctx', {}))}"
     return f"{found}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
@@ -66,9 +71,9 @@ def key_names(kind: type[BaseModel]) -> list[str]:
     return [str(field.alias or name) for name, field in kind.model_fields.items()]
 
 
-def _describe(kind: type[BaseModel], detail: Any) -> str:
+def _describe(kind: type[BaseModel], detail: Any, block: str) -> str:
     *above, last = [str(part) for part in detail["loc"]] or [""]
-    path = ".".join([*above, last])
+    path = ".".join(part for part in (block, *above, last) if part)
     if detail["type"] == "extra_forbidden":
         return f"unknown key {path!r}{nearest(last, _known_keys(kind, above), otherwise=UNKNOWN_REMEDY)}"
     if detail["type"] == "missing":

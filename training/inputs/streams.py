@@ -1,4 +1,4 @@
-"""The stream of rows that a segment of a run's plan reads, with its masks."""
+"""The stream of rows that a segment of the plan reads, and its masks."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from training.settings.resolve import Settings
 def build_stream(
     settings: Settings, rank_info: RankInfo, training: Sequence[PretrainingDataset], segment: Segment
 ) -> TrainingStream:
-    """The stream of the segment's steps, over its phase's data."""
+    """The stream of the segment's steps over the data of its phase."""
     phase = segment.phase
     return TrainingStream(
         training[phase.index],

@@ -1,4 +1,4 @@
-"""--time_budget: a run whose length is given by the clock, over all its restarts."""
+"""--time_budget: a run that ends after a given time, restarts included."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from common.errors import UserError, shortened
 from common.files import write_plainly
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-# Kept back for the last validation, checkpoint and export, until their real cost has been seen.
+# Reserved for the last validation, checkpoint and export until their cost has been measured.
 RESERVED_SHARE = 0.03
 MAX_RESERVED_SECONDS = 600.0
 MAX_SECONDS = 10 * 365 * 86400.0
-SAFETY = 1.5  # times the longest pause seen
-TIME_SPENT = "time_spent.json"  # beside the checkpoints
+SAFETY = 1.5  # times the longest pause measured
+TIME_SPENT = "time_spent.json"  # in the checkpoints' folder
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Duration:
 
 
 def process_start(clock: Callable[[], float] = time.monotonic) -> float:
-    """When this process began, by `clock`. Its imports took seconds, which the user's time budget has to pay for."""
+    """The time by `clock` at which this process started; the time budget includes its imports."""
     return clock() - (time.time() - psutil.Process().create_time())
 
 
 def note_time_spent(folder: Path, seconds: float) -> None:
-    """For a process that is killed and cannot save the time since its last checkpoint."""
+    """Record the time used, for a process that may be killed before it saves its next checkpoint."""
     write_plainly(folder / TIME_SPENT, json.dumps({"seconds": seconds}) + "\n")
 
 
 def read_time_spent(folder: Path) -> float:
-    """What note_time_spent() last noted; 0 where there is none that can be read: then the checkpoint's time counts."""
+    """The time that note_time_spent() last recorded; 0 if there is none or it cannot be read."""
     try:
         seconds = float(json.loads((folder / TIME_SPENT).read_text())["seconds"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -66,14 +66,14 @@ def read_time_spent(folder: Path) -> float:
 
 @dataclass
 class Budget:
-    """Seconds of a run: `used_before` by earlier processes of it, the rest by this one. Time between is not counted."""
+    """The seconds that a run has used: `used_before` in earlier processes, the rest in this one."""
 
     total: float | None
     used_before: float = 0.0
     clock: Callable[[], float] = time.monotonic
-    began: float | None = None  # when this process did, by `clock`; None: now
+    began: float | None = None  # start of this process by `clock`; None: now
     longest_pause: float = 0.0
-    num_last_pauses: int = 2  # validation, checkpoint, and an export where one is asked for
+    num_last_pauses: int = 2  # validation, checkpoint, and export if there is one
     is_ended: bool = False
 
     def __post_init__(self) -> None:
@@ -81,33 +81,33 @@ class Budget:
             self.began = self.clock()
 
     def used(self) -> float:
-        """Seconds used. A budget that has ended counts as used up, so that a restart does not begin again."""
+        """Seconds used. A budget that has ended counts as used up, so a restart does not train further."""
         assert self.began is not None
         used = self.used_before + self.clock() - self.began
         return max(used, self.total or 0.0) if self.is_ended else used
 
     @property
     def reserved(self) -> float:
-        """What the schedule leaves at the end. Fixed from the start, so that the rate does not jump."""
+        """Seconds at the end that the schedule does not use; constant, so the learning rate does not jump."""
         assert self.total is not None
         return min(MAX_RESERVED_SECONDS, RESERVED_SHARE * self.total)
 
     def left(self) -> float:
-        """Seconds to train in from now on: without what the end needs."""
+        """Seconds left for training, without those needed at the end."""
         assert self.total is not None
         return max(0.0, self.total - self.needed() - self.used())
 
     def needed(self) -> float:
-        """What the end needs: what is kept back, or what validation and checkpoints have been seen to take."""
+        """Seconds needed at the end: those reserved, or more if validation and checkpoints have taken longer."""
         return max(self.reserved, SAFETY * self.num_last_pauses * self.longest_pause)
 
     def progress(self, used: float) -> float:
-        """The share of the training time that is over, from 0 to 1."""
+        """The share of the training time that `used` seconds are, from 0 to 1."""
         assert self.total is not None
         return min(1.0, used / (self.total - self.reserved))
 
     def note_pause(self, seconds: float) -> None:
-        """A validation or a checkpoint took this long; the last ones will too, and an export no longer."""
+        """Record how long a validation or checkpoint took; the last ones and the export should take no longer."""
         self.longest_pause = max(self.longest_pause, seconds)
 
     def is_over(self, used: float, seconds_per_step: float) -> bool:

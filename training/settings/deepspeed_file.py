@@ -12,7 +12,7 @@ from common.errors import Problems, UserError, shortened
 from common.validation import describe_errors
 from common.words import counted
 from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
-from training.optimizers.build import check_optimizer
+from training.optimizers.block import check_optimizer
 from training.settings.json_files import load_json
 
 KNOWN_KEYS = frozenset(DeepSpeedJson.model_fields)

@@ -93,6 +93,4 @@ def _parse(adapter: TypeAdapter[Any], word: str) -> Any:
     try:
         return adapter.validate_python(word)
     except ValidationError as error:
-        detail = error.errors()[0]
-        own = detail["ctx"]["error"] if detail["type"] == "value_error" else None
-        raise argparse.ArgumentTypeError(str(own) if own else describe_value(detail)) from None
+        raise argparse.ArgumentTypeError(describe_value(error.errors()[0])) from None

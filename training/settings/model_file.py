@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from common.errors import Problems, UserError
+from common.errors import Problems, UserError, shortened
 from common.validation import validate
 from nvidia.config import BertConfig
 from training.settings.json_files import load_json
@@ -17,9 +17,9 @@ def _check_path(text: str) -> str:
     try:
         parts = [os.fsencode(part) for part in Path(text).parts]
     except UnicodeEncodeError:
-        raise ValueError("which contains characters that no file name can have; expected a path") from None
+        raise ValueError(f"found {shortened(text)}, expected characters that a file name can have") from None
     if "\0" in text or len(text) > 4000 or any(len(part) > 255 for part in parts):
-        raise ValueError("which is too long or contains a NUL character; expected a path")
+        raise ValueError(f"found {shortened(text)}, expected a path without NUL that is not too long")
     return text
 
 

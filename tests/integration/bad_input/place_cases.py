@@ -184,7 +184,7 @@ SHARDS = {
     ),
     "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "--dupe_factor 1 or more", "pass --dynamic_masking"),
     "no masks for validation": (
-        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1 or more", "name another folder"
+        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1 or more", "set the model JSON's validation.path to another folder"
     ),
     "a manifest of other content": (
         both(manifest_of(), words("--verify_data")), SHARD, "its content does not match", "the manifest's sha256", "copy it again"

@@ -18,7 +18,7 @@ from common.validation import key_names
 from nvidia.config import BertConfig
 from tests.support import PROJECT
 from training.engine.json_blocks import BLOCKS
-from training.optimizers.build import KNOWN_PARAMS
+from training.optimizers.block import OUR_KINDS, OptimizerBlock
 from training.settings.deepspeed_file import KNOWN_KEYS, REFUSED_KEYS
 from training.settings.flags import build_parser
 from training.settings.model_file import DataSection, ModelFile, TrainingSection, ValidationSection
@@ -145,8 +145,8 @@ def test_keys_of_the_deepspeed_json() -> None:
     assert sorted(names(DEEPSPEED_TOP)) == sorted(KNOWN_KEYS)
     refused = {name for row_names, default in DEEPSPEED_TOP for name in row_names if default == "refused"}
     assert refused == set(REFUSED_KEYS)
-    assert names(TABLES["`optimizer`"]) == ["type", "params", "legacy_fusion"]
-    assert set(names(TABLES["`optimizer.params`"])) == set().union(*KNOWN_PARAMS.values())
+    assert names(TABLES["`optimizer`"]) == key_names(OptimizerBlock)
+    assert set(names(TABLES["`optimizer.params`"])) == {key for kind in OUR_KINDS.values() for key in key_names(kind)}
 
 
 def test_every_row_has_an_effect_and_an_example() -> None:

@@ -49,6 +49,6 @@ def test_shards_without_pairs_or_without_a_word_on_them_go_with_any_head(head: s
 def test_two_segments_need_two_embeddings(tmp_path: Path) -> None:
     folders = [write(tmp_path / "single", "mlm"), write(tmp_path / "pairs", None)]
     check(folders[0], type_vocab_size=1)
-    with pytest.raises(UserError, match=r"pairs/wiki_training_0.hdf5: has rows of two segments, but .*_size is 1; set"):
+    with pytest.raises(UserError, match=r"pairs/wiki_training_0.hdf5: has rows with two segments, but .* is 1; set"):
         check(*folders, type_vocab_size=1)
     check(*folders, type_vocab_size=2)
