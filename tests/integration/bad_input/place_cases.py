@@ -352,12 +352,12 @@ PLACES = {
     "a log folder that is a file": (
         replaced("new/runs", "x"), "new/runs", "is a file", "expected a folder", "another"
     ),
-    "a model JSON that may not be read": (unreadable("model.json"), "model.json", "Permission denied", "expected what this user may read and write", "right"),
-    "a shard that may not be read": (unreadable(f"data/{SHARD}"), SHARD, "Permission denied", "expected what this user may read and write", "right"),
-    "a data folder that may not be read": (unreadable("data"), "data", "Permission denied", "expected what this user may read and write", "right"),
-    "a tokenizer that may not be read": (unreadable("tokenizer/tokenizer.json"), "tokenizer.json", "Permission denied", "expected what this user may read and write", "right"),
+    "a model JSON that may not be read": (unreadable("model.json"), "model.json", "Permission denied", "expected read and write permission", "grant it"),
+    "a shard that may not be read": (unreadable(f"data/{SHARD}"), SHARD, "Permission denied", "expected read and write permission", "grant it"),
+    "a data folder that may not be read": (unreadable("data"), "data", "Permission denied", "expected read and write permission", "grant it"),
+    "a tokenizer that may not be read": (unreadable("tokenizer/tokenizer.json"), "tokenizer.json", "Permission denied", "expected read and write permission", "grant it"),
     "weights that may not be read": (
-        both(unreadable("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "ermission denied", "expected what this user may read and write", "right"
+        both(unreadable("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "ermission denied", "expected read and write permission", "grant it"
     ),
 }  # fmt: skip
 
