@@ -3,15 +3,15 @@
 import torch
 
 from common.console import console
-from common.words import counted
-from nvidia.attention.backends import cuda_capability
+from common.words import counted, format_count, format_seconds
+from nvidia.attention.registry import cuda_capability
 from nvidia.interop.hugging_face import export_obstacles
 from training.build import Run
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.inputs.datasets import Datasets, describe_rows
-from training.metrics.formatting import format_seconds
-from training.plan.outlook import Outlook, find_attention_notes, find_notes, format_count, look_ahead
+from training.notes import find_attention_notes, find_notes
+from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.resolve import Settings, describe
 

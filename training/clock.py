@@ -5,13 +5,13 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
+from common.words import format_seconds
 from training.checkpoints.folder import TrainingState
 from training.checkpoints.progress import Progress
-from training.inputs.datasets import Datasets
-from training.metrics.formatting import format_seconds
+from training.inputs.datasets import Datasets, mean_tokens
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
-from training.plan.outlook import find_early_end, mean_tokens
+from training.plan.outlook import find_early_end
 from training.plan.step_plan import Phase, plan_steps
 from training.plan.time_budget import TIME_SPENT, Budget, note_time_spent, read_time_spent
 from training.runtime import collectives

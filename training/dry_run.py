@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from common.console import console
+from common.words import format_count
 from training.build import Run, build_window
 from training.clock import Clock
 from training.engine.build import set_batch, take_step
 from training.inputs.streams import build_stream
 from training.metrics.tally import Tally
 from training.metrics.window import peak_memory_gib
-from training.plan.outlook import format_count, look_ahead
+from training.plan.outlook import look_ahead
 from training.runtime import collectives
 
 TIMED_STEPS = 2

@@ -17,6 +17,8 @@ from training.inputs.data_fit import check_fit
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import DataRequest
 
+SAMPLED_ROWS = 256
+
 
 class Datasets(NamedTuple):
     training: tuple[PretrainingDataset, ...]  # one per length
@@ -38,6 +40,12 @@ def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
     """`1,200 rows of 128 in 3 files`."""
     of_length = "" if length is None else f" of {length}"
     return f"{counted(data.num_rows, 'row')}{of_length} in {counted(len(data.files), 'file')}"
+
+
+def mean_tokens(data: PretrainingDataset) -> float:
+    """Tokens per row without padding, estimated from the first rows."""
+    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].num_rows))
+    return float(rows.input_mask.sum()) / len(rows)
 
 
 def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
