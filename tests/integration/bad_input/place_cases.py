@@ -1,4 +1,4 @@
-"""Bad input for the launcher: shards, checkpoints, first weights, the environment, rights and places."""
+"""Bad input for the launcher: shards, checkpoints, initial weights, the environment, permissions and folders."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ FROM_RUN = ("--load_training_checkpoint", "{root}/out/saved_models/tiny")
 
 
 def held_by_another(setup: Setup) -> None:
-    """A run is under way in the folder."""
+    """Another run is using the folder."""
     setup.cleanup.enter_context(lock_folder(setup.root / "out" / "saved_models" / "tiny"))
 
 
@@ -51,7 +51,7 @@ def shard_of(num_rows: int, width: int) -> Spoil:
 
 
 def shard_with(name: str, change: np.ndarray | None) -> Spoil:
-    """One dataset replaced, or taken out."""
+    """One dataset replaced or removed."""
 
     def spoil(setup: Setup) -> None:
         with h5py.File(setup.root / "data" / SHARD, "r+") as file:
@@ -69,7 +69,7 @@ def shard_linked_outside(setup: Setup) -> None:
 
 
 def manifest_of(**changes: object) -> Spoil:
-    """A manifest beside the shards that tells something else than they hold."""
+    """A manifest that does not match its shards."""
 
     def spoil(setup: Setup) -> None:
         entry = {"name": SHARD, "rows": ROWS, "bytes": (setup.root / "data" / SHARD).stat().st_size, "sha256": "0" * 64}
@@ -79,7 +79,7 @@ def manifest_of(**changes: object) -> Spoil:
 
 
 def shard_of_tokenizer(split: str) -> Spoil:
-    """One more file, which says that another tokenizer made it."""
+    """One more shard, prepared with another tokenizer."""
     return lambda setup: write_shard(
         setup.root / "data" / f"wiki_{split}_8.hdf5",
         Rows(**make_rows(5, 24, 4, seed=0)),
@@ -123,13 +123,13 @@ def _size(path: Path) -> int:
 
 
 def narrow_weights(setup: Setup) -> None:
-    """Every matrix with a column less than config.json says."""
+    """Every matrix with one column less than config.json says."""
     path = setup.root / "hf" / "model.safetensors"
     save_file({name: tensor[..., 1:].contiguous() for name, tensor in load_file(path).items()}, path)
 
 
 def state_of(text: str) -> Spoil:
-    """The newest checkpoint with another state, and with a manifest that agrees."""
+    """The newest checkpoint with another state and a matching manifest."""
 
     def spoil(setup: Setup) -> None:
         folder = setup.root / "out" / "saved_models" / "tiny" / "step_00000002"
@@ -150,7 +150,7 @@ def state_with(**changes: object) -> Spoil:
 
 
 def _other_words() -> str:
-    """As many tokens as the good setup's tokenizer has, in another order."""
+    """The tokens of the good setup's tokenizer in another order."""
     return "".join(f"{token}\n" for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *reversed(WORDS)))
 
 

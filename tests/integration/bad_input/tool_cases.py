@@ -22,7 +22,7 @@ FRESH = ("--output_dir", "{root}/fresh")
 
 
 def second_phase(setup: Setup) -> None:
-    """Rows of 16, which the good setup has not."""
+    """Rows of 16 tokens, which the good setup does not have."""
     write_nvidia_shard(setup.root / "short" / "wiki_training_0.hdf5", make_rows(20, 16, 4, seed=3))
     edited("model.json", "data.mixed_seq_datasets.16", {"wiki": "short"})(setup)
     section = {"num_epochs": 1, "warmup_proportion": 0.1, "learning_rate": 0.003, "total_training_steps": 6}

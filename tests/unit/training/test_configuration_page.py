@@ -1,4 +1,4 @@
-"""docs/configuration.md against the code, both ways: every flag and key is there, nothing else is, defaults agree."""
+"""docs/configuration.md lists exactly the flags and keys of the code, with their defaults."""
 
 import argparse
 import dataclasses
@@ -48,7 +48,7 @@ def read_page() -> tuple[dict[str, list[Row]], list[list[str]], dict[str, list[R
 
 
 TABLES, ROWS, EXAMPLES = read_page()
-# "Top level" stands twice, for the two files in turn.
+# "Top level" occurs twice, first for the model JSON.
 TOP_LEVEL = TABLES["Top level"]
 MODEL_TOP, DEEPSPEED_TOP = TOP_LEVEL[: len(ModelFile.model_fields)], TOP_LEVEL[len(ModelFile.model_fields) :]
 
@@ -87,7 +87,7 @@ def test_defaults_of_flags() -> None:
                 assert default == ("required" if action.required else shown_default(action.default)), row_names
 
 
-def test_help_tells_the_defaults() -> None:
+def test_help_shows_the_defaults() -> None:
     formatter = build_parser()._get_formatter()
     for action in flags().values():
         if action.default is not None and action.default is not False:
@@ -163,7 +163,7 @@ def test_every_row_has_an_effect_and_an_example() -> None:
 @pytest.mark.parametrize(
     "block", [*sorted(BLOCKS.keys() - {"bfloat16"}), *(f"zero_optimization.{name}" for name in OFFLOAD)]
 )
-def test_examples_of_deepspeeds_blocks_are_values_that_it_takes(block: str) -> None:
+def test_examples_of_deepspeeds_blocks_are_valid(block: str) -> None:
     kind = OFFLOAD[block.split(".")[1]] if "." in block else BLOCKS[block]
     for row_names, example in EXAMPLES[f"`{block}`"]:
         value = json.loads(example.strip("`"))

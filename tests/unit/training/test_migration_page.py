@@ -1,4 +1,4 @@
-"""docs/from_bing_bert.md names every flag and key that bing_bert has, and the launcher takes every one of the flags."""
+"""docs/from_bing_bert.md lists every flag and key of bing_bert, and the launcher accepts each of the flags."""
 
 from tests.support import PROJECT
 from training.settings.flags import build_parser

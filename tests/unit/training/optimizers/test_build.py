@@ -54,7 +54,7 @@ def test_layer_norms_and_biases_do_not_decay_and_muon_takes_linear_layers_of_the
 
 
 def walk(optimizer_of: Any) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Take some steps on fixed gradients; the parameters at the start, and after each step."""
+    """The parameters at the start and after each of some steps on fixed gradients."""
     generator = torch.Generator().manual_seed(7)
     parameters = [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in ((6, 4), (4, 9), (5,))]
     parameters.append(nn.Parameter(torch.zeros(3)))  # its norm is zero, as a fresh bias's is
@@ -144,7 +144,7 @@ def test_orthogonalized_singular_values_are_near_one() -> None:
         ({"type": "Muon"}, MuonWithAdamW),
     ],
 )
-def test_the_block_names_the_optimizer(block: dict[str, Any] | None, expected: type) -> None:
+def test_the_block_selects_the_optimizer(block: dict[str, Any] | None, expected: type) -> None:
     optimizer, _ = build_optimizer(small_model(), block, learning_rate=1e-3, weight_decay=0.01, zero={})
     assert type(optimizer) is expected
     if expected is Lamb:

@@ -1,4 +1,4 @@
-"""Steps whose rows change on the way, in number or in length."""
+"""Steps whose rows change in number or in length."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_micro_steps_to_come_are_counted_across_a_change() -> None:
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    """Any two schedules together: their points may lie in the same step, or at the same tokens."""
+    """Any two schedules together: their points may be in the same step, or at the same tokens."""
     size_places = [0, *draw(st.lists(st.integers(1, 900), max_size=3, unique=True).map(sorted))]
     length_places = [0, *draw(st.lists(st.integers(1, 900), max_size=2, unique=True).map(sorted))]
     micros = [12, 6, 2][-len(length_places) :]
@@ -48,7 +48,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
 
 
 @given(plan=plans(), total=st.integers(1, 900))
-def test_arithmetic_is_that_of_walking(plan: StepPlan, total: int) -> None:
+def test_arithmetic_equals_stepping(plan: StepPlan, total: int) -> None:
     starts = {segment.first_sample for segment in plan.segments}
     seen, passes, cursors = 0, 0.0, [0]
     while seen < total:
@@ -65,7 +65,7 @@ def test_arithmetic_is_that_of_walking(plan: StepPlan, total: int) -> None:
 
 
 @given(plan=plans(), samples=st.integers(0, 2000))
-def test_epochs_count_on_over_phases(plan: StepPlan, samples: int) -> None:
+def test_epochs_are_counted_across_phases(plan: StepPlan, samples: int) -> None:
     before, after = (plan.at(place).phase.epoch_of(place) for place in (samples, samples + 1))
     assert 0 <= before <= after <= before + 1
     assert samples < plan.at(samples).phase.epoch_end(samples)

@@ -1,4 +1,4 @@
-"""Time budgets, on a clock that the test turns."""
+"""Time budgets, with a clock that the test controls."""
 
 import time
 
@@ -34,7 +34,7 @@ def test_progress_reaches_one_when_the_reserve_begins() -> None:
     assert Budget(1e6).reserved == 600.0
 
 
-def test_stops_in_time_for_the_end() -> None:
+def test_stops_in_time_for_the_last_checkpoint() -> None:
     budget = Budget(100.0)
     assert not budget.is_over(95.0, seconds_per_step=1.0)
     assert budget.is_over(96.5, seconds_per_step=1.0)
@@ -46,14 +46,14 @@ def test_stops_in_time_for_the_end() -> None:
     assert not Budget(None).is_over(1e9, 1.0)
 
 
-def test_an_export_has_its_time_too() -> None:
+def test_time_for_an_export_is_reserved_too() -> None:
     for num_pauses, is_over in ((2, False), (3, True)):
         budget = Budget(100.0, num_last_pauses=num_pauses)
         budget.note_pause(5.0)
         assert budget.is_over(80.0, seconds_per_step=1.0) is is_over
 
 
-def test_the_clock_counts_from_the_processes_start() -> None:
+def test_the_clock_starts_with_the_process() -> None:
     age = time.time() - psutil.Process().create_time()
     assert time.monotonic() - process_start() == pytest.approx(age, abs=0.5)
     budget = Budget(100.0, used_before=10.0, clock=lambda: 50.0, began=20.0)

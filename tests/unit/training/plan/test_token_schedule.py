@@ -1,4 +1,4 @@
-"""Schedules over tokens: how they are written, and what a run makes of one."""
+"""Schedules over tokens: their syntax, and a run that follows one."""
 
 import json
 from pathlib import Path

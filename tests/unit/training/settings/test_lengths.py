@@ -1,4 +1,4 @@
-"""Rows that grow on the way: what is read when, and that a run stopped anywhere goes on with the same losses."""
+"""Runs whose rows get longer: which rows are read when, and that a stopped run resumes with the same losses."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,7 +24,7 @@ from training.runtime.ranks import RankInfo
 from training.settings.lengths import resolve_lengths, schedule_points
 
 
-def rows_a_step(folder: Path) -> list[int]:
+def rows_per_step(folder: Path) -> list[int]:
     samples = [row["samples"] for row in read_metrics(folder, "train")]
     return [after - before for before, after in pairwise([0, *samples])]
 
@@ -36,8 +36,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tokens_a_step_stay_and_validation_is_at_the_longest(whole: Path) -> None:
-    rows = rows_a_step(whole)
+def test_tokens_per_step_are_constant_and_validation_is_at_the_longest(whole: Path) -> None:
+    rows = rows_per_step(whole)
     switch = rows.index(8)
     assert rows == [16] * switch + [8] * (12 - switch)
     figures = read_metrics(whole, "train")
@@ -52,7 +52,7 @@ def test_tokens_a_step_stay_and_validation_is_at_the_longest(whole: Path) -> Non
 @pytest.mark.parametrize("distance", [-2, 0, 2])
 def test_stopped_and_resumed_equals_uninterrupted(distance: int, whole: Path, tmp_path: Path) -> None:
     words = write_two_lengths(tmp_path)
-    stop = rows_a_step(whole).index(8) + distance
+    stop = rows_per_step(whole).index(8) + distance
     run_here([*words, "--max_steps", str(stop)])
     run_here([*words, "--max_steps", "12"])
     for key in ("loss", "samples", "tokens", "grad_norm"):
@@ -65,7 +65,7 @@ def test_three_schedules_in_one_run(tmp_path: Path) -> None:
     masking = ["--dynamic_masking", "--masking_rate", "0:0.4,1800:0.1", "--max_predictions_per_seq", "12"]
     flags = [*words, *masking, "--batch_schedule", "0:4,500:12", "--save_every_steps", "3"]
     run_here([*flags, "--max_steps", "14"])
-    assert sorted(set(rows_a_step(tmp_path))) == [8, 12, 24]  # 8 of 12, 24 of 12, 12 of 24
+    assert sorted(set(rows_per_step(tmp_path))) == [8, 12, 24]  # 8 of 12, 24 of 12, 12 of 24
     rows = read_metrics(tmp_path, "train")
     rates, tokens = [row["masking_rate"] for row in rows], [row["tokens"] for row in rows]
     for rate, before, after in zip(rates, [0, *tokens[:-1]], tokens, strict=True):
@@ -81,7 +81,7 @@ def test_three_schedules_in_one_run(tmp_path: Path) -> None:
 
 
 def read_global_batches(data: tuple[PretrainingDataset, ...], world_size: int, num_steps: int) -> list[Batch]:
-    """Each step's rows, laid together from all ranks."""
+    """The rows of each step from all ranks."""
     settings: Any = SimpleNamespace(
         training_flags=SimpleNamespace(seed=42), data_flags=SimpleNamespace(dynamic_masking=False)
     )
@@ -103,7 +103,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 def walk(
     plan: StepPlan, settings: Any, rank_info: RankInfo, data: tuple[PretrainingDataset, ...], num_steps: int
 ) -> list[Batch]:
-    """One rank's steps, each from a stream of its own: all that is handed on is the cursor."""
+    """One rank's steps, each from a new stream: only the cursor is passed on."""
     cursor, found = 0, []
     for _ in range(num_steps):
         steps: Any = build_stream(settings, rank_info, data, plan.at(cursor)).steps(cursor)
@@ -136,7 +136,7 @@ def test_one_and_two_ranks_read_the_same_batches(tmp_path: Path) -> None:
     steps.close()
 
 
-def test_a_changed_length_of_data_is_noticed(whole: Path) -> None:
+def test_the_digest_covers_the_data_of_all_lengths(whole: Path) -> None:
     checkpoints = CheckpointFolder(whole / "out" / "saved_models" / "tiny")
     digest = read_state(checkpoints.folder / checkpoints.choose(None)).data_digest
     data = open_dataset([whole / "data"], split="training", max_seq_length=24, max_predictions_per_seq=4)
