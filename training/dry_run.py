@@ -28,7 +28,9 @@ def dry_run(run: Run) -> None:
         group["lr"] = 0.0
     segment = run.clock.horizon.plan.at(run.progress.samples)
     set_batch(run.engine, segment)
-    stream = build_stream(run.settings, run.rank_info, run.datasets.training, segment)
+    stream = build_stream(
+        run.datasets.training, run.rank_info, run.settings.training_flags.seed, run.settings.masking, segment
+    )
     with closing(stream.steps(run.progress.samples)) as steps:  # type: ignore[type-var]
         batches = collectives.all_ranks_read(lambda: next(steps))
     seconds = []

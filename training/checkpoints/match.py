@@ -38,7 +38,7 @@ class EngineKind:
         return cls(
             zero_stage=settings.deepspeed.zero_stage,
             precision=settings.precision,
-            is_kernel=settings.flags.deepspeed_transformer_kernel,
+            is_kernel=settings.model_flags.deepspeed_transformer_kernel,
             optimizer=_optimizer_kind(settings.deepspeed.content.get("optimizer")),
         )
 

@@ -17,7 +17,7 @@ from training.settings.resolve import Settings
 
 def find_resume_point(settings: Settings, checkpoints: CheckpointFolder) -> ResumePoint | None:
     """This run's newest sound checkpoint; else the one the user named; else None, a new run."""
-    if not settings.flags.dry_run:  # which holds no lock, and changes nothing
+    if not settings.training_flags.dry_run:  # which holds no lock, and changes nothing
         recover(checkpoints.folder)
     own = checkpoints.newest_valid()
     if own is None and (checkpoints.tags() or any(checkpoints.folder.glob(f"step_*{DAMAGED}"))):
@@ -32,16 +32,16 @@ def find_resume_point(settings: Settings, checkpoints: CheckpointFolder) -> Resu
         return ResumePoint(
             checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None
         )
-    if settings.flags.load_training_checkpoint is not None:
-        other = CheckpointFolder(settings.flags.load_training_checkpoint)
-        tag = other.choose(settings.flags.load_checkpoint_id)
-        return ResumePoint(other.folder, tag, is_own=False, is_only_weights=settings.flags.finetune)
+    if settings.checkpoint_flags.load_training_checkpoint is not None:
+        other = CheckpointFolder(settings.checkpoint_flags.load_training_checkpoint)
+        tag = other.choose(settings.checkpoint_flags.load_checkpoint_id)
+        return ResumePoint(other.folder, tag, is_own=False, is_only_weights=settings.model_flags.finetune)
     return None
 
 
 def report_unused_checkpoint(settings: Settings, own: Path) -> None:
     """--load_training_checkpoint says what a run begins with; the same command, run again, goes on where it was."""
-    other, tag = settings.flags.load_training_checkpoint, settings.flags.load_checkpoint_id
+    other, tag = settings.checkpoint_flags.load_training_checkpoint, settings.checkpoint_flags.load_checkpoint_id
     if other is not None:
         chosen = other if tag is None else other / tag
         console.say(
@@ -87,7 +87,7 @@ def check_resume_point(origin: ResumePoint, fresh: TrainingState, settings: Sett
 def check_schedule(saved: TrainingState, settings: Settings, origin: ResumePoint) -> None:
     """Refuse another run's checkpoint that lies past the end of this run's schedule: not one step would be taken."""
     total = settings.training.total_training_steps
-    if saved.step >= total and settings.time_budget is None and not settings.flags.rewarmup:
+    if saved.step >= total and settings.time_budget is None and not settings.training_flags.rewarmup:
         raise UserError(
             f"{origin.path}: is of step {saved.step}, but the model JSON's total_training_steps is {total}, so there "
             f"is nothing left to train; pass --rewarmup to count the schedule's steps from there, or raise "

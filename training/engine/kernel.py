@@ -1,7 +1,6 @@
-"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it can be had here, and how one is made."""
+"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it is available, and how to build it."""
 
 import io
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib.util import find_spec
@@ -34,7 +33,7 @@ def check_kernel(config: BertConfig | None, precision: str | None, problems: Pro
 
 
 def missing_parts() -> list[str]:
-    """What building the layer needs and this machine has not."""
+    """What building the layer needs and this machine lacks."""
     if not torch.cuda.is_available():
         return [f"torch {torch.__version__} finds no CUDA device"]
     from deepspeed.git_version_info import installed_ops
@@ -55,7 +54,7 @@ def missing_parts() -> list[str]:
 
 
 def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
-    """Let DeepSpeed's layers compute the blocks; a failure to build one is said in words."""
+    """Replace the blocks by DeepSpeed's layers; a failure to build one is a UserError."""
     try:
         with redirect_stdout(io.StringIO()):  # each layer prints its configuration
             use_padded_layers(model, make_layer)
@@ -66,11 +65,13 @@ def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> 
 
 
 def layer_factory(
-    config: BertConfig, flags: Namespace, *, micro_batch: int, precision: str, seed: int
+    config: BertConfig, *, micro_batch: int, is_fp16: bool, seed: int, pre_layer_norm: bool, **options: bool
 ) -> Callable[[], nn.Module]:
-    """What makes one layer of this model. Its weights are overwritten, so its own init does not matter.
+    """A function that makes one layer of this model; the caller overwrites its initial weights.
 
-    `micro_batch` is the most rows that it will get; `seed`, for its own dropout, should differ from rank to rank.
+    `micro_batch` is the maximum number of rows. `seed`, for the layer's own dropout, should differ between ranks.
+    `options` are other switches of DeepSpeedTransformerConfig: normalize_invertible, gelu_checkpoint,
+    attn_dropout_checkpoint and stochastic_mode.
     """
     from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 
@@ -87,12 +88,9 @@ def layer_factory(
                 initializer_range=config.initializer_range,
                 layer_norm_eps=config.layer_norm_eps,
                 seed=seed,
-                fp16=precision == "fp16",
-                pre_layer_norm=flags.preln,
-                normalize_invertible=flags.normalize_invertible,
-                gelu_checkpoint=flags.gelu_checkpoint,
-                attn_dropout_checkpoint=flags.attention_dropout_checkpoint,
-                stochastic_mode=flags.stochastic_mode,
+                fp16=is_fp16,
+                pre_layer_norm=pre_layer_norm,
+                **options,
             )
         )
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from common.errors import Problems, UserError
+from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import export_obstacles
@@ -40,6 +40,16 @@ class DataRequest:
 
 
 @dataclass(frozen=True)
+class MaskingRequest:
+    """How --dynamic_masking draws masks."""
+
+    tokenizer: BertTokenizer
+    rates: TokenSchedule
+    unit: Unit
+    max_predictions: tuple[int, ...]  # per row, for each of the lengths
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that determines a run. Flags are grouped as in --help."""
 
@@ -61,12 +71,6 @@ class Settings:
     sources: dict[str, str | bytes]  # the user's files, unchanged, to be saved with each checkpoint
 
     @property
-    def flags(self) -> Any:
-        groups = (self.data_flags, self.training_flags, self.checkpoint_flags, self.fault_flags, self.model_flags)
-        values = {name: value for group in groups for name, value in vars(group).items()}
-        return SimpleNamespace(output_dir=self.output_dir, **values)
-
-    @property
     def batch_schedule(self) -> TokenSchedule | None:
         return self.training_flags.batch_schedule
 
@@ -79,6 +83,16 @@ class Settings:
     @property
     def data(self) -> DataRequest:
         return request_data(self.data_flags, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
+
+    @property
+    def masking(self) -> MaskingRequest | None:
+        """None: the shards' own masks are used."""
+        flags = self.data_flags
+        if not flags.dynamic_masking:
+            return None
+        assert self.tokenizer is not None  # find_tokenizer() checks it
+        max_predictions = tuple(length.max_predictions for length in self.lengths)
+        return MaskingRequest(self.tokenizer, flags.masking_rate, flags.masking_unit, max_predictions)
 
     @property
     def saved_models(self) -> Path:

@@ -159,7 +159,7 @@ def test_a_folder_without_validation_shards_means_no_validation(
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
     assert resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1)).validation_folder is None
-    assert "training goes without validation" in capsys.readouterr().err
+    assert "training without validation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
@@ -293,7 +293,7 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     run_here([*words, "--dry_run", "--time_budget", "1000s"])
     said = capsys.readouterr().out
     assert "800 steps, 0:13:20" in said, "100 epochs, although there is time for more"
-    assert "num_epochs ends the run in about 13:20, but its time budget lasts for" in said
+    assert "num_epochs ends the run in about 13:20, but its time budget allows for" in said
     assert "warm-up" not in said
     run_here([*words, "--dry_run", "--time_budget", "100s"])
     said = capsys.readouterr().out
@@ -413,7 +413,7 @@ def test_library_logs_are_in_a_file_and_not_on_the_console(tmp_path: Path, capfd
     [
         (["--deepspeed_sparse_attention"], "needs a block 'sparse_attention'"),
         (["--deepspeed_transformer_kernel"], "CUDA only"),
-        (["--normalize_invertible", "--no-preln"], "saves nothing"),
+        (["--normalize_invertible", "--no-preln"], "saves no memory"),
     ],
 )
 def test_a_flag_that_cannot_do_what_it_says_is_refused(flags: list[str], words: str, tmp_path: Path) -> None:

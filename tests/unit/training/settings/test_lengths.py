@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,16 +81,13 @@ def test_three_schedules_in_one_run(tmp_path: Path) -> None:
 
 def read_global_batches(data: tuple[PretrainingDataset, ...], world_size: int, num_steps: int) -> list[Batch]:
     """The rows of each step from all ranks."""
-    settings: Any = SimpleNamespace(
-        training_flags=SimpleNamespace(seed=42), data_flags=SimpleNamespace(dynamic_masking=False)
-    )
     phases = [
         (tokens, Phase(index, length, 8 * 24 // length // world_size, data[index].num_rows, mean_tokens(data[index])))
         for index, (tokens, length) in enumerate(schedule_points(TokenSchedule.parse(LENGTH_SCHEDULE), 24))
     ]
     plan = plan_steps(phases, None, accumulation=1, world_size=world_size)
     places = [RankInfo(rank, rank, world_size, world_size) for rank in range(world_size)]
-    ranks = [walk(plan, settings, place, data, num_steps) for place in places]
+    ranks = [walk(plan, place, data, num_steps) for place in places]
     return [join(batches) for batches in zip(*ranks, strict=True)]
 
 
@@ -100,13 +96,11 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(kind[0], *(torch.cat(parts) for parts in fields))
 
 
-def walk(
-    plan: StepPlan, settings: Any, rank_info: RankInfo, data: tuple[PretrainingDataset, ...], num_steps: int
-) -> list[Batch]:
+def walk(plan: StepPlan, rank_info: RankInfo, data: tuple[PretrainingDataset, ...], num_steps: int) -> list[Batch]:
     """One rank's steps, each from a new stream: only the cursor is passed on."""
     cursor, found = 0, []
     for _ in range(num_steps):
-        steps: Any = build_stream(settings, rank_info, data, plan.at(cursor)).steps(cursor)
+        steps: Any = build_stream(data, rank_info, 42, None, plan.at(cursor)).steps(cursor)
         step = next(steps)
         steps.close()
         found.append(step.micro_batches[0])
