@@ -19,19 +19,18 @@ from training.banner import show_banner
 from training.build import build_run
 from training.dry_run import dry_run
 from training.engine.compile_locks import guard_compiles
-from training.inputs.datasets import open_data
 from training.loop import train
 from training.metrics.sinks import without_writer_tracebacks
 from training.plan.time_budget import process_start
+from training.preflight import prepare_run
 from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
+from training.runtime.precision import avoid_broken_amx
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
-from training.settings.arguments import read_arguments
-from training.settings.precision import avoid_broken_amx
-from training.settings.resolve import resolve_settings
+from training.settings.flags import read_arguments
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
@@ -43,29 +42,29 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         flags, problems = read_arguments(argv)
         rank_info = read_rank_info()
         set_up_process(rank_info, stack)
-        settings = resolve_settings(flags, rank_info, problems)
-        datasets = open_data(settings.data, rank_info)
+        settings, datasets = prepare_run(flags, rank_info, problems)
+        is_dry_run = settings.training_flags.dry_run
         device = pick_device(rank_info)
-        if rank_info.is_main and not flags.dry_run:
+        if rank_info.is_main and not is_dry_run:
             stack.enter_context(lock_folder(settings.saved_models))
-        send_logs(None if flags.dry_run else settings.runs / "logs", rank_info.rank)
+        send_logs(None if is_dry_run else settings.runs / "logs", rank_info.rank)
         stack.enter_context(collectives.reporting_lost_ranks())
-        stuck_seconds = 60 * flags.stuck_after_minutes
+        stuck_seconds = 60 * settings.fault_flags.stuck_after_minutes
         collectives.start(device, rank_info, stuck_seconds)
         stop = StopRequests()
-        beats = None if flags.dry_run else settings.runs / "ranks"
+        beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
         run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
         show_banner(run)
-        if rank_info.is_main and not flags.dry_run:
+        if rank_info.is_main and not is_dry_run:
             watchdog.call_with_each_write(partial(run.clock.write_time_spent, run.checkpoints.folder))
-        if flags.dry_run:
+        if is_dry_run:
             dry_run(run)
         collectives.all_ranks_barrier()  # until here a stop request ends the process; from here on the run saves first
         stack.enter_context(stop)
-        is_finished = flags.dry_run or train(run)
+        is_finished = is_dry_run or train(run)
         collectives.leave()
     return 0 if is_finished else STOPPED_EXIT_CODE
 

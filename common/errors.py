@@ -1,4 +1,4 @@
-"""A user's mistake: how it is raised, collected and shown."""
+"""Errors that a user can fix: raising, collecting and reporting them."""
 
 import difflib
 import errno
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """Something the user can mend. The message says what, what was found, what was expected and the remedy.
+    """Something the user can fix. The message says what is wrong, what was found and expected, and what to do.
 
-    `parts`: the single messages, where it tells several.
+    `parts` are the single messages if it combines several.
     """
 
     def __init__(self, message: str, parts: Sequence[str] = ()) -> None:
@@ -27,11 +27,11 @@ class UserError(ValueError):
 
 
 class Unsure(Exception):
-    """A value was asked for that the user gave wrongly. That has been noted; what follows from it cannot be judged."""
+    """A flag was read that the user gave wrongly, which has been reported; what depends on it cannot be checked."""
 
 
 class ReportedElsewhere(Exception):
-    """Another rank has failed and tells why; this one ends without a word, and with the same code."""
+    """Another rank has failed and reports why; this one exits silently with the same code."""
 
     def __init__(self, message: str, code: int = USER_ERROR_EXIT_CODE) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class ReportedElsewhere(Exception):
 
 
 class RankLost(Exception):
-    """Another rank has gone, or never came. Nothing to mend here: `code` is that of a run to be started again."""
+    """Another rank is lost or never joined. `code` asks for a restart: there is nothing to fix on this rank."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class RankLost(Exception):
 
 
 class Problems:
-    """Collects the mistakes of one check, so that all of them are reported at once."""
+    """Collects messages, so that all problems are reported at once."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -57,7 +57,7 @@ class Problems:
             self.messages.append(message)
 
     def attempt(self, action: Callable[[], T]) -> T | None:
-        """`action`'s result; None where it failed, with what it told noted, or where it cannot be judged."""
+        """`action`'s result; None if it raised a UserError, whose messages are added, or Unsure."""
         try:
             return action()
         except Unsure:
@@ -82,58 +82,60 @@ class Problems:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A hint to append to "unknown X": the closest known name, or `otherwise` when none is close."""
+    """A hint to append to "unknown X": the closest known name, or `otherwise` if none is close."""
     found = closest(name, known)
     return otherwise if found is None else f"; did you mean {found!r}?"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`, where one is."""
+    """The known name that is most similar to `name`, or None."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
 
 
 def shortened(value: object) -> str:
-    """A value as messages show it: its repr, cut where it would fill the screen."""
+    """The value's repr for messages, truncated if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to write out very long integers
+    except ValueError:  # Python refuses to format very long integers
         return "a number of thousands of digits"
     return text if len(text) <= 100 else f"{text[:80]}… ({len(text):,} characters)"
 
 
-# What a system refuses for reasons that lie outside this program, and what can be done about it.
+# System errors with causes outside this program, and what to do about them.
 SYSTEM_REMEDIES = {
-    errno.EACCES: "expected what this user may read and write; give this user the right to, or choose another place",
-    errno.EPERM: "expected what this user may read and write; give this user the right to, or choose another place",
-    errno.EROFS: "the file system is mounted read-only; expected one that can be written to; choose another place",
-    errno.ENOSPC: "make room there, or choose another place",
-    errno.EDQUOT: "the quota is used up; make room there, or choose another place",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "links lead in a circle; mend them, or choose another place",
-    errno.ENOTDIR: "a file stands where a folder is expected; remove it, or choose another place",
-    errno.EISDIR: "a folder stands where a file is expected; remove it, or choose another place",
+    errno.EACCES: "expected read and write permission; grant it to this user, or use another path",
+    errno.EPERM: "expected read and write permission; grant it to this user, or use another path",
+    errno.EROFS: "the file system is mounted read-only; expected a writable one; use another path",
+    errno.ENOSPC: "free some space there, or use another path",
+    errno.EDQUOT: "the quota is exceeded; free some space there, or use another path",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "the links form a cycle; fix them, or use another path",
+    errno.ENOTDIR: "found a file, expected a folder; remove it, or use another path",
+    errno.EISDIR: "found a folder, expected a file; remove it, or use another path",
     errno.EMFILE: "raise the limit on open files with `ulimit -n 4096`",
-    errno.EIO: "the disk or the network file system fails; look at it, and start again",
-    errno.ESTALE: "the network file system lost it; mount it again",
+    errno.EIO: "the disk or the network file system failed; check it, and start again",
+    errno.ESTALE: "the file handle of the network file system is stale; mount it again",
 }
 
 
 def describe_system_error(error: OSError) -> str | None:
-    """What the system refused, as a message for people; None for what may be this program's own mistake."""
+    """The message for an error of the system; None if it may be a bug of this program."""
     remedy = SYSTEM_REMEDIES.get(error.errno or 0)
     if remedy is None or error.filename is None:
         return None
-    return f"{error.filename}: the system refused it ({error.strerror}); {remedy}"
+    return f"{error.filename}: {error.strerror}; {remedy}"
 
 
 def exit_code_of(error: BaseException) -> int:
-    """That of a process which ends with it: see run_command()."""
-    is_told = isinstance(error, UserError) or (isinstance(error, OSError) and describe_system_error(error) is not None)
-    return USER_ERROR_EXIT_CODE if is_told else 1
+    """The exit code of a process that ends with `error` in run_command()."""
+    is_user_error = isinstance(error, UserError) or (
+        isinstance(error, OSError) and describe_system_error(error) is not None
+    )
+    return USER_ERROR_EXIT_CODE if is_user_error else 1
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
-    """Run a command's main() as the process: a user's mistake becomes one message and exit code 2."""
+    """Run a command's main() and exit: a UserError becomes one message and exit code 2."""
     try:
         sys.exit(main(None))
     except UserError as error:
@@ -141,7 +143,7 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     except RankLost as error:
         _end_with(str(error), error.code)
     except ReportedElsewhere as error:
-        _let_others_speak(error.code)
+        _wait_for_report(error.code)
         sys.exit(error.code)
     except OSError as error:
         message = describe_system_error(error)
@@ -153,15 +155,15 @@ def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         sys.exit(130)
 
 
-def _let_others_speak(code: int) -> None:
-    """Wait a little; a launcher that ends this process meanwhile gets its code all the same."""
+def _wait_for_report(code: int) -> None:
+    """Give the reporting rank time; if the launcher ends this process meanwhile, it exits with the same code."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(5)
 
 
 def _end_with(message: str, code: int = USER_ERROR_EXIT_CODE) -> NoReturn:
     if not console.enabled:
-        # All ranks usually make the same mistake. Rank 0 tells, and the launcher ends the others before they do.
-        _let_others_speak(code)
+        # All ranks usually fail alike: rank 0 reports, and the launcher ends the others before they do.
+        _wait_for_report(code)
     write_error(f"error: {message}")
     sys.exit(code)

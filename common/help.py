@@ -1,37 +1,23 @@
-"""How commands read their flags, show them, and refuse wrong ones."""
+"""An argparse parser that reports all mistakes on a command line at once, and types of flags."""
 
 import argparse
+import math
 import re
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from common.errors import Problems, Unsure, closest, nearest
+from common.errors import Problems, closest, nearest, shortened
 
-# argparse's own pattern knows no exponent, and takes -1e-3 for a flag.
+T = TypeVar("T")
+
+# argparse's own pattern has no exponent, so it would read -1e-3 as a flag.
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
 
-class Arguments(argparse.Namespace):
-    """A command's flags. One that was given wrongly, or is required and missing, raises Unsure when it is asked for."""
-
-    def __getattr__(self, name: str) -> Any:  # called for what is not there
-        if name in vars(self).get("unsure_flags", ()):
-            raise Unsure(name)
-        raise AttributeError(name)
-
-    def forget(self, names: Iterable[str]) -> None:
-        self.unsure_flags = frozenset(names)
-        for name in self.unsure_flags & vars(self).keys():
-            delattr(self, name)
-
-
 class Parser(argparse.ArgumentParser):
-    """argparse, with all of a user's mistakes raised as one UserError, so that they can be tested and are shown once.
-
-    No flag can be abbreviated: what `--max` means today would be another flag tomorrow.
-    """
+    """argparse, but all mistakes are raised together as one UserError, and flags cannot be abbreviated."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
@@ -42,11 +28,11 @@ class Parser(argparse.ArgumentParser):
         self._problems = Problems()
         self._given: set[argparse.Action] = set()
         self._without_value: set[argparse.Action] = set()
-        self._wrong: set[str] = set()  # where flags store their values
-        self._lifted: tuple[list[argparse.Action], list[Any]] = ([], [])  # what is required, while it is not asked for
+        self._wrong: set[str] = set()  # destinations of wrong or missing flags
+        self._required: list[Any] = []  # flags and groups of which one is required; optional while argparse parses
 
     def error(self, message: str) -> NoReturn:
-        """A mistake that argparse cannot go on after; told with those before it."""
+        """A mistake after which argparse cannot continue; raised with those before it."""
         self._problems.add(f"{message}; see --help")
         self._problems.raise_if_any()
         raise AssertionError("there is a problem")
@@ -61,15 +47,15 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse what is known; the words left over are for someone else."""
+        """Parse the known flags; the remaining words are returned."""
         arguments, rest = self._read(args)
         self._problems.raise_if_any()
         return arguments, rest
 
     def collect(self, args: Sequence[str] | None = None) -> tuple[argparse.Namespace, Problems]:
-        """What the words say and all that is wrong with them, the nearest name for each unknown flag included.
+        """The parsed flags, and all mistakes, with the nearest name for each unknown flag.
 
-        A flag that is missing or misspelt, or whose value is wrong, is Unsure.
+        Flags that are missing, misspelt or wrong are absent from the namespace.
         """
         arguments, unknown = self._read(args)
         known = {option: action.dest for action in self._actions for option in action.option_strings}
@@ -84,55 +70,37 @@ class Parser(argparse.ArgumentParser):
                     f"unexpected word {word!r} on the command line; expected flags and their values, as --help lists "
                     f"them; remove it"
                 )
-        if self._problems.messages:
-            arguments.forget(self._wrong)
+        for name in self._wrong & vars(arguments).keys():
+            delattr(arguments, name)
         return arguments, self._problems
 
-    def _read(self, args: Sequence[str] | None) -> tuple[Arguments, list[str]]:
+    def _read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         self._begin()
-        actions = [action for action in self._actions if action.required]
-        groups = [group for group in self._mutually_exclusive_groups if group.required]
-        self._lifted = (actions, groups)
-        self._set_required(actions, groups, False)  # argparse would end with the first that is missing
+        required: list[Any] = [*self._actions, *self._mutually_exclusive_groups]
+        self._required = [item for item in required if item.required]
+        self._set_required(False)  # argparse would stop at the first missing one
         try:
-            arguments, rest = super().parse_known_args(args, Arguments())
+            arguments, rest = super().parse_known_args(args)
         finally:
-            self._lifted = ([], [])
-            self._set_required(actions, groups, True)
-        absent = [action for action in actions if action not in self._given]
-        self._wrong.update(action.dest for action in absent)
-        if absent:
-            missing = [_name_of(action) for action in absent]
-            self._problems.add(f"the following arguments are required: {', '.join(missing)}; see --help")
-        for group in groups:
-            if self._given.isdisjoint(group._group_actions):
-                names = " ".join(_name_of(action) for action in group._group_actions)
-                self._problems.add(f"one of the arguments {names} is required; see --help")
+            self._set_required(True)
+        absent = [item for item in self._required if self._given.isdisjoint(getattr(item, "_group_actions", (item,)))]
+        flags = [item for item in absent if isinstance(item, argparse.Action)]
+        self._wrong.update(action.dest for action in flags)
+        if flags:
+            names = ", ".join(map(_name_of, flags))
+            self._problems.add(f"the following arguments are required: {names}; see --help")
+        for group in (item for item in absent if item not in flags):
+            names = " ".join(map(_name_of, group._group_actions))
+            self._problems.add(f"one of the arguments {names} is required; see --help")
         return arguments, rest
 
-    def format_usage(self) -> str:
-        with self._as_declared():
-            return super().format_usage()
+    def print_help(self, file: Any = None) -> None:
+        self._set_required(True)  # --help is printed while arguments are read
+        super().print_help(file)
 
-    def format_help(self) -> str:
-        with self._as_declared():
-            return super().format_help()
-
-    @contextmanager
-    def _as_declared(self) -> Generator[None]:
-        """--help is shown while arguments are read: what is required must look like it."""
-        lifted = self._lifted
-        self._set_required(*lifted, True)
-        try:
-            yield
-        finally:
-            self._set_required(*lifted, False)
-
-    def _set_required(self, actions: list[argparse.Action], groups: list[Any], is_required: bool) -> None:
-        for action in actions:
-            action.required = is_required
-        for group in groups:
-            group.required = is_required
+    def _set_required(self, is_required: bool) -> None:
+        for item in self._required:
+            item.required = is_required
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self._given.add(action)
@@ -159,37 +127,32 @@ def _name_of(action: argparse.Action) -> str:
     return "/".join(action.option_strings) or action.dest
 
 
-def positive_int(text: str) -> int:
-    """A flag's type: a whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of at least 1")
-    return value
+class WrongValue(argparse.ArgumentTypeError, ValueError):
+    """A flag's value is not of its type; argparse and pydantic both show the message."""
 
 
-def whole_number(text: str) -> int:
-    """A flag's type: a whole number from 0 up."""
-    if not text.isdecimal() or not text.isascii():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 0 up")
-    return int(text)
+def _number(kind: Callable[[str], T], is_valid: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+    """A flag's type: text read by `kind` and accepted by `is_valid`."""
+
+    def parse(text: str) -> T:
+        with suppress(ValueError):
+            value = kind(text)
+            if is_valid(value):
+                return value
+        raise WrongValue(f"found {shortened(text)}, expected {expected}")
+
+    return parse
 
 
-def seed_number(text: str) -> int:
-    """A flag's type: what every random generator here takes."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 2**63
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 0 to 2^63 - 1, such as 42")
-    return value
+positive_int = _number(int, lambda value: value >= 1, "a whole number of at least 1")
+whole_number = _number(int, lambda value: value >= 0, "a whole number of at least 0")
+seed_number = _number(int, lambda value: 0 <= value < 2**63, "a whole number from 0 to 2^63 - 1, such as 42")
+positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0, such as 2.5")
+zero_or_more = _number(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0, such as 0.0")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a flag's default, except where there is none or the text tells it already."""
+    """Shows a flag's default, unless it has none or the text already states it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or "default:" in (action.help or ""):

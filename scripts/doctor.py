@@ -24,7 +24,7 @@ try:
 
     from nvidia.config import BertConfig
     from training.metrics.flops import MatmulProbe
-    from training.settings.precision import (
+    from training.runtime.precision import (
         HALF_MATMUL,
         ISA_LIMIT,
         ISA_WITHOUT_AMX,

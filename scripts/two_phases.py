@@ -32,11 +32,12 @@ from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.match import EngineKind, find_mismatches
 from training.checkpoints.state import read_state
 from training.clock import is_run_finished
-from training.inputs.datasets import Datasets, open_data
+from training.inputs.datasets import Datasets
+from training.preflight import prepare_run
 from training.runtime.launchers import find_deepspeed, is_launcher
 from training.runtime.ranks import RankInfo, free_port
-from training.settings.arguments import read_arguments
-from training.settings.resolve import Settings, resolve_settings
+from training.settings.flags import read_arguments
+from training.settings.resolve import Settings
 
 SCRIPT = "deepspeed_train.py"
 UNFINISHED_EXIT_CODE = 1  # of a phase whose launcher ends with 0 before the last step: it was killed
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chain = Chain()
     with handle_stop_signals(chain.stop):
         for phase in phases:
-            is_dry_run = checked[phase].settings.flags.dry_run
+            is_dry_run = checked[phase].settings.training_flags.dry_run
             if is_dry_run and not has_start(flags, phase):
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
@@ -188,8 +189,8 @@ def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Se
     for phase in phases:
         try:
             words, wrong = read_arguments(phase_words(flags, phase, passed_on))
-            settings[phase] = resolve_settings(words, rank_info, wrong)
-            checked[phase] = CheckedPhase(settings[phase], open_data(settings[phase].data, rank_info), rank_info)
+            settings[phase], datasets = prepare_run(words, rank_info, wrong)
+            checked[phase] = CheckedPhase(settings[phase], datasets, rank_info)
         except UserError as error:
             for part in error.parts:
                 problems.add(f"phase {phase + 1}: {part}")
@@ -205,7 +206,7 @@ def engine_kind(settings: Settings) -> EngineKind:
     return EngineKind.of(
         settings.deepspeed.zero_stage,
         settings.precision,
-        settings.flags.deepspeed_transformer_kernel,
+        settings.model_flags.deepspeed_transformer_kernel,
         settings.deepspeed.content.get("optimizer"),
     )
 

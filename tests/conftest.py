@@ -17,7 +17,7 @@ def pytest_configure() -> None:
     """
     hypothesis.settings.register_profile("any_machine", deadline=None)
     hypothesis.settings.load_profile("any_machine")
-    from training.settings.precision import avoid_broken_amx
+    from training.runtime.precision import avoid_broken_amx
 
     avoid_broken_amx()
 

@@ -3,29 +3,30 @@
 import torch
 
 from common.console import console
-from common.words import counted
+from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
 from nvidia.interop.hugging_face import export_obstacles
 from training.build import Run
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.inputs.datasets import Datasets, describe_rows
-from training.metrics.formatting import format_seconds
-from training.plan.outlook import Outlook, find_attention_notes, find_notes, format_count, look_ahead
+from training.notes import find_attention_notes, find_notes
+from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.resolve import Settings, describe
 
 
 def show_banner(run: Run) -> None:
     """Show the run's table and notes on the console, and the user's files in TensorBoard."""
-    settings, flags, batch, clock = run.settings, run.settings.flags, run.settings.deepspeed.batch, run.clock
+    settings, batch, clock = run.settings, run.settings.deepspeed.batch, run.clock
+    flags, is_preln = settings.training_flags, settings.model_flags.preln
     config = settings.model_config
     num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
     facts = {
-        "model": f"{'pre-LN' if flags.preln else 'post-LN'}, {config.num_hidden_layers} layers of "
+        "model": f"{'pre-LN' if is_preln else 'post-LN'}, {config.num_hidden_layers} layers of "
         f"{config.hidden_size}, {config.num_tokens:,} tokens, {num_parameters:,} parameters",
-        "batch": f"{batch.total} rows of {flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
+        "batch": f"{batch.total} rows of {settings.data_flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
         f"micro-steps × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
         "data": describe_phases(run.datasets, clock.horizon.plan)
@@ -45,11 +46,11 @@ def show_banner(run: Run) -> None:
         clock.horizon,
         clock.schedule,
         num_parameters=num_parameters,
-        output_dir=flags.output_dir,
+        output_dir=settings.output_dir,
         has_validation=run.datasets.validation is not None,
     )
-    notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, flags.preln)]
-    if not flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
+    notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, is_preln)]
+    if not settings.model_flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
         notes += find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device))
     for note in notes:
         console.say(f"note: {note}")

@@ -34,12 +34,11 @@ from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import build_optimizer
+from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 from training.settings.resolve import Settings
 from training.validation import Validator, validation_rows
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,13 @@ def build_run(
 
     `began`: when the process started, by time.monotonic(). `note` is called with what begins, and the step.
     """
-    flags = settings.flags
-    is_writing = rank_info.is_main and not flags.dry_run
+    is_writing = rank_info.is_main and not settings.training_flags.dry_run
     note("choosing a checkpoint", 0)
     checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
     with locked_resume_point(resume_request(settings), checkpoints, fresh) as point:
         note("preparing the model", 0)
-        torch.manual_seed(flags.seed)
+        torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
         load_first_weights(model, settings, point)
         replace_blocks(model, settings, rank_info)
@@ -111,7 +109,7 @@ def build_run(
 
 
 def build_saver(run: Run) -> Saver:
-    flags = run.settings.flags
+    flags = run.settings.checkpoint_flags
     policy = SavePolicy(
         Retention(flags.keep_last, flags.keep_every),
         every_steps=flags.save_every_steps,
@@ -124,33 +122,31 @@ def build_saver(run: Run) -> Saver:
 
 def build_validator(run: Run) -> Validator | None:
     """None: there is no validation data."""
-    dataset, length, flags = run.datasets.validation, run.datasets.validation_length, run.settings.flags
+    settings, dataset, length = run.settings, run.datasets.validation, run.datasets.validation_length
     if dataset is None:
         return None
-    rows = validation_rows(run.settings.deepspeed.batch.micro, flags.max_seq_length, length)
-    clock, timer, stop = run.clock, run.timer, run.stop
-    return Validator(
-        run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, flags.keep_best
-    )
+    rows = validation_rows(settings.deepspeed.batch.micro, settings.data_flags.max_seq_length, length)
+    clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.checkpoint_flags.keep_best
+    return Validator(run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best)
 
 
 def build_preview(run: Run) -> ModelPreview:
-    flags = run.settings.flags
+    settings = run.settings
     return ModelPreview(
-        Guesses(run.settings.tokenizer, flags.max_seq_length),
+        Guesses(settings.tokenizer, settings.data_flags.max_seq_length),
         run.engine,
         run.sinks,
         run.device,
         is_main=run.rank_info.is_main,
-        is_partitioned=run.settings.deepspeed.zero_stage == 3,
-        with_histograms=flags.log_histograms,
+        is_partitioned=settings.deepspeed.zero_stage == 3,
+        with_histograms=settings.training_flags.log_histograms,
     )
 
 
 def build_window(run: Run) -> MetricsWindow:
     """The report window. Measures the machine's matmul speed on all ranks, which takes a third of a second."""
     settings = run.settings
-    num_tokens = settings.deepspeed.batch.micro * settings.flags.max_seq_length
+    num_tokens = settings.deepspeed.batch.micro * settings.data_flags.max_seq_length
     probe = MatmulProbe(settings.model_config, num_tokens, DTYPES[settings.precision], run.device)
     speed = all_ranks_measure_speed(probe)
     needs_probe = settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1
@@ -160,19 +156,18 @@ def build_window(run: Run) -> MetricsWindow:
 
 
 def resume_request(settings: Settings) -> ResumeRequest:
-    flags = settings.flags
-    has_end = settings.time_budget is None and not flags.rewarmup
+    has_end = settings.time_budget is None and not settings.training_flags.rewarmup
     return ResumeRequest(
-        other=flags.load_training_checkpoint,
-        other_tag=flags.load_checkpoint_id,
-        is_only_weights=flags.finetune,
-        is_dry_run=flags.dry_run,
+        other=settings.checkpoint_flags.load_training_checkpoint,
+        other_tag=settings.checkpoint_flags.load_checkpoint_id,
+        is_only_weights=settings.model_flags.finetune,
+        is_dry_run=settings.training_flags.dry_run,
         schedule_end=settings.training.total_training_steps if has_end else None,
     )
 
 
 def build_model(settings: Settings) -> PreTrainingModel:
-    flags = settings.flags
+    flags = settings.model_flags
     model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
     model = model_class(settings.model_config)
     layers = flags.gradient_checkpointing
@@ -197,14 +192,18 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, point: Resum
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankInfo) -> None:
     """--deepspeed_transformer_kernel and --compile: compute the blocks in another way, with the same weights."""
-    flags = settings.flags
+    flags = settings.model_flags
     if flags.deepspeed_transformer_kernel:
         factory = layer_factory(
             settings.model_config,
-            flags,
             micro_batch=max(length.micro for length in settings.lengths),
-            precision=settings.precision,
-            seed=seed_of("kernel", flags.seed, rank_info.rank) % 2**31,
+            is_fp16=settings.precision == "fp16",
+            seed=seed_of("kernel", settings.training_flags.seed, rank_info.rank) % 2**31,
+            pre_layer_norm=flags.preln,
+            normalize_invertible=flags.normalize_invertible,
+            gelu_checkpoint=flags.gelu_checkpoint,
+            attn_dropout_checkpoint=flags.attention_dropout_checkpoint,
+            stochastic_mode=flags.stochastic_mode,
         )
         use_kernel(model, factory)
     if flags.compile:
@@ -212,7 +211,7 @@ def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankI
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
-    config = settings.deepspeed.for_engine(settings.precision, has_monitors=not settings.flags.dry_run)
+    config = settings.deepspeed.for_engine(settings.precision, has_monitors=not settings.training_flags.dry_run)
     optimizer, groups = build_optimizer(
         model,
         config.get("optimizer"),
@@ -230,7 +229,7 @@ def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> 
         start_step=0,
         samples=0,
         tokens=0,
-        seed=settings.flags.seed,
+        seed=settings.training_flags.seed,
         world_size=rank_info.world_size,
         zero_stage=settings.deepspeed.zero_stage,
         precision=settings.precision,
@@ -238,9 +237,9 @@ def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> 
         tokenizer_digest=settings.tokenizer.digest if settings.tokenizer else datasets.training[0].tokenizer_digest,
         best_validation_loss=None,
         model_config=settings.model_config.to_dict(),
-        is_preln=settings.flags.preln,
+        is_preln=settings.model_flags.preln,
         recipe=settings.recipe(),
-        is_kernel=settings.flags.deepspeed_transformer_kernel,
+        is_kernel=settings.model_flags.deepspeed_transformer_kernel,
         data_summary=datasets.summary,
     )
 
@@ -277,9 +276,9 @@ def hyperparameters(settings: Settings) -> dict[str, Any]:
         **{key: value for key, value in settings.model_config.to_dict().items() if value is not None},
         "batch_size": settings.deepspeed.batch.total,
         "optimizer": optimizer.get("type", "AdamW"),
-        "lr_schedule": settings.flags.lr_schedule,
-        "max_seq_length": settings.flags.max_seq_length,
+        "lr_schedule": settings.training_flags.lr_schedule,
+        "max_seq_length": settings.data_flags.max_seq_length,
         "precision": settings.precision,
-        "seed": settings.flags.seed,
-        "is_preln": settings.flags.preln,
+        "seed": settings.training_flags.seed,
+        "is_preln": settings.model_flags.preln,
     }

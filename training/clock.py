@@ -5,14 +5,14 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
+from common.words import format_seconds
 from training.checkpoints.paths import TIME_SPENT
 from training.checkpoints.progress import Progress
 from training.checkpoints.state import TrainingState, note_time_spent, read_time_spent
-from training.inputs.datasets import Datasets
-from training.metrics.formatting import format_seconds
+from training.inputs.datasets import Datasets, mean_tokens
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
-from training.plan.outlook import find_early_end, mean_tokens
+from training.plan.outlook import find_early_end
 from training.plan.step_plan import Phase, plan_steps
 from training.plan.time_budget import Budget
 from training.runtime import collectives
@@ -120,7 +120,7 @@ def build_budget(settings: Settings, state: TrainingState, began: float | None) 
         used_before=state.seconds,
         began=began,
         longest_pause=state.longest_pause,
-        num_last_pauses=2 if settings.flags.export_dir is None else 3,
+        num_last_pauses=2 if settings.checkpoint_flags.export_dir is None else 3,
     )
 
 
@@ -128,8 +128,8 @@ def build_clock(
     settings: Settings, rank_info: RankInfo, datasets: Datasets, progress: Progress, began: float | None
 ) -> Clock:
     """`began`: when the process started, by time.monotonic(); None: now."""
-    state, flags = progress.state, settings.flags
-    schedule = settings.schedule(state.start_step if flags.rewarmup else 0)
+    state = progress.state
+    schedule = settings.schedule(state.start_step if settings.training_flags.rewarmup else 0)
     phases = [
         (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
         for index, (each, data) in enumerate(zip(settings.lengths, datasets.training, strict=True))
@@ -142,8 +142,8 @@ def build_clock(
         total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
         schedule_origin=schedule.origin,
         start_step=state.start_step,
-        max_steps=flags.max_steps,
-        max_steps_per_epoch=flags.max_steps_per_epoch,
+        max_steps=settings.training_flags.max_steps,
+        max_steps_per_epoch=settings.training_flags.max_steps_per_epoch,
     )
     budget = build_budget(settings, state, began)
     if budget.is_over(state.seconds, 0.0):
@@ -175,12 +175,13 @@ def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
         return counted
     if state.step == state.start_step:
         raise UserError(
-            f"--time_budget {settings.flags.time_budget}: earlier starts of this run have used it up "
+            f"--time_budget {settings.training_flags.time_budget}: earlier starts of this run have used it up "
             f"({format_seconds(spent)}) without saving a checkpoint. Raise it and save more often "
             f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to start again"
         )
     console.say(
-        f"note: --time_budget {settings.flags.time_budget} was used up by a process that was killed before it saved "
-        f"its last steps. The steps after step {state.step} ({format_seconds(spent - state.seconds)}) are trained again"
+        f"note: --time_budget {settings.training_flags.time_budget} was used up by a process that was killed before it "
+        f"saved its last steps. The steps after step {state.step} ({format_seconds(spent - state.seconds)}) are "
+        f"trained again"
     )
     return state

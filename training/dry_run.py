@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from common.console import console
+from common.words import format_count
 from training.build import Run, build_window
 from training.clock import Clock
 from training.engine.build import set_batch, take_step
 from training.inputs.streams import build_stream
 from training.metrics.tally import Tally
 from training.metrics.window import peak_memory_gib
-from training.plan.outlook import format_count, look_ahead
+from training.plan.outlook import look_ahead
 from training.runtime import collectives
 
 TIMED_STEPS = 2
@@ -27,7 +28,9 @@ def dry_run(run: Run) -> None:
         group["lr"] = 0.0
     segment = run.clock.horizon.plan.at(run.progress.samples)
     set_batch(run.engine, segment)
-    stream = build_stream(run.settings, run.rank_info, run.datasets.training, segment)
+    stream = build_stream(
+        run.datasets.training, run.rank_info, run.settings.training_flags.seed, run.settings.masking, segment
+    )
     with closing(stream.steps(run.progress.samples)) as steps:  # type: ignore[type-var]
         batches = collectives.all_ranks_read(lambda: next(steps))
     seconds = []

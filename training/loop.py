@@ -40,7 +40,7 @@ def train(run: Run) -> bool:
     else:
         run.sinks.close()
         return False
-    output = run.settings.flags.export_dir
+    output = run.settings.checkpoint_flags.export_dir
     if output is not None:
         run.timer.begin("export")
         checkpoint, metrics = run.checkpoints.folder / tag_of(run.progress.state), run.settings.runs / "metrics.jsonl"
@@ -81,21 +81,21 @@ class Loop:
     """Takes steps, reports, validates and saves, until the run is finished or asked to stop."""
 
     def __init__(self, run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> None:
-        settings, flags = run.settings, run.settings.flags
+        settings, flags = run.settings, run.settings.training_flags
         self.engine, self.grad_norm, self.device = run.engine, run.grad_norm, run.device
         self.progress, self.clock, self.timer, self.stop = run.progress, run.clock, run.timer, run.stop
         self.saver, self.validator, self.preview = saver, validator, preview
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
-        self.layer_drop = settings.deepspeed.layer_drop if flags.progressive_layer_drop else None
+        self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
         self.window = build_window(run)
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
         self.reporter = Reporter(self.window, health, run.sinks, run.clock, run.engine, run.grad_norm)
-        open_stream = partial(build_stream, settings, run.rank_info, run.datasets.training)
+        open_stream = partial(build_stream, run.datasets.training, run.rank_info, flags.seed, settings.masking)
         self.reader = StepReader(open_stream, run.clock.horizon.plan, run.progress, run.engine, run.timer)
         bad_rows = settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
-        self.bad_steps = BadSteps(flags.max_bad_steps, bad_rows, run.checkpoints.folder)
-        does_roll_back = flags.on_spike == "rollback"
+        self.bad_steps = BadSteps(settings.fault_flags.max_bad_steps, bad_rows, run.checkpoints.folder)
+        does_roll_back = settings.fault_flags.on_spike == "rollback"
         self.spikes = SpikeResponse(does_roll_back, run.checkpoints, run.engine, run.progress, run.sinks)
 
     def run(self) -> bool:

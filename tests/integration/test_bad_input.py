@@ -1,4 +1,4 @@
-"""A user's mistake: one message with the thing, what was found, what was expected and the remedy; exit code 2.
+"""Bad input gives one message with the thing, what was found, what was expected and the remedy; exit code 2.
 
 No file is touched. The table stands in tests/integration/bad_input/. Every case runs the command's own main() in this
 process, as the process would; a handful runs as real processes too.
@@ -25,7 +25,7 @@ from tests.integration.bad_input.case import Case, Setup, names
 from tests.support import free_port, write_project, write_two_lengths
 from tests.support import run_command as run_process
 from tests.unit.training.in_process import own_environment
-from training.settings.precision import avoid_broken_amx
+from training.runtime.precision import avoid_broken_amx
 
 Main = Callable[[Sequence[str] | None], int]
 COMMANDS: dict[str, tuple[Main, Callable[[Path], list[str]]]] = {
@@ -69,7 +69,7 @@ def setup(good_setup: Path) -> Generator[Setup]:
 
 @contextmanager
 def as_process(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """What a process of its own would have: words, environment, user."""
+    """The arguments, environment and user that a separate process would have."""
     with monkeypatch.context() as patch, own_environment():
         patch.setattr(sys, "argv", ["command", *setup.words])
         patch.setattr(console, "enabled", True)
@@ -84,12 +84,12 @@ def as_process(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Generator[None]
         yield
 
 
-def check_told(told: str, case: Case, root: Path) -> None:
+def check_message(output: str, case: Case, root: Path) -> None:
     """One message, with all its parts."""
-    assert "Traceback" not in told
-    messages = [line for line in told.splitlines() if line.startswith("error: ")]
-    assert len(messages) == 1, told
-    message = told[told.index("error: ") :].replace(str(root), "{root}")
+    assert "Traceback" not in output
+    messages = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(messages) == 1, output
+    message = output[output.index("error: ") :].replace(str(root), "{root}")
     for part in (case.thing, case.found, case.expected, case.remedy):
         assert part in message
 
@@ -106,9 +106,9 @@ def test_one_message_code_two_and_no_file_touched(
     with as_process(setup, monkeypatch), pytest.raises(SystemExit) as ended:
         run_command(main)
     setup.cleanup.close()
-    told = capfd.readouterr().err
-    assert ended.value.code == USER_ERROR_EXIT_CODE, told
-    check_told(told, case, setup.root)
+    output = capfd.readouterr().err
+    assert ended.value.code == USER_ERROR_EXIT_CODE, output
+    check_message(output, case, setup.root)
     assert good.snapshot(setup.root) == before
 
 
@@ -133,11 +133,11 @@ def test_real_processes_do_the_same(name: str, setup: Setup) -> None:
     before = good.snapshot(setup.root)
     outcome = run_process([*PROCESSES[name](), *setup.words], env=setup.environment)
     assert outcome.returncode == USER_ERROR_EXIT_CODE
-    check_told(outcome.stderr, case, setup.root)
+    check_message(outcome.stderr, case, setup.root)
     assert good.snapshot(setup.root) == before
 
 
-def test_both_files_mistakes_are_told_together(tmp_path: Path) -> None:
+def test_problems_of_both_files_are_reported_together(tmp_path: Path) -> None:
     words = write_project(tmp_path, gradient_cliping=1.0)
     content = json.loads((tmp_path / "model.json").read_text())
     content["bert_model_config"]["hiden_size"] = 32
@@ -148,15 +148,15 @@ def test_both_files_mistakes_are_told_together(tmp_path: Path) -> None:
     assert "did you mean 'hidden_size'?" in str(caught.value)
 
 
-def told(words: list[str]) -> str:
+def refusal(words: list[str]) -> str:
     with pytest.raises(UserError) as caught, own_environment():
         deepspeed_train.main(words)
     return str(caught.value)
 
 
-def test_all_mistakes_of_the_command_line_are_told_together_and_with_those_of_the_files(tmp_path: Path) -> None:
+def test_problems_of_the_command_line_are_reported_with_those_of_the_files(tmp_path: Path) -> None:
     words = write_project(tmp_path, gradient_cliping=1.0)
-    message = told([*words[:4], *words[6:10], "--max_step", "3", "--lr_schedule", "LF", "--max_pred", "x", "--seed"])
+    message = refusal([*words[:4], *words[6:10], "--max_step", "3", "--lr_schedule", "LF", "--max_pred", "x", "--seed"])
     assert message.startswith("6 problems were found")
     for part in (
         "unknown flag '--max_step'; did you mean '--max_steps'?",
@@ -169,7 +169,7 @@ def test_all_mistakes_of_the_command_line_are_told_together_and_with_those_of_th
         assert part in message
 
 
-def test_mistakes_of_every_kind_are_told_in_one_run(tmp_path: Path) -> None:
+def test_problems_of_every_kind_are_reported_in_one_run(tmp_path: Path) -> None:
     """Command line, flags against each other, both JSON files (their own and DeepSpeed's checks), data, places."""
     words = write_project(tmp_path, gradient_cliping=1.0, fp16={"enbled": True}, comms_logger={"enabled": "x"})
     model = json.loads((tmp_path / "model.json").read_text())
@@ -178,12 +178,12 @@ def test_mistakes_of_every_kind_are_told_in_one_run(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps(model))
     lists = ["--seed", "x", "--masking_rate", "2", "--dynamic_masking", "--time_budget", "soon", "--finetune"]
     lists += ["--max_step", "3", "--batch_schedule", "fast", "--stochastic_mode", "--job_name", "a/b"]
-    message = told([*words, *lists, "--export_dir", str(tmp_path / "model.json")])
+    message = refusal([*words, *lists, "--export_dir", str(tmp_path / "model.json")])
     expected = (
         "argument --seed: found 'x'",
         "unknown flag '--max_step'",
-        "--masking_rate 2",
-        "--time_budget soon",
+        "argument --masking_rate: found '2'",
+        "argument --time_budget: found 'soon'",
         "--finetune loads weights only",
         "--batch_schedule",
         "--stochastic_mode is a mode",
@@ -195,26 +195,26 @@ def test_mistakes_of_every_kind_are_told_in_one_run(tmp_path: Path) -> None:
         "learning_rate: found -1",
         "did you mean 'gradient_clipping'?",
         "did you mean 'enabled'?",
-        "DeepSpeed cannot use it: comms_logger: enabled: found 'x'",
+        "comms_logger.enabled: found 'x', expected true or false",
     )
     for part in expected:
         assert part in message
     assert message.startswith(f"{len(expected)} problems were found")
 
 
-def test_with_good_json_files_the_rest_is_judged_whatever_the_command_line_holds(tmp_path: Path) -> None:
+def test_with_valid_json_files_everything_else_is_checked_despite_a_wrong_flag(tmp_path: Path) -> None:
     words = write_project(tmp_path, sparse_attention={"mode": "fixxed"})
     model = json.loads((tmp_path / "model.json").read_text())
     model["bert_model_config"] |= {"max_position_embeddings": 8, "hidden_size": 2**20}
     (tmp_path / "model.json").write_text(json.dumps(model))
     (tmp_path / "data" / "wiki_training_0.hdf5").write_text("no data")
-    message = told([*words, "--deepspeed_sparse_attention", "--max_step", "3", "--use_pretrain", "lost"])
+    message = refusal([*words, "--deepspeed_sparse_attention", "--max_step", "3", "--use_pretrain", "lost"])
     for part in (
         "unknown flag '--max_step'",
         "mode is 'fixxed'",
         "max_position_embeddings is 8",
         "GiB of memory",
-        "--use_pretrain: lost is no folder",
+        "--use_pretrain: lost is not a folder",
         "wiki_training_0.hdf5: is not an HDF5 file",
         "wiki_test_0.hdf5: validation rows are 24 tokens wide",
     ):
@@ -222,41 +222,41 @@ def test_with_good_json_files_the_rest_is_judged_whatever_the_command_line_holds
     assert message.startswith("7 problems were found")
 
 
-def test_what_follows_from_a_flag_that_was_given_wrongly_is_not_judged(tmp_path: Path) -> None:
-    """Its default, rows of 512, would make three more mistakes of the one."""
+def test_what_depends_on_a_wrongly_given_flag_is_not_checked(tmp_path: Path) -> None:
+    """Its default, rows of 512, would lead to three more problems."""
     words = write_project(tmp_path)
-    assert told([*words, "--max_seq_length", "x"]).startswith("argument --max_seq_length: found 'x'")
+    assert refusal([*words, "--max_seq_length", "x"]).startswith("argument --max_seq_length: found 'x'")
     misspelt = ["--max_seq_lenght" if word == "--max_seq_length" else word for word in words]
-    assert told(misspelt).startswith("unknown flag '--max_seq_lenght'; did you mean '--max_seq_length'?")
+    assert refusal(misspelt).startswith("unknown flag '--max_seq_lenght'; did you mean '--max_seq_length'?")
 
 
-def test_json_files_in_each_others_place_are_told_in_one_line(tmp_path: Path) -> None:
+def test_swapped_json_files_are_reported_in_one_line(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     model, engine = str(tmp_path / "model.json"), str(tmp_path / "deepspeed.json")
-    assert told([*words, "--cf", engine, "--deepspeed_config", model]) == (
-        f"--cf {engine} is a DeepSpeed JSON and --deepspeed_config {model} a model JSON: the two look swapped; "
+    assert refusal([*words, "--cf", engine, "--deepspeed_config", model]) == (
+        f"--cf {engine} is a DeepSpeed JSON and --deepspeed_config {model} is a model JSON; they seem to be swapped; "
         f"exchange them"
     )
-    assert told([*words, "--cf", engine]).startswith(f"--cf {engine}: is a DeepSpeed JSON, expected a model JSON")
-    assert told([*words, "--deepspeed_config", model]).startswith(f"--deepspeed_config {model}: is a model JSON")
+    assert refusal([*words, "--cf", engine]).startswith(f"--cf {engine}: is a DeepSpeed JSON, expected a model JSON")
+    assert refusal([*words, "--deepspeed_config", model]).startswith(f"--deepspeed_config {model}: is a model JSON")
 
 
-def test_one_file_that_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
+def test_one_unreadable_file_does_not_hide_other_problems(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     (tmp_path / "deepspeed.json").write_text("{")
     content = json.loads((tmp_path / "model.json").read_text())
     content["bert_token_file"] = "lost.txt"
     content["data"]["mixed_seq_datasets"]["24"] = {"wiki": "gone"}
     (tmp_path / "model.json").write_text(json.dumps(content))
-    message = told([*words, "--max_seq_length", "24"])
+    message = refusal([*words, "--max_seq_length", "24"])
     assert message.startswith("3 problems were found")
-    assert "deepspeed.json: is no valid JSON" in message
+    assert "deepspeed.json: is not valid JSON" in message
     assert "lost.txt: no such tokenizer" in message
     assert str(tmp_path / "gone") in message
 
     write_project(tmp_path)
     (tmp_path / "model.json").write_text("{")
-    message = told(
+    message = refusal(
         [*words, "--batch_schedule", "fast", "--output_dir", str(tmp_path / "model.json"), "--job_name", "a"]
     )
     assert message.startswith("3 problems were found")
@@ -264,35 +264,35 @@ def test_one_file_that_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_
     assert "--output_dir" in message
 
 
-def test_a_place_for_logs_that_is_none_is_told_with_the_others(tmp_path: Path) -> None:
+def test_a_log_folder_that_cannot_be_made_is_reported_with_the_others(tmp_path: Path) -> None:
     words = write_project(tmp_path, gradient_cliping=1.0)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "runs").write_text("")
-    message = told([*words, "--load_training_checkpoint", str(tmp_path / "lost")])
+    message = refusal([*words, "--load_training_checkpoint", str(tmp_path / "lost")])
     assert message.startswith("3 problems were found")
     assert f"{tmp_path / 'lost'}: no such folder" in message
     assert f"{tmp_path / 'out' / 'runs'} is a file" in message
 
 
-def test_a_wrong_prefix_is_one_mistake(tmp_path: Path) -> None:
+def test_a_wrong_prefix_is_one_problem(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**content, "bert_token_file": "tokenizer"}))
-    message = told([*words, "--data_path_prefix", str(tmp_path / "lost")])
-    assert message.startswith(f"--data_path_prefix {tmp_path / 'lost'}: there is no such folder")
+    message = refusal([*words, "--data_path_prefix", str(tmp_path / "lost")])
+    assert message.startswith(f"--data_path_prefix {tmp_path / 'lost'}: no such folder")
     assert "tokenizer" not in message
 
 
-def test_mistakes_in_all_data_are_told_together(tmp_path: Path) -> None:
+def test_problems_of_all_data_are_reported_together(tmp_path: Path) -> None:
     words = write_two_lengths(tmp_path)
     for name in ("data/wiki_training_0.hdf5", "short/wiki_training_0.hdf5", "data/wiki_test_0.hdf5"):
         (tmp_path / name).write_text("no data")
-    message = told(words)
+    message = refusal(words)
     assert message.startswith("3 problems were found")
     assert message.count("is not an HDF5 file") == 3
 
 
-def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(
+def test_all_mismatches_of_a_checkpoint_are_reported_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*write_project(tmp_path), "--max_steps", "1"]
@@ -300,28 +300,28 @@ def test_all_reasons_against_a_checkpoint_are_told_before_anything_is_built(
         assert deepspeed_train.main(words) == 0
     write_project(tmp_path, zero_optimization={"stage": 1})
     monkeypatch.setattr("training.build.build_model", None)
-    message = told([*words, "--seed", "7", "--no-preln"])
+    message = refusal([*words, "--seed", "7", "--no-preln"])
     assert message.startswith("3 problems were found")
     assert "stage 1" in message
     assert "--seed 42" in message
     assert "preln" in message
 
 
-def test_missing_masks_are_told_together_before_anything_is_built(
+def test_missing_masks_are_reported_together_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = write_project(tmp_path)
     for split in ("training", "validation"):
         place_cases.shard_without_masks(split)(Setup(tmp_path, []))
     monkeypatch.setattr("training.build.build_model", None)
-    message = told(words)
+    message = refusal(words)
     assert message.startswith("2 problems were found")
     assert "wiki_training_8.hdf5: was prepared without masks" in message
     assert "wiki_validation_8.hdf5: was prepared without masks" in message
 
 
-def test_masks_anew_without_a_tokenizer_are_told_with_the_other_flags(tmp_path: Path) -> None:
-    message = told([*write_project(tmp_path), "--dynamic_masking", "--refresh_bucket_size", "2"])
+def test_dynamic_masking_without_a_tokenizer_is_reported_with_other_flags(tmp_path: Path) -> None:
+    message = refusal([*write_project(tmp_path), "--dynamic_masking", "--refresh_bucket_size", "2"])
     assert message.startswith("2 problems were found")
     assert "--dynamic_masking needs the tokenizer" in message
     assert "--refresh_bucket_size 2" in message
@@ -338,8 +338,8 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize("command", REQUIRED)
-def test_help_shows_what_is_required_as_such(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the brackets of what may be left out, though reading the words goes on without it."""
+def test_help_shows_required_flags_without_brackets(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without brackets, although parsing continues without them."""
     with pytest.raises(SystemExit) as ended:
         COMMANDS[command][0](["--help"])
     assert ended.value.code == 0
@@ -347,7 +347,7 @@ def test_help_shows_what_is_required_as_such(command: str, capsys: pytest.Captur
 
 
 def test_the_good_setup_is_good(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the cases break works: their messages come from the break, not from the setup."""
+    """The messages of the cases come from what they break, not from the setup."""
     for command, (main, words) in COMMANDS.items():
         if command in ("data.corpus", "doctor.py", "two_phases.py"):
             continue  # a minute; this machine's own state; its second phase is missing
@@ -362,6 +362,5 @@ def test_the_table_is_large_enough() -> None:
     assert len(set(names(CASES))) == len(CASES)
 
 
-def test_no_part_of_a_message_stands_for_two() -> None:
-    """What was expected must be told beside what was found."""
+def test_what_was_expected_differs_from_what_was_found() -> None:
     assert [name for name, case in zip(names(CASES), CASES, strict=True) if case.expected in (case.found, "")] == []

@@ -1,17 +1,20 @@
-"""The blocks of the DeepSpeed JSON that are checked key by key, against DeepSpeed's own descriptions of them."""
+"""The DeepSpeed JSON as a model, built on DeepSpeed's own models of its blocks: DeepSpeed ignores unknown keys."""
 
 import copy
-from typing import Any, get_args
+from typing import Annotated, Any
 
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.compile.config import CompileConfig
 from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
-from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.config import DeepSpeedConfig, HybridEngineConfig
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from common.errors import Problems, nearest, shortened
+from common.validation import describe_value
 
-UNKNOWN = "; expected one of those that DeepSpeed knows there; remove it"
+MAX_ROWS = 2**31 - 1  # per step
 
 
 class LayerDropBlock(BaseModel):
@@ -24,6 +27,7 @@ class LayerDropBlock(BaseModel):
     gamma: float = Field(default=0.001, ge=0.0)
 
 
+# The blocks that docs/configuration.md lists key by key.
 BLOCKS: dict[str, type[BaseModel]] = {
     "zero_optimization": DeepSpeedZeroConfig,
     "fp16": DeepSpeedFP16Config,
@@ -35,64 +39,53 @@ BLOCKS: dict[str, type[BaseModel]] = {
     "wandb": WandbConfig,
     "comet": CometConfig,
 }
+OTHER_BLOCKS: dict[str, type[BaseModel]] = {
+    "comms_logger": CommsLoggerConfig,
+    "compile": CompileConfig,
+    "hybrid_engine": HybridEngineConfig,
+    "tensor_parallel": TPTrainingConfig,
+}
+OBJECTS = """
+    activation_checkpointing aio autotuning checkpoint compression_training data_types elasticity flops_profiler nebula
+    optimizer sparse_attention timers torch_autocast
+""".split()
+VALUES = """
+    amp communication_data_type curriculum_learning data_efficiency dataloader_drop_last datastates_ckpt
+    disable_allgather disable_python_gc dump_state expert_parallel gradient_allreduce_op gradient_predivide_factor
+    log_level managed_gradient_accumulation memory_breakdown pipeline prescale_gradients scheduler
+    seq_parallel_communication_data_type sparse_gradients steps_per_print use_data_before_expert_parallelism
+    vocabulary_size wall_clock_breakdown weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+""".split()
+Rows = Annotated[int, Field(ge=1, le=MAX_ROWS, strict=True)] | None
 
-
-def check_blocks(content: dict[str, Any], where: str, problems: Problems) -> None:
-    """Note unknown keys and impossible values in the blocks of `content`, of which `where` names the file."""
-    for name, kind in BLOCKS.items():
-        block = content.get(name)
-        if not isinstance(block, dict):
-            continue
-        try:
-            kind(**block)
-        except ValidationError as error:
-            for detail in error.errors():
-                problems.add(f"{where}: {_describe(name, kind, detail)}")
+# Every top-level key that DeepSpeed 0.19 reads, and the two blocks that our model reads: LayerDropBlock and
+# sparse_attention. DeepSpeed's reading of the values that are Any here is tried by find_refusal().
+DeepSpeedJson: type[BaseModel] = create_model(
+    "DeepSpeedJson",
+    __config__=ConfigDict(extra="forbid"),
+    train_batch_size=(Rows, None),
+    train_micro_batch_size_per_gpu=(Rows, None),
+    gradient_accumulation_steps=(Rows, None),
+    gradient_clipping=(Annotated[float, Field(ge=0, lt=1e300, strict=True)], 1.0),
+    **{key: (kind, None) for key, kind in (BLOCKS | OTHER_BLOCKS).items()},  # type: ignore[call-overload]
+    **dict.fromkeys(OBJECTS, (dict[str, Any], None)),
+    **dict.fromkeys(VALUES, (Any, None)),
+)
 
 
 def find_refusal(config: dict[str, Any]) -> str | None:
-    """Why DeepSpeed's own reading of the whole file would fail, or None; asked as for a world of one."""
+    """Why DeepSpeed would refuse `config`, or None; tried as for a world of one.
+
+    DeepSpeed checks many values only here. Its engine would report them too, but after the data has been opened, the
+    process group has been joined and the model has been built.
+    """
     alone = copy.deepcopy(config)
     alone.pop("train_batch_size", None)
     try:
         DeepSpeedConfig(alone)
     except ValidationError as error:
         detail = error.errors()[0]
-        return f"{'.'.join(map(str, detail['loc']))}: found {shortened(detail['input'])}, but {detail['msg']}"
-    except Exception as error:  # asserts, KeyErrors, TypeErrors: whatever the value met first
+        return f"{'.'.join(map(str, detail['loc']))}: {describe_value(detail)}"
+    except Exception as error:  # assertion, key and type errors: whatever the value leads to
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def key_names(kind: type[BaseModel]) -> list[str]:
-    """The keys that a block takes, as a JSON file writes them."""
-    return [str(field.alias or name) for name, field in kind.model_fields.items()]
-
-
-def nested_blocks(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The keys of a block that are blocks themselves, with what describes them."""
-    found = {}
-    for name, field in kind.model_fields.items():
-        kinds = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
-        blocks = [part for part in kinds if issubclass(part, BaseModel)]
-        if blocks:
-            found[str(field.alias or name)] = blocks[0]
-    return found
-
-
-def _describe(name: str, kind: type[BaseModel], detail: Any) -> str:
-    path = ".".join([name, *(str(part) for part in detail["loc"])])
-    if detail["type"] == "extra_forbidden":
-        known = _known_keys(kind, [str(part) for part in detail["loc"][:-1]])
-        return f"unknown key {path!r}{nearest(str(detail['loc'][-1]), known, otherwise=UNKNOWN)}"
-    return f"{path}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"
-
-
-def _known_keys(kind: type[BaseModel], path: list[str]) -> list[str]:
-    """The keys of the block that `path` leads to from `kind`."""
-    for key in path:
-        blocks = nested_blocks(kind)
-        if key not in blocks:
-            return []
-        kind = blocks[key]
-    return key_names(kind)

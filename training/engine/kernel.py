@@ -1,7 +1,6 @@
-"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it is available, and how to create it."""
+"""DeepSpeed's fused CUDA layer (--deepspeed_transformer_kernel): whether it is available, and how to build it."""
 
 import io
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib.util import find_spec
@@ -17,13 +16,11 @@ from nvidia.pretraining import PreTrainingModel
 FLAG = "--deepspeed_transformer_kernel"
 
 
-def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | None, problems: Problems) -> None:
-    """Note why the layer cannot be used, if the flag asks for it: what the machine or the layer lacks.
+def check_kernel(config: BertConfig | None, precision: str | None, problems: Problems) -> None:
+    """Add the reasons why the layer cannot be used with this model, in this precision, or on this machine.
 
-    `config` and `precision` are None if they are wrong, which has been noted.
+    `config` and `precision` are None if they are not known because of other problems.
     """
-    if not flags.deepspeed_transformer_kernel:
-        return
     if config is not None and (found := find_unsupported(config)):
         problems.add(
             f"{FLAG} does not compute {', '.join(found)}; expected dense attention with absolute positions, gelu and "
@@ -32,20 +29,11 @@ def check_kernel(flags: Namespace, config: BertConfig | None, precision: str | N
     for reason in missing_parts():
         problems.add(f"{FLAG}: DeepSpeed's fused layer needs CUDA, and {reason}. Drop the flag")
     if precision == "bf16":
-        problems.add(f"{FLAG}: that layer computes in fp16 or fp32, but this run is in bf16. Pass --precision fp16")
-    if flags.progressive_layer_drop:
-        problems.add(f"{FLAG} and --progressive_layer_drop: that layer cannot scale its branches. Drop one flag")
-    if flags.gradient_checkpointing is not None:
-        problems.add(
-            f"{FLAG} and --gradient_checkpointing: that layer draws its own dropout, which recomputation would "
-            f"change. Use --gelu_checkpoint, --attention_dropout_checkpoint and --normalize_invertible instead"
-        )
-    if flags.compile:
-        problems.add(f"{FLAG} and --compile: that layer is compiled already. Drop one flag")
+        problems.add(f"{FLAG}: that layer computes in fp16 or fp32, but this run is in bf16; pass --precision fp16")
 
 
 def missing_parts() -> list[str]:
-    """What this machine lacks to build the layer."""
+    """What building the layer needs and this machine lacks."""
     if not torch.cuda.is_available():
         return [f"torch {torch.__version__} finds no CUDA device"]
     from deepspeed.git_version_info import installed_ops
@@ -66,7 +54,7 @@ def missing_parts() -> list[str]:
 
 
 def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> None:
-    """Replace the blocks by DeepSpeed's layers; UserError if one cannot be built."""
+    """Replace the blocks by DeepSpeed's layers; a failure to build one is a UserError."""
     try:
         with redirect_stdout(io.StringIO()):  # each layer prints its configuration
             use_padded_layers(model, make_layer)
@@ -77,11 +65,13 @@ def use_kernel(model: PreTrainingModel, make_layer: Callable[[], nn.Module]) -> 
 
 
 def layer_factory(
-    config: BertConfig, flags: Namespace, *, micro_batch: int, precision: str, seed: int
+    config: BertConfig, *, micro_batch: int, is_fp16: bool, seed: int, pre_layer_norm: bool, **options: bool
 ) -> Callable[[], nn.Module]:
-    """A function that creates one layer. Its weights are overwritten, so its initialisation does not matter.
+    """A function that makes one layer of this model; the caller overwrites its initial weights.
 
-    `micro_batch`: the maximum number of rows; `seed`: for its dropout, should differ between ranks.
+    `micro_batch` is the maximum number of rows. `seed`, for the layer's own dropout, should differ between ranks.
+    `options` are other switches of DeepSpeedTransformerConfig: normalize_invertible, gelu_checkpoint,
+    attn_dropout_checkpoint and stochastic_mode.
     """
     from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 
@@ -98,12 +88,9 @@ def layer_factory(
                 initializer_range=config.initializer_range,
                 layer_norm_eps=config.layer_norm_eps,
                 seed=seed,
-                fp16=precision == "fp16",
-                pre_layer_norm=flags.preln,
-                normalize_invertible=flags.normalize_invertible,
-                gelu_checkpoint=flags.gelu_checkpoint,
-                attn_dropout_checkpoint=flags.attention_dropout_checkpoint,
-                stochastic_mode=flags.stochastic_mode,
+                fp16=is_fp16,
+                pre_layer_norm=pre_layer_norm,
+                **options,
             )
         )
 

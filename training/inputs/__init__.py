@@ -1,1 +1,1 @@
-"""The data of a run: opened, checked against the model, streamed."""
+"""The data of a run: opened, checked against the model, and streamed."""

@@ -1,8 +1,7 @@
-"""The data of a run: opened and checked whole, before anything is built on it."""
+"""The data of a run, opened and checked before anything is built."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,34 +13,21 @@ from data.shards.dataset import PretrainingDataset, open_dataset
 from data.shards.folder import find_shards
 from data.shards.reader import ShardFile
 from data.shards.schema import Split
-from nvidia.config import BertConfig
 from training.inputs.data_fit import check_fit
-from training.plan.length_schedule import Length
 from training.runtime.ranks import RankInfo
+from training.settings.resolve import DataRequest
 
-
-@dataclass(frozen=True)
-class DataRequest:
-    """What is to be opened, and what it has to fit."""
-
-    lengths: tuple[Length, ...]
-    validation_folder: Path | None
-    model_config: BertConfig
-    max_predictions: int
-    vocab_size: int | None  # None: not known
-    tokenizer_digest: str | None
-    draws_masks: bool  # --dynamic_masking: the shards need none
-    verify: bool
+SAMPLED_ROWS = 256
 
 
 class Datasets(NamedTuple):
-    training: tuple[PretrainingDataset, ...]  # one for each length
+    training: tuple[PretrainingDataset, ...]  # one per length
     validation: PretrainingDataset | None
-    validation_length: int = 0  # of its rows, which may be another than that of training
+    validation_length: int = 0  # tokens per row, which may differ from training
 
     @property
     def digest(self) -> str:
-        """The identity of the training data of all lengths."""
+        """Identifies the training data of all lengths."""
         digests = [data.digest for data in self.training]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
@@ -56,10 +42,16 @@ def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
     return f"{counted(data.num_rows, 'row')}{of_length} in {counted(len(data.files), 'file')}"
 
 
-def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
-    """Every rank opens all the data; with --verify_data each reads its share of the files whole.
+def mean_tokens(data: PretrainingDataset) -> float:
+    """Tokens per row without padding, estimated from the first rows."""
+    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].num_rows))
+    return float(rows.input_mask.sum()) / len(rows)
 
-    What is wrong with any of it is told at once.
+
+def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
+    """Open all data on this rank; with `verify`, each rank reads its share of the files completely.
+
+    All problems are reported at once.
     """
     options: dict[str, Any] = {
         "vocab_size": request.vocab_size,
@@ -101,23 +93,23 @@ def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
         for data in training:
             problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
     if validation is not None:
-        problems.attempt(lambda: check_masked(validation, "name another folder as the model JSON's validation.path"))
+        problems.attempt(lambda: check_masked(validation, "set the model JSON's validation.path to another folder"))
         problems.attempt(lambda: check_disjoint(training, validation))
     problems.raise_if_any()
     return Datasets(training, validation, length)
 
 
 def find_validation_shape(request: DataRequest) -> tuple[int, int]:
-    """Tokens and predictions a row of the validation data, as its first shard has them: they need not be training's."""
+    """Tokens and predictions per row in the first validation shard; they may differ from training."""
     assert request.validation_folder is not None
     path = find_shards(request.validation_folder, "validation")[0]
     shard = ShardFile(path)
     length, predictions = shard.max_seq_length, shard.max_predictions_per_seq
     shard.close()
-    most = request.model_config.max_position_embeddings
-    if length > most:
+    max_length = request.model_config.max_position_embeddings
+    if length > max_length:
         raise UserError(
             f"{path}: validation rows are {length} tokens wide, but the model JSON's max_position_embeddings is "
-            f"{most}; raise it, or name a folder of shorter rows as validation.path"
+            f"{max_length}; raise it, or set validation.path to a folder with shorter rows"
         )
     return length, max(predictions, 1)

@@ -1,5 +1,7 @@
 """Lines for people: a report, the live progress bar, a validation."""
 
+from common.words import format_seconds
+
 
 def train_line(step: int, last_step: int | None, figures: dict[str, float], seconds_left: float) -> str:
     """The console line of a report. `last_step` None: the time budget ends the run."""
@@ -37,10 +39,3 @@ def validation_line(step: int, figures: dict[str, float]) -> str:
         f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f} (perplexity {figures['perplexity']:.1f}, "
         f"accuracy {figures['mlm_accuracy']:.1%}){nsp}"
     )
-
-
-def format_seconds(seconds: float) -> str:
-    """`5:07`, with hours `1:05:07`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

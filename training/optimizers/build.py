@@ -1,33 +1,20 @@
-"""Parameter groups, and the optimizer that the DeepSpeed JSON names."""
+"""Parameter groups, and the optimizer that the DeepSpeed JSON selects."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
-from common.errors import Problems, nearest, shortened
 from nvidia.encoder import BertEncoder
+from training.optimizers.block import OUR_KINDS
 from training.optimizers.lamb import Lamb
 from training.optimizers.muon import MuonWithAdamW
 
-ADAM_KEYS = frozenset({"lr", "betas", "eps", "weight_decay", "bias_correction"})
-# Said by DeepSpeed configs to choose among its own implementations; ours has one.
-ADAM_CHOICES = frozenset({"torch_adam", "adam_w_mode", "foreach", "fused", "amsgrad"})
-KNOWN_PARAMS = {
-    "adam": ADAM_KEYS | ADAM_CHOICES,
-    "adamw": ADAM_KEYS | ADAM_CHOICES,
-    "lamb": ADAM_KEYS | {"max_coeff", "min_coeff"},
-    "muon": (ADAM_KEYS - {"bias_correction"}) | {"momentum", "muon_lr", "adam_lr"},
-}
-RATES = frozenset({"lr", "muon_lr", "adam_lr"})  # of which one divides the others
-# Built by DeepSpeed itself, on the groups made here.
-DEEPSPEED_KINDS = ("adagrad", "lion", "muadam", "muadamw", "musgd")
-
 
 def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = False) -> list[dict[str, Any]]:
-    """Every trainable parameter in exactly one group: matrices decay, LayerNorms and biases do not.
+    """Groups with every trainable parameter once: weight decay for matrices, none for LayerNorms and biases.
 
-    With `split_muon` the matrices of the encoder's linear layers stand apart, marked `use_muon`.
+    With `split_muon`, the matrices of the encoder's linear layers are a separate group, marked `use_muon`.
     """
     hidden_ids = {id(p) for p in hidden_matrices(model)} if split_muon else set()
     hidden, decayed, plain = [], [], []
@@ -55,7 +42,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = F
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of the linear layers inside the encoder: what Muon is for. Embeddings are not among them."""
+    """The weights of the linear layers inside the encoder, without embeddings: the parameters for Muon."""
     return [
         parameter
         for encoder in model.modules()
@@ -70,10 +57,10 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 def build_optimizer(
     model: nn.Module, block: dict[str, Any] | None, *, learning_rate: float, weight_decay: float, zero: dict[str, Any]
 ) -> tuple[torch.optim.Optimizer | None, list[dict[str, Any]]]:
-    """The optimizer for deepspeed.initialize() and the groups it works on. The block has been checked.
+    """The optimizer for deepspeed.initialize(), and its parameter groups. `block` has been checked.
 
-    None leaves the construction to DeepSpeed: for its CPU-offloaded Adam, for Muon on partitioned matrices, and for
-    the kinds that only it has. Each group carries `rate_factor`, its rate relative to the schedule's.
+    The optimizer is None if DeepSpeed has to build it: CPU-offloaded Adam, Muon on partitioned matrices, and the kinds
+    that only DeepSpeed has. Each group's `rate_factor` is its learning rate relative to the schedule's.
     """
     block = block or {"type": "AdamW"}
     kind = block["type"].lower()
@@ -83,7 +70,7 @@ def build_optimizer(
     groups = parameter_groups(model, weight_decay, split_muon=kind == "muon" and stage == 0)
     for group in groups:
         group["rate_factor"] = 1.0
-    if "offload_optimizer" in zero or kind not in KNOWN_PARAMS or (kind == "muon" and stage > 0):
+    if "offload_optimizer" in zero or kind not in OUR_KINDS or (kind == "muon" and stage > 0):
         return None, groups
     common = {"lr": learning_rate, "betas": tuple(params.get("betas", (0.9, 0.999))), "eps": params.get("eps", 1e-8)}
     if kind == "muon":
@@ -103,73 +90,7 @@ def build_optimizer(
     return torch.optim.AdamW(groups, fused=True, amsgrad=amsgrad, **common), groups
 
 
-def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, problems: Problems) -> None:
-    """Note what is wrong with the DeepSpeed JSON's optimizer block, of which `where` names the file."""
-    for key in block:
-        if key not in ("type", "params", "legacy_fusion"):
-            hint = nearest(key, ("type", "params", "legacy_fusion"), otherwise="; expected type or params; remove it")
-            problems.add(f"{where}: unknown key 'optimizer.{key}'{hint}")
-    kind, params = block.get("type"), block.get("params", {})
-    if not isinstance(kind, str):
-        problems.add(f"{where}: optimizer.type must name an optimizer, but found {shortened(kind)}")
-        return
-    if not isinstance(params, dict):
-        problems.add(f"{where}: optimizer.params must be an object {{…}}, but found {shortened(params)}")
-        return
-    known_kinds = (*KNOWN_PARAMS, *DEEPSPEED_KINDS)
-    if kind.lower() not in known_kinds:
-        problems.add(
-            f"{where}: optimizer.type {kind!r} is none of {', '.join(known_kinds)}{nearest(kind.lower(), known_kinds)}"
-        )
-        return
-    known = KNOWN_PARAMS.get(kind.lower())
-    for key in params:
-        if known is not None and key not in known:
-            hint = nearest(key, known, otherwise=f"; expected one of {', '.join(known)}; remove it")
-            problems.add(f"{where}: unknown key 'optimizer.params.{key}' for {kind}{hint}")
-    _check_params(params, where, problems)
-    _check_pairing(kind.lower(), params, zero, where, problems)
-
-
-def _check_params(params: dict[str, Any], where: str, problems: Problems) -> None:
-    for key, value in params.items():
-        if key == "betas":
-            is_pair = isinstance(value, list) and len(value) == 2
-            if not is_pair or not all(_is_number(beta) and 0 <= beta < 1 for beta in value):
-                problems.add(
-                    f"{where}: optimizer.params.{key}: found {shortened(value)}, expected two numbers from 0 to "
-                    f"below 1, such as [0.9, 0.999]"
-                )
-        elif key in ("bias_correction", *ADAM_CHOICES):
-            if not isinstance(value, bool):
-                problems.add(f"{where}: optimizer.params.{key}: found {shortened(value)}, expected true or false")
-        elif key in ADAM_KEYS | {"max_coeff", "min_coeff", "momentum", "muon_lr", "adam_lr"}:
-            least = "above 0" if key in RATES else "of at least 0"
-            if not _is_number(value) or value < 0 or (key in RATES and value == 0):
-                problems.add(f"{where}: optimizer.params.{key}: found {shortened(value)}, expected a number {least}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _check_pairing(kind: str, params: dict[str, Any], zero: dict[str, Any], where: str, problems: Problems) -> None:
-    if kind == "lamb" and zero.get("stage", 0) != 0:
-        problems.add(
-            f"{where}: Lamb with ZeRO stage {zero.get('stage')} would be wrong: its trust ratios need the norm of each "
-            f"whole parameter, but ZeRO cuts them into flat pieces; set zero_optimization.stage to 0, or use AdamW"
-        )
-    if kind == "muon" and zero.get("stage", 0) == 3 and zero.get("reduce_scatter", True) is not False:
-        problems.add(
-            f"{where}: Muon with ZeRO stage 3 needs whole gradients; set zero_optimization.reduce_scatter to false, or "
-            f"use another stage"
-        )
-    if kind == "adam" and params.get("adam_w_mode", True) is False and params.get("bias_correction") is False:
-        problems.add(
-            f"{where}: Adam with adam_w_mode false and bias_correction false is not available; leave out one of the two"
-        )
-
-
 def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Set every group's learning rate to `rate` times its `rate_factor`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -1,4 +1,4 @@
-"""What our own optimizers share: a step is an update of each parameter group in turn."""
+"""The base of our optimizers: a step updates each parameter group in turn."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class GroupedOptimizer(torch.optim.Optimizer):
-    """A subclass says in `update_group` what happens to one group; gradients are not tracked there."""
+    """Subclasses implement `update_group`, which runs without gradient tracking."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -1,7 +1,7 @@
-"""LAMB: Adam's direction, with each parameter's step scaled by the ratio of its norm to its update's.
+"""LAMB: Adam's direction, with each parameter's step scaled by the ratio of its norm to its update's norm.
 
-Plain torch, so it runs on CPUs and GPUs alike. It needs whole parameters: ZeRO cuts them into flat pieces, whose norms
-are not the parameters' norms, so training refuses that pairing.
+Plain torch, so it runs on CPUs and GPUs. It needs whole parameters: under ZeRO the norms would be those of flat
+partitions, so check_optimizer() refuses that combination.
 """
 
 from collections.abc import Iterable
@@ -14,10 +14,10 @@ from training.optimizers.grouped_optimizer import GroupedOptimizer
 
 
 class Lamb(GroupedOptimizer):
-    """r = m̂ / (√v̂ + ε) + λ·w, then w ← w - lr · ratio · r, with ratio = ‖w‖ / ‖r‖ kept within the two coefficients.
+    """r = m̂ / (√v̂ + ε) + λ·w, then w ← w - lr · ratio · r, with ratio = ‖w‖ / ‖r‖ clamped to the two coefficients.
 
-    A parameter whose norm or update is zero takes ratio 1. Without `bias_correction`, m̂ and v̂ are the plain running
-    means; without `use_trust_ratio` it is AdamW, which in that form torch does not have.
+    The ratio is 1 if the norm of the parameter or of its update is zero. Without `bias_correction`, m̂ and v̂ are the
+    plain running means. Without `use_trust_ratio` this is AdamW; torch has none without bias correction.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Lamb(GroupedOptimizer):
         super().__init__(params, defaults)
 
     def update_group(self, group: dict[str, Any]) -> None:
-        by_age: dict[int, list[Tensor]] = {}  # a parameter without gradient does not age
+        by_age: dict[int, list[Tensor]] = {}  # parameters without a gradient are not updated
         for parameter in group["params"]:
             if parameter.grad is not None:
                 by_age.setdefault(self._age(parameter), []).append(parameter)
@@ -53,7 +53,7 @@ class Lamb(GroupedOptimizer):
             self._update(group, parameters, age)
 
     def _age(self, parameter: Tensor) -> int:
-        """Count this step; the steps that the parameter has had, this one included."""
+        """Count this step; the number of updates of the parameter, this one included."""
         state = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -85,7 +85,7 @@ class Lamb(GroupedOptimizer):
 
 
 def trust_ratios(group: dict[str, Any], parameters: list[Tensor], updates: tuple[Tensor, ...]) -> Tensor:
-    """‖w‖ / ‖r‖ of each parameter, within the coefficients; 1 where either norm is zero."""
+    """‖w‖ / ‖r‖ of each parameter, clamped to the coefficients; 1 if either norm is zero."""
     weights = torch.stack(torch._foreach_norm(parameters))
     steps = torch.stack(torch._foreach_norm(updates))
     ratios = (weights / steps).clamp(group["min_coeff"], group["max_coeff"])

@@ -1,7 +1,7 @@
-"""Muon with AdamW beside it: orthogonalised momentum for hidden matrices, AdamW for all else.
+"""Muon and AdamW: orthogonalised momentum for hidden matrices, AdamW for all other parameters.
 
-For whole matrices, so for ZeRO stage 0; DeepSpeed's own Muon knows how to gather partitioned ones. The iteration runs
-in fp32 on CPUs, where half precision is slow or, on some virtual machines, fatal.
+It needs whole matrices, hence ZeRO stage 0; DeepSpeed's own Muon gathers partitioned ones. On CPUs the iteration runs
+in fp32, because half precision is slow there.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from torch.optim.adamw import adamw
 
 from training.optimizers.grouped_optimizer import GroupedOptimizer
 
-# Coefficients of a quintic iteration whose slope at zero is steep, so that five rounds suffice.
+# Coefficients of a quintic iteration with a steep slope at zero, so five rounds are enough.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
 
@@ -34,9 +34,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class MuonWithAdamW(GroupedOptimizer):
-    """Groups with `use_muon` take Muon's update, the others AdamW's (torch's fused one).
+    """Groups with `use_muon` get Muon's update, the others AdamW's (torch's fused implementation).
 
-    Muon's update is scaled to the size that AdamW's has, so both take the same learning rate and weight decay.
+    Muon's update is scaled to the typical size of AdamW's, so both use the same learning rate and weight decay.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MuonWithAdamW(GroupedOptimizer):
             looked_ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
             updates = orthogonalize(torch.stack(list(looked_ahead))).unbind()
             torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
-            # 0.2·√(longer side) brings the update's root mean square to what AdamW's usually is.
+            # 0.2·√(longer side) scales the update's root mean square to the usual one of AdamW.
             torch._foreach_add_(parameters, updates, alpha=-group["lr"] * 0.2 * max(shape) ** 0.5)
 
     def _momentum(self, parameter: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Arithmetic over steps, tokens and time. No state, no files, no ranks."""
+"""Arithmetic over steps, tokens and time."""

@@ -1,4 +1,4 @@
-"""Where a run ends and where its epochs do: arithmetic on steps and rows, without any state."""
+"""Where a run and its epochs end, as a function of steps and rows."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from training.plan.step_plan import StepPlan
 
 @dataclass(frozen=True)
 class Horizon:
-    """Ends at whichever comes first: `num_epochs` passes, `total_steps` of the schedule, or `max_steps` of the run.
+    """A run ends after `num_epochs`, `total_steps` of the schedule or `max_steps` of the run, whichever comes first.
 
-    Passes are those over the data of the last length; where there is only one, over the data.
+    With several lengths, `num_epochs` counts the epochs of the last length.
     """
 
     plan: StepPlan
@@ -22,7 +22,7 @@ class Horizon:
 
     @property
     def last_sample(self) -> int:
-        """Where the last epoch ends."""
+        """The sample at which the last epoch ends."""
         last = self.plan.phases[-1]
         return last.first_sample + self.num_epochs * last.num_rows
 
@@ -37,7 +37,7 @@ class Horizon:
         )
 
     def last_step(self) -> int:
-        """The step at which the run ends, when nothing is skipped."""
+        """The step at which the run ends if no step is skipped."""
         whole_epochs = self.plan.steps_for(self.last_sample)
         if self.max_steps_per_epoch is not None:
             whole_epochs = min(whole_epochs, self.num_epochs * self.max_steps_per_epoch)
@@ -47,13 +47,13 @@ class Horizon:
         return min(ends)
 
     def next_sample(self, samples: int) -> int:
-        """Where reading goes on after `samples` rows: there, or at the next epoch when this one has had its steps."""
+        """The next sample to read: `samples`, or the start of the next epoch after `max_steps_per_epoch` steps."""
         if self.max_steps_per_epoch is None or self._steps_in_epoch(samples) < self.max_steps_per_epoch:
             return samples
         return self.plan.at(samples).phase.epoch_end(samples)
 
     def steps_to_epoch_end(self, samples: int) -> int:
-        """Steps from `samples` rows on until another epoch begins."""
+        """Steps from sample `samples` to the start of the next epoch."""
         segment = self.plan.at(samples)
         steps = -(-(segment.phase.epoch_end(samples) - samples) // segment.rows)
         if self.max_steps_per_epoch is None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up to `peak`, then decay; `offset` is added at every step. Counting begins at `origin`.
+    """Warm-up to `peak`, then decay; `offset` is added at every step. Steps are counted from `origin`.
 
-    `decay_rate` and `decay_step` shape LE and EE. `decay_power` is the polynomial's, `final_share` the share of the
-    peak that linear, polynomial, cosine and WSD end with, `decay_proportion` the part of the steps in which WSD falls.
+    `decay_rate` and `decay_step` are for LE and EE, `decay_power` is for polynomial. `decay_proportion` is the share of
+    the steps in which WSD decays, `final_share` the share of the peak at which linear, polynomial, cosine and WSD end.
     """
 
     shape: str
@@ -26,7 +26,7 @@ class Schedule:
     origin: int = 0
 
     def rate(self, step: float) -> float:
-        """The rate of the optimizer step that follows `step` completed ones."""
+        """The learning rate of the optimizer step after `step` completed ones."""
         warmup, decay = SCHEDULES[self.shape]
         elapsed = max(0, step - self.origin)
         if elapsed < self.warmup_steps:
@@ -38,11 +38,11 @@ class Schedule:
         return self.warmup_proportion * self.total_steps
 
     def fall(self, elapsed: float, start: float) -> float:
-        """What is left, from 1 at `start` to 0 at the last step, where it stays."""
+        """A share that falls linearly from 1 at `start` to 0 at the last step, and stays there."""
         return min(1.0, max(0.0, (self.total_steps - elapsed) / max(1.0, self.total_steps - start)))
 
     def above_floor(self, share: float) -> float:
-        """A share that falls from 1 to 0, lifted to fall to `final_share` instead."""
+        """A share that falls from 1 to 0, rescaled to fall from 1 to `final_share`."""
         return self.final_share + (1.0 - self.final_share) * share
 
 
@@ -80,7 +80,7 @@ def _linear_warmup(share: float) -> float:
     return share
 
 
-# name → (warm-up as a function of the share of it done, decay after it as a share of the peak)
+# name → (warm-up as a function of its completed share, decay after it), both as shares of the peak
 SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[Schedule, float], float]]] = {
     "LE": (_linear_warmup, _exponential),
     "EE": (lambda share: share**2, _exponential),

@@ -1,7 +1,7 @@
-"""What each step of a run takes, as a function of the rows seen: how many rows, how long, and from which data.
+"""The rows of each step, as a function of the rows seen: how many, how long, and from which data.
 
-A run's cursor counts rows. The plan cuts it into segments of equal steps, at row numbers that follow from the flags and
-the data alone, so a resumed run and a run on another number of ranks take the same rows at every step.
+A run's cursor counts rows. The plan divides it into segments of equal steps, at row numbers that depend only on the
+flags and the data, so a resumed run, or a run on another number of ranks, takes the same rows at every step.
 """
 
 from bisect import bisect_right
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Phase:
-    """The part of a run that reads rows of one length. It begins with the first row of its data's first epoch."""
+    """The part of a run that reads rows of one length. It starts with the first row of its data's first epoch."""
 
-    index: int  # of its data among the run's
-    length: int  # tokens a row, padding included
-    micro: int  # rows a micro-step on one rank
-    num_rows: int  # in its data
-    tokens_per_row: float  # real ones, a mean
+    index: int  # of its dataset
+    length: int  # tokens per row, padding included
+    micro: int  # rows per micro-step and rank
+    num_rows: int  # in its dataset
+    tokens_per_row: float  # without padding; a mean
     first_sample: int = 0
     first_epoch: int = 0
-    tokens_before: float = 0.0  # real ones that earlier phases take, by their means
+    tokens_before: float = 0.0  # without padding, in earlier phases; estimated from their means
 
     def epoch_of(self, samples: int) -> int:
         return self.first_epoch + (samples - self.first_sample) // self.num_rows
 
     def epoch_end(self, samples: int) -> int:
-        """The sample at which the epoch of `samples` ends, where the phase lasts that long."""
+        """The sample at which the epoch of `samples` ends, if the phase lasts that long."""
         return self.first_sample + (self.epoch_of(samples) + 1 - self.first_epoch) * self.num_rows
 
     def after(self, before: "Phase | None", samples: int) -> "Phase":
-        """This phase, begun after `samples` rows. An epoch that the phase `before` had begun counts as one."""
+        """This phase, started after `samples` rows. An unfinished epoch of the phase `before` counts as one."""
         if before is None:
             return self
         return replace(
@@ -53,22 +53,22 @@ class Phase:
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps of one size, from `first_sample` on."""
+    """Steps of one size, starting at `first_sample`."""
 
     first_sample: int
     phase: Phase
-    accumulation: int  # micro-steps a step
-    rows: int  # a step, over all ranks
+    accumulation: int  # micro-steps per step
+    rows: int  # per step, on all ranks together
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Segments in order; the first begins at 0, each ends where the next begins, the last has no end."""
+    """Segments in order. The first starts at 0, each ends where the next one starts, the last one has no end."""
 
     segments: tuple[Segment, ...]
 
     def at(self, samples: int) -> Segment:
-        """What the step that begins after `samples` rows takes."""
+        """The segment of the step that starts after `samples` rows."""
         return self.segments[bisect_right([segment.first_sample for segment in self.segments], samples) - 1]
 
     @property
@@ -76,7 +76,7 @@ class StepPlan:
         return tuple({segment.phase.index: segment.phase for segment in self.segments}.values())
 
     def steps_for(self, samples: int) -> int:
-        """Steps until `samples` rows have been seen, from the first on."""
+        """Steps from the start until `samples` rows have been seen."""
         ends = [segment.first_sample for segment in self.segments[1:]] + [samples]
         return sum(
             max(0, -(-(min(end, samples) - segment.first_sample) // segment.rows))
@@ -84,7 +84,7 @@ class StepPlan:
         )
 
     def next_steps(self, samples: int, steps: int) -> Iterator[tuple[Segment, int]]:
-        """The segments that the `steps` steps after `samples` rows fall into, and how many fall into each."""
+        """The segments of the `steps` steps after `samples` rows, with the number of steps in each."""
         for segment in self.segments[1:]:
             here = self.at(samples)
             count = min(steps, max(0, -(-(segment.first_sample - samples) // here.rows)))
@@ -93,15 +93,15 @@ class StepPlan:
         yield self.at(samples), steps
 
     def sample_after(self, samples: int, steps: int) -> int:
-        """Where the cursor is `steps` steps after `samples`."""
+        """The cursor `steps` steps after `samples`."""
         return samples + sum(count * segment.rows for segment, count in self.next_steps(samples, steps))
 
     def micro_steps_in(self, samples: int, steps: int) -> int:
-        """How many micro-steps the `steps` steps after `samples` rows are: what their time is proportional to."""
+        """Micro-steps in the `steps` steps after `samples` rows; their time is proportional to it."""
         return sum(count * segment.accumulation for segment, count in self.next_steps(samples, steps))
 
     def passes(self, samples: int) -> float:
-        """Passes over the data that `samples` rows are: those of every phase, added up."""
+        """Epochs in `samples` rows, summed over the phases."""
         ends = [phase.first_sample for phase in self.phases[1:]] + [samples]
         return sum(
             max(0, min(end, samples) - phase.first_sample) / phase.num_rows
@@ -112,10 +112,11 @@ class StepPlan:
 def plan_steps(
     phases: Sequence[tuple[int, Phase]], batches: TokenSchedule | None, *, accumulation: int, world_size: int
 ) -> StepPlan:
-    """`phases` with the tokens at which each begins, and --batch_schedule's rows a step, or always `accumulation`.
+    """The plan of `phases`, given with the tokens at which each starts.
 
-    A change comes with the first step that begins at or after its tokens, which are counted as rows times the mean.
-    Rows a step are given for the last phase's length; shorter rows are as many more as keep the tokens a step.
+    `batches` are --batch_schedule's rows per step; without them, steps have `accumulation` micro-steps. A change takes
+    effect at the first step that starts at or after its tokens, which are counted as rows times mean tokens. Rows per
+    step refer to the last phase's length; steps of shorter rows have proportionally more rows.
     """
     micro_rows = phases[-1][1].micro * world_size
     sizes = [(0, accumulation)]
@@ -125,14 +126,14 @@ def plan_steps(
     segments: list[Segment] = []
     phase: Phase | None = None
     sample = 0
-    for place, end in zip(changes, [*changes[1:], None], strict=True):
-        template = _in_force(phases, place)
+    for start, end in zip(changes, [*changes[1:], None], strict=True):
+        template = _in_force(phases, start)
         current = phase if phase is not None and phase.index == template.index else template.after(phase, sample)
-        steps_of = _in_force(sizes, place)
-        rows = current.micro * world_size * steps_of
+        micro_steps = _in_force(sizes, start)
+        rows = current.micro * world_size * micro_steps
         if end is not None and current.tokens_at(sample) >= end:
-            continue  # the next change falls into the same step, and comes in place of this one
-        segments.append(Segment(sample, current, steps_of, rows))
+            continue  # the next change falls into the same step and replaces this one
+        segments.append(Segment(sample, current, micro_steps, rows))
         phase = current
         if end is not None:
             sample += rows * ceil((end - current.tokens_at(sample)) / (rows * current.tokens_per_row))
@@ -140,14 +141,15 @@ def plan_steps(
 
 
 def _in_force(points: Sequence[tuple[int, T]], tokens: int) -> T:
-    return points[bisect_right([place for place, _ in points], tokens) - 1][1]
+    """The value of the last point at or before `tokens`."""
+    return points[bisect_right([start for start, _ in points], tokens) - 1][1]
 
 
-def check_batches(schedule: TokenSchedule, micro_rows: int) -> None:
-    """Every value must be a whole number of micro-steps on every rank."""
-    for _, rows in schedule.points:
+def check_batches(schedule: TokenSchedule | None, micro_rows: int) -> None:
+    """Check that every value is a whole number of micro-steps on every rank."""
+    for _, rows in () if schedule is None else schedule.points:
         if rows < 1 or rows % micro_rows:
             raise UserError(
-                f"--batch_schedule: {rows:g} rows a step are no multiple of {micro_rows}, a micro-step over "
-                f"all ranks; choose multiples, or another train_micro_batch_size_per_gpu"
+                f"--batch_schedule: {rows:g} rows per step are not a multiple of {micro_rows}, a micro-step's rows "
+                f"on all ranks; use multiples of it, or change train_micro_batch_size_per_gpu"
             )

@@ -1,146 +1,127 @@
-"""Flags that do not go together, or name what is not there: each found by itself, so that all are told at once.
+"""Flags that contradict each other, or name folders that do not exist or cannot be written to.
 
-A flag that was given wrongly raises Unsure when it is asked for; then the one check that needs it is left out.
+Reading a wrongly given flag raises Unsure, so each check is attempted separately, and only those that need it are left
+out.
 """
 
-import math
 import os
-from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
-from training.export.folder import check_export_folder
+from training.engine.kernel import FLAG as KERNEL
 from training.plan.step_plan import check_batches
-from training.plan.time_budget import parse_duration
-from training.plan.token_schedule import TokenSchedule
+from training.settings.flags import CommandLine
 
-MAX_JOB_NAME_BYTES = 200  # bytes; file systems take 255, and some tools add to it
-RUN_FOLDERS = ("saved_models", "runs")  # below --output_dir
+MAX_JOB_NAME_BYTES = 200  # file systems allow 255, and some tools append to the name
+RUN_FOLDERS = ("saved_models", "runs")  # in --output_dir
 DEFAULT_MASKING = ("0.15", "token")
 
-# What cannot be, and the message, in which {f} is the flags.
-CONTRADICTIONS: tuple[tuple[Callable[[Namespace], bool], str], ...] = (
+# Whether the flags contradict each other, and the message, in which {f} are the flags.
+CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
     (
-        lambda f: f.refresh_bucket_size != 1,
-        "--refresh_bucket_size {f.refresh_bucket_size}: datasets are mixed row by row, so there is no bucket to "
+        lambda f: f.data.refresh_bucket_size != 1,
+        "--refresh_bucket_size {f.data.refresh_bucket_size}: datasets are mixed row by row, so there are no buckets to "
         "repeat; expected 1, the default; drop the flag",
     ),
     (
-        lambda f: f.stochastic_mode and not f.deepspeed_transformer_kernel,
-        "--stochastic_mode is a mode of --deepspeed_transformer_kernel; pass both or neither",
+        lambda f: f.model.stochastic_mode and not f.model.deepspeed_transformer_kernel,
+        f"--stochastic_mode is a mode of {KERNEL}; pass both or neither",
     ),
     (
-        lambda f: f.load_checkpoint_id is not None and f.load_training_checkpoint is None,
-        "--load_checkpoint_id needs --load_training_checkpoint, the folder to look in",
+        lambda f: f.checkpoints.load_checkpoint_id is not None and f.checkpoints.load_training_checkpoint is None,
+        "--load_checkpoint_id needs --load_training_checkpoint, the folder of that checkpoint",
     ),
     (
-        lambda f: f.finetune and f.load_training_checkpoint is None and f.use_pretrain is None,
-        "--finetune loads weights only; say from where with --load_training_checkpoint or --use_pretrain",
+        lambda f: (
+            f.model.finetune and f.checkpoints.load_training_checkpoint is None and f.checkpoints.use_pretrain is None
+        ),
+        "--finetune loads weights only; name their source with --load_training_checkpoint or --use_pretrain",
     ),
     (
-        lambda f: f.use_pretrain is not None and f.load_training_checkpoint is not None,
-        "--use_pretrain and --load_training_checkpoint both give the first weights; expected one; drop the other",
+        lambda f: f.checkpoints.use_pretrain is not None and f.checkpoints.load_training_checkpoint is not None,
+        "--use_pretrain and --load_training_checkpoint both name the initial weights; expected one; drop the other",
     ),
     (
-        lambda f: f.normalize_invertible and not f.preln,
-        "--normalize_invertible saves nothing with --no-preln, where LayerNorms write the residual stream",
+        lambda f: f.model.normalize_invertible and not f.model.preln,
+        "--normalize_invertible saves no memory with --no-preln, where LayerNorms write the residual stream; drop one",
     ),
     (
-        lambda f: not f.dynamic_masking and (f.masking_rate, f.masking_unit) != DEFAULT_MASKING,
-        "--masking_rate and --masking_unit are about masks drawn anew; add --dynamic_masking",
+        lambda f: not f.data.dynamic_masking and (str(f.data.masking_rate), f.data.masking_unit) != DEFAULT_MASKING,
+        "--masking_rate and --masking_unit apply only to masks drawn during training; add --dynamic_masking",
     ),
     (
-        lambda f: f.log_histograms and f.dry_run,
+        lambda f: f.training.log_histograms and f.training.dry_run,
         "--log_histograms and --dry_run: a dry run writes nothing; drop one",
     ),
     (
-        lambda f: not 0 <= f.lr_offset < math.inf,
-        "--lr_offset {f.lr_offset}: expected a finite number that is not negative, such as 0.0",
+        lambda f: f.training.batch_schedule is not None and f.training.max_steps_per_epoch is not None,
+        "--batch_schedule and --max_steps_per_epoch cannot be combined: the batch size changes within an epoch",
     ),
     (
-        lambda f: f.batch_schedule is not None and f.max_steps_per_epoch is not None,
-        "--batch_schedule and --max_steps_per_epoch do not go together: an epoch has no one batch size",
+        lambda f: f.training.length_schedule is not None and f.training.max_steps_per_epoch is not None,
+        "--length_schedule and --max_steps_per_epoch cannot be combined: the batch size changes within an epoch",
     ),
     (
-        lambda f: f.length_schedule is not None and f.max_steps_per_epoch is not None,
-        "--length_schedule and --max_steps_per_epoch do not go together: an epoch has no one batch size",
+        lambda f: f.model.deepspeed_transformer_kernel and f.model.progressive_layer_drop,
+        f"{KERNEL} and --progressive_layer_drop: that layer cannot scale its branches; drop one",
+    ),
+    (
+        lambda f: f.model.deepspeed_transformer_kernel and f.model.gradient_checkpointing is not None,
+        f"{KERNEL} and --gradient_checkpointing: that layer draws its own dropout, which recomputation would change; "
+        f"use --gelu_checkpoint, --attention_dropout_checkpoint and --normalize_invertible, which it supports",
+    ),
+    (
+        lambda f: f.model.deepspeed_transformer_kernel and f.model.compile,
+        f"{KERNEL} and --compile: that layer is compiled already; drop one",
     ),
 )
 
 
-def check_flags(flags: Namespace, micro_rows: int | None, problems: Problems) -> None:
-    """`micro_rows`: of a micro-step over all ranks; None where the DeepSpeed JSON does not tell."""
+def check_flags(flags: CommandLine, micro_rows: int | None, problems: Problems) -> None:
+    """`micro_rows`: rows per micro-step over all ranks; None if the DeepSpeed JSON has problems."""
     for is_wrong, message in CONTRADICTIONS:
-        problems.attempt(partial(_refuse, flags, is_wrong, message))
-    problems.attempt(lambda: _check_rates(flags.masking_rate))
-    problems.attempt(lambda: _check_budget(flags.time_budget))
-    problems.attempt(lambda: _check_batches(flags.batch_schedule, micro_rows))
-    problems.attempt(lambda: _check_export(flags, problems))
-
-
-def _refuse(flags: Namespace, is_wrong: Callable[[Namespace], bool], message: str) -> None:
-    if is_wrong(flags):
-        raise UserError(message.format(f=flags))
-
-
-def _check_rates(text: str) -> None:
-    rates = TokenSchedule.parse(text, "--masking_rate")
-    if not all(0.0 < rate < 1.0 for _, rate in rates.points):
-        raise UserError(f"--masking_rate {text}: rates must lie between 0 and 1; BERT uses 0.15")
-
-
-def _check_budget(text: str | None) -> None:
-    if text is not None:
-        parse_duration(text)
-
-
-def _check_batches(text: str | None, micro_rows: int | None) -> None:
-    if text is None:
-        return
-    schedule = TokenSchedule.parse(text, "--batch_schedule")
+        if problems.attempt(partial(is_wrong, flags)):
+            problems.add(message.format(f=flags))
     if micro_rows is not None:
-        check_batches(schedule, micro_rows)
+        problems.attempt(lambda: check_batches(flags.training.batch_schedule, micro_rows))
+    problems.attempt(lambda: _check_export(flags.checkpoints.export_dir, flags.required.output_dir))
 
 
-def _check_export(flags: Namespace, problems: Problems) -> None:
-    if flags.export_dir is None:
+def _check_export(export_dir: Path | None, output_dir: Path) -> None:
+    if export_dir is None:
         return
-    folder, output = flags.export_dir.resolve(), flags.output_dir.resolve()
+    folder, output = export_dir.resolve(), output_dir.resolve()
     if output.is_relative_to(folder) or any(folder.is_relative_to(output / part) for part in RUN_FOLDERS):
         raise UserError(
-            f"--export_dir {flags.export_dir}: the run itself writes there (--output_dir {flags.output_dir}); expected "
-            f"a folder of its own; give for example {flags.output_dir / 'export'}"
+            f"--export_dir {export_dir}: the run itself writes to that folder (--output_dir {output_dir}); expected a "
+            f"separate folder; pass for example {output_dir / 'export'}"
         )
-    check_export_folder(flags.export_dir, "--export_dir", problems)
 
 
-def check_prefixes(flags: Namespace, problems: Problems) -> bool:
-    """Whether the folders that the model JSON's own are below are there."""
+def check_prefixes(flags: CommandLine, problems: Problems) -> bool:
+    """Whether the folders exist that the model JSON's folders are relative to."""
     found = [
-        problems.attempt(partial(_has_folder, flags, name))
-        for name in ("data_path_prefix", "validation_data_path_prefix")
+        problems.attempt(lambda: _has_folder("--data_path_prefix", flags.data.data_path_prefix)),
+        problems.attempt(lambda: _has_folder("--validation_data_path_prefix", flags.data.validation_data_path_prefix)),
     ]
     return all(found)
 
 
-def _has_folder(flags: Namespace, name: str) -> bool:
-    folder = getattr(flags, name)
+def _has_folder(name: str, folder: Path | None) -> bool:
     if folder is not None and not folder.is_dir():
         raise UserError(
-            f"--{name} {folder}: there is no such folder; give the one that the folders in the model JSON are below"
+            f"{name} {folder}: no such folder; expected the one that the model JSON's folders are relative to; pass it"
         )
     return True
 
 
 def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
-    """The job's name and the folders that a run writes to."""
+    """Check the job's name and the folders that a run writes to."""
     if Path(job_name).name != job_name or job_name in (".", "..") or not job_name.isprintable():
-        problems.add(
-            f"job name {job_name!r}: names a folder, so it must be a single plain name; pass another --job_name"
-        )
+        problems.add(f"job name {job_name!r}: cannot name a folder; expected a plain name; pass another --job_name")
     elif len(os.fsencode(job_name)) > MAX_JOB_NAME_BYTES:
         problems.add(
             f"job name {job_name!r}: is too long for a folder; expected at most {MAX_JOB_NAME_BYTES} bytes; pass a "
@@ -151,4 +132,4 @@ def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
         for part in RUN_FOLDERS:
             check_folder_to_write(output_dir / part / job_name, "--output_dir", problems)
             if len(problems.messages) > before:
-                break  # both lie below the same folder: one message is enough
+                break  # both are in the same folder, so one message is enough

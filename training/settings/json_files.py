@@ -1,4 +1,4 @@
-"""JSON files of the user: read strictly, with errors for people."""
+"""Strict reading of the user's JSON files."""
 
 import json
 import math
@@ -9,15 +9,15 @@ from common.errors import UserError, describe_system_error
 
 
 def load_json(path: Path, what: str) -> dict[str, Any]:
-    """Read `path`, which is `what` (for messages), as one JSON object without repeated keys, NaN or infinity."""
+    """The JSON object in `path`, without repeated keys, NaN or infinity. `what` describes the file in messages."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a byte-order mark
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte-order mark
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; expected {what}") from None
+        raise UserError(f"{path}: no such file; expected {what}") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; expected {what}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is no text in UTF-8 ({error.reason}); expected {what}; save it as UTF-8") from None
+        raise UserError(f"{path}: is not UTF-8 text ({error.reason}); expected {what}; save it as UTF-8") from None
     except OSError as error:
         described = describe_system_error(error) or f"{path}: cannot be read ({error})"
         raise UserError(f"{described}; expected {what}") from None
@@ -27,7 +27,7 @@ def load_json(path: Path, what: str) -> dict[str, Any]:
         )
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path}: is no valid JSON: {error}; expected {what}, one JSON object; mend it at that place"
+            f"{path}: is not valid JSON: {error}; expected {what}, one JSON object; fix it at that position"
         ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected {what}, one JSON object {{…}}, but found a {type(content).__name__}")
@@ -39,7 +39,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"the key {repeated[0]!r} stands twice in one object")
+        raise ValueError(f"the key {repeated[0]!r} occurs twice in one object")
     return content
 
 

@@ -1,24 +1,25 @@
-"""The model JSON (--cf): its keys, checked strictly, and what a run takes from it."""
+"""The model JSON (--cf): its keys and their types."""
 
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from common.errors import Problems, UserError, nearest, shortened
+from common.errors import Problems, UserError, shortened
+from common.validation import validate
 from nvidia.config import BertConfig
 from training.settings.json_files import load_json
 
 
 def _check_path(text: str) -> str:
-    """A path that a system could have; whether it is there is asked later."""
+    """Refuse what cannot be a path on any system; whether the path exists is checked later."""
     try:
         parts = [os.fsencode(part) for part in Path(text).parts]
     except UnicodeEncodeError:
-        raise ValueError("it holds characters that no file name has; write another") from None
+        raise ValueError(f"found {shortened(text)}, expected characters that a file name can have") from None
     if "\0" in text or len(text) > 4000 or any(len(part) > 255 for part in parts):
-        raise ValueError("it is too long or holds a NUL character; write another path")
+        raise ValueError(f"found {shortened(text)}, expected a path without NUL that is not too long")
     return text
 
 
@@ -26,7 +27,7 @@ PathText = Annotated[str, AfterValidator(_check_path)]
 
 
 class Section(BaseModel):
-    """A JSON object whose unknown keys are mistakes."""
+    """A JSON object in which unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -78,17 +79,12 @@ class ModelFile(Section):
 
 
 def load_model_file(path: Path) -> ModelFile:
-    """Read and check the model JSON; all its problems are reported at once."""
+    """The checked model JSON at `path`; all its problems are reported at once."""
     content = load_json(path, "a model JSON (--cf)")
     problems = Problems()
-    model_file = None
-    try:
-        model_file = ModelFile.model_validate(content)
-    except ValidationError as error:
-        for detail in error.errors():
-            problems.add(f"{path}: {_describe(detail)}")
+    model_file = validate(ModelFile, content, str(path), problems)
     described = content.get("bert_model_config", {})
-    if isinstance(described, dict):  # anything else has been noted above
+    if isinstance(described, dict):  # anything else has been reported above
         try:
             BertConfig.from_dict(described)
         except UserError as error:
@@ -104,28 +100,7 @@ def section_for_length(sections: dict[str, Any], length: int, key: str, path: Pa
     if str(length) not in sections:
         found = ", ".join(sorted(sections)) or "none"
         raise UserError(
-            f"{path}: {key} has no entry for --max_seq_length {length} (found: {found}); "
-            f'add "{length}" there or pass a length that is there'
+            f"{path}: {key} has no entry for --max_seq_length {length} (found: {found}). "
+            f'Add "{length}" there, or pass a length that it has'
         )
     return sections[str(length)]
-
-
-REMOVE = "; expected one of those in docs/configuration.md; remove it"
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "": ModelFile,
-    "data": DataSection,
-    "mixed_seq_training": TrainingSection,
-    "validation": ValidationSection,
-}
-
-
-def _describe(detail: Any) -> str:
-    """One of pydantic's findings, as a sentence."""
-    location = [str(part) for part in detail["loc"]]
-    where = ".".join(location)
-    if detail["type"] == "extra_forbidden":
-        parent = _SECTIONS.get(location[0] if len(location) > 1 else "", ModelFile)
-        return f"unknown key {where!r}{nearest(location[-1], parent.model_fields, otherwise=REMOVE)}"
-    if detail["type"] == "missing":
-        return f"the key {where!r} is missing; add it, as docs/configuration.md describes"
-    return f"{where}: found {shortened(detail['input'])}, but {detail['msg'][0].lower()}{detail['msg'][1:]}"

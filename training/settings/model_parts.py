@@ -1,7 +1,6 @@
-"""What the model JSON gives a run: its section, lengths, tokenizer, model, first weights and validation folder."""
+"""The parts of a run that the model JSON names: lengths, tokenizer, model, initial weights, validation folder."""
 
 import os
-from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from data.shards.folder import list_shards, split_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig
-from training.plan.length_schedule import Length, parse_lengths, resolve_lengths
 from training.settings.deepspeed_file import DeepSpeedFile
+from training.settings.flags import CommandLine, DataFlags
+from training.settings.lengths import Length, resolve_lengths, schedule_points
 from training.settings.model_file import ModelFile, TrainingSection, section_for_length
 
-# Published sizes, for JSON files that name a tokenizer of the Hugging Face hub instead of a file.
+# Published sizes, for JSON files that name a tokenizer on the Hugging Face hub instead of a file.
 HUB_VOCAB_SIZES = {
     "bert-base-uncased": 30522,
     "bert-large-uncased": 30522,
@@ -29,7 +29,7 @@ HUB_VOCAB_SIZES = {
 
 @dataclass(frozen=True)
 class ModelParts:
-    """None where there is none, or where a problem was found, which has been noted."""
+    """A part is None if there is none, or if it has a problem, which has been reported."""
 
     training: TrainingSection | None
     lengths: tuple[Length, ...] | None
@@ -40,50 +40,53 @@ class ModelParts:
 
 
 def find_parts(
-    model_file: ModelFile, flags: Namespace, deepspeed: DeepSpeedFile | None, has_prefixes: bool, problems: Problems
+    model_file: ModelFile, flags: CommandLine, deepspeed: DeepSpeedFile | None, has_prefixes: bool, problems: Problems
 ) -> ModelParts:
     training = problems.attempt(
         lambda: section_for_length(
-            model_file.mixed_seq_training, flags.max_seq_length, "mixed_seq_training", flags.config_file
+            model_file.mixed_seq_training, flags.data.max_seq_length, "mixed_seq_training", flags.required.config_file
         )
     )
-    # Below a folder that is not there no tokenizer is either: that is one mistake.
-    tokenizer = problems.attempt(lambda: find_tokenizer(model_file, flags)) if has_prefixes else None
+    # A prefix that does not exist is one problem, not one for each folder relative to it.
+    tokenizer = problems.attempt(lambda: find_tokenizer(model_file, flags.data)) if has_prefixes else None
     return ModelParts(
         training=training,
         lengths=problems.attempt(lambda: find_lengths(model_file, flags, deepspeed)),
         tokenizer=tokenizer,
         model_config=problems.attempt(lambda: resolve_model_config(model_file, tokenizer, flags, deepspeed, problems)),
-        first_weights=problems.attempt(lambda: find_first_weights(model_file, flags)),
-        validation_folder=problems.attempt(lambda: find_validation_folder(model_file, flags)) if has_prefixes else None,
+        first_weights=problems.attempt(
+            lambda: find_first_weights(flags.checkpoints.use_pretrain, model_file, flags.required.config_file)
+        ),
+        validation_folder=(
+            problems.attempt(lambda: find_validation_folder(model_file, flags.data)) if has_prefixes else None
+        ),
     )
 
 
-def find_lengths(model_file: ModelFile, flags: Namespace, deepspeed: DeepSpeedFile | None) -> tuple[Length, ...] | None:
-    """--max_seq_length, or the lengths that --length_schedule goes through on the way to it.
-
-    None where lengths must divide a micro-step that is not known.
-    """
-    points = parse_lengths(flags.length_schedule, flags.max_seq_length)
+def find_lengths(
+    model_file: ModelFile, flags: CommandLine, deepspeed: DeepSpeedFile | None
+) -> tuple[Length, ...] | None:
+    """--max_seq_length, or the lengths of --length_schedule; None if these depend on a DeepSpeed JSON with problems."""
+    points = schedule_points(flags.training.length_schedule, flags.data.max_seq_length)
     if deepspeed is None and len(points) > 1:
         return None
     return resolve_lengths(
         points,
         micro=1 if deepspeed is None else deepspeed.batch.micro,
-        max_predictions=flags.max_predictions_per_seq,
+        max_predictions=flags.data.max_predictions_per_seq,
         datasets=model_file.data.mixed_seq_datasets,
         weights=model_file.data.mixed_seq_weights,
-        prefix=flags.data_path_prefix,
-        config_file=flags.config_file,
+        prefix=flags.data.data_path_prefix,
+        config_file=flags.required.config_file,
     )
 
 
-def find_tokenizer(model_file: ModelFile, flags: Namespace) -> BertTokenizer | None:
-    """The JSON's tokenizer. A name of the hub that is no file here counts as none: its size is known."""
+def find_tokenizer(model_file: ModelFile, flags: DataFlags) -> BertTokenizer | None:
+    """The JSON's tokenizer; None for a name on the Hugging Face hub, whose vocabulary size is known."""
     name = model_file.bert_token_file
     if name is None or (name in HUB_VOCAB_SIZES and not Path(name).exists()):
         if flags.dynamic_masking:
-            raise UserError("--dynamic_masking needs the tokenizer's special tokens; give bert_token_file a file")
+            raise UserError("--dynamic_masking needs the tokenizer's special tokens; set bert_token_file to a file")
         return None
     below_prefix = flags.data_path_prefix / name
     tokenizer = load_tokenizer(below_prefix if below_prefix.exists() else Path(name))
@@ -98,59 +101,51 @@ def find_tokenizer(model_file: ModelFile, flags: Namespace) -> BertTokenizer | N
 def resolve_model_config(
     model_file: ModelFile,
     tokenizer: BertTokenizer | None,
-    flags: Namespace,
+    flags: CommandLine,
     deepspeed: DeepSpeedFile | None,
     problems: Problems,
 ) -> BertConfig:
-    """The JSON's model with the tokenizer's vocabulary, padded, and with what flags switch on."""
-    config = model_file.bert_config()
+    """The JSON's model with the tokenizer's vocabulary, padded, and with the options that flags turn on."""
+    config, path = model_file.bert_config(), flags.required.config_file
     if tokenizer is not None:
         config = replace(config, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id)
     elif model_file.bert_token_file in HUB_VOCAB_SIZES:
         config = replace(config, vocab_size=HUB_VOCAB_SIZES[model_file.bert_token_file])
-    problems.attempt(lambda: _check_positions(config, flags.max_seq_length, flags.config_file))
-    problems.attempt(lambda: _check_memory(config, flags.config_file))
-    sparse = problems.attempt(lambda: _find_sparse_attention(model_file, config, flags, deepspeed))
+    problems.attempt(lambda: _check_positions(config, flags.data.max_seq_length, path))
+    problems.attempt(lambda: _check_memory(config, path))
+    block, source = None, path
+    if config.sparse_attention is not None:
+        block = model_file.bert_model_config["sparse_attention"]
+    if deepspeed is not None and flags.model.deepspeed_sparse_attention:
+        block, source = deepspeed.content.get("sparse_attention", block), deepspeed.path
+    sparse = None if block is None else problems.attempt(lambda: _read_sparse_attention(block, source))
     return replace(config, sparse_attention=sparse).with_padded_vocab()
 
 
-def _find_sparse_attention(
-    model_file: ModelFile, config: BertConfig, flags: Namespace, deepspeed: DeepSpeedFile | None
-) -> SparseAttention | None:
-    """Of the DeepSpeed JSON where a flag asks for it, else of the model JSON."""
-    if deepspeed is not None and flags.deepspeed_sparse_attention and "sparse_attention" in deepspeed.content:
-        block, path = deepspeed.content["sparse_attention"], deepspeed.path
-        try:
-            sparse = SparseAttention.from_dict(block)
-        except UserError as error:
-            raise UserError(str(error), [f"{path}: {part}" for part in error.parts]) from None
-        _warn_of_other_modes(sparse, block, path)
-        return sparse
-    if config.sparse_attention is not None:
-        block = model_file.bert_model_config["sparse_attention"]
-        _warn_of_other_modes(config.sparse_attention, block, flags.config_file)
-    return config.sparse_attention
+def _read_sparse_attention(block: dict[str, Any], path: Path) -> SparseAttention:
+    try:
+        sparse = SparseAttention.from_dict(block)
+    except UserError as error:
+        raise UserError(str(error), [f"{path}: {part}" for part in error.parts]) from None
+    ignored = sparse.ignored_keys(block)
+    if ignored:
+        console.warn(
+            f"{path}: in the block 'sparse_attention', {', '.join(ignored)} belong to other modes than {sparse.mode!r} "
+            f"and have no effect"
+        )
+    return sparse
 
 
 def _check_positions(config: BertConfig, length: int, path: Path) -> None:
     if length > config.max_position_embeddings:
         raise UserError(
             f"{path}: max_position_embeddings is {config.max_position_embeddings}, but --max_seq_length is {length}; "
-            f"raise the one or lower the other"
-        )
-
-
-def _warn_of_other_modes(sparse: SparseAttention, block: dict[str, Any], path: Path) -> None:
-    ignored = sparse.ignored_keys(block)
-    if ignored:
-        console.warn(
-            f"{path}: of the block 'sparse_attention', {', '.join(ignored)} belong to other modes than "
-            f"{sparse.mode!r} and do nothing"
+            f"raise the former or lower the latter"
         )
 
 
 def _check_memory(config: BertConfig, path: Path) -> None:
-    """Every rank builds the whole model in fp32 before the engine cuts it up."""
+    """Every rank builds the whole model in fp32 before the engine partitions it."""
     hidden, layers = config.hidden_size, config.num_hidden_layers
     tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
     weights = hidden * tables + layers * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
@@ -158,30 +153,30 @@ def _check_memory(config: BertConfig, path: Path) -> None:
     if 4 * weights > memory:
         raise UserError(
             f"{path}: bert_model_config describes {weights:,} weights, {4 * weights / 2**30:,.0f} GiB, but this "
-            f"machine has {memory / 2**30:,.0f} GiB of memory; choose smaller sizes, or a larger machine"
+            f"machine has {memory / 2**30:,.0f} GiB of memory; use smaller sizes, or a larger machine"
         )
 
 
-def find_first_weights(model_file: ModelFile, flags: Namespace) -> Path | None:
-    """--use_pretrain's folder, or the model JSON's bert_model_file where the flag names none."""
-    if flags.use_pretrain is None:
+def find_first_weights(use_pretrain: str | None, model_file: ModelFile, path: Path) -> Path | None:
+    """--use_pretrain's folder, or the model JSON's bert_model_file if the flag has no value."""
+    if use_pretrain is None:
         return None
-    name = flags.use_pretrain or model_file.bert_model_file
+    name = use_pretrain or model_file.bert_model_file
     if name is None:
         raise UserError(
-            f"--use_pretrain: names no folder; expected one with a model in Hugging Face's layout; give it behind the "
-            f"flag, or in {flags.config_file} as bert_model_file"
+            f"--use_pretrain: no folder is given; expected a folder with a model in Hugging Face's layout; pass it "
+            f"after the flag, or set bert_model_file in {path}"
         )
     if not Path(name).is_dir():
         raise UserError(
-            f"--use_pretrain: {name} is no folder here; expected a Hugging Face folder with model.safetensors "
-            f"(download one first: nothing is fetched during training)"
+            f"--use_pretrain: {name} is not a folder; expected a Hugging Face folder with model.safetensors (training "
+            f"downloads nothing; download it first)"
         )
     return Path(name)
 
 
-def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | None:
-    """The JSON's validation folder, or the one for this length below it; a missing one is said, not fatal."""
+def find_validation_folder(model_file: ModelFile, flags: DataFlags) -> Path | None:
+    """The JSON's validation folder, or its subfolder for this length; a missing one is a warning, not an error."""
     if model_file.validation is None:
         return None
     prefix = flags.validation_data_path_prefix or flags.data_path_prefix
@@ -190,7 +185,7 @@ def find_validation_folder(model_file: ModelFile, flags: Namespace) -> Path | No
         if candidate.is_dir() and any(split_of(path) != "training" for path in list_shards(candidate)):
             return candidate
     console.warn(
-        f"{folder}: the model JSON's validation folder holds no shards with 'validation' or 'test' in their names; "
-        f"training goes without validation"
+        f"{folder}: the model JSON's validation folder has no shards with 'validation' or 'test' in their names; "
+        f"training without validation"
     )
     return None

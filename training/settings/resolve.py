@@ -1,37 +1,65 @@
-"""Flags and both JSON files brought together and checked: all problems at once, before anything is built."""
+"""Settings: the flags and both JSON files, checked together. All problems are reported at once."""
 
 import json
-from argparse import Namespace
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError
+from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import export_obstacles
-from training.checkpoints.folder import CheckpointFolder
 from training.engine.kernel import check_kernel
-from training.inputs.datasets import DataRequest, open_data
 from training.plan.learning_rate import Schedule
-from training.plan.length_schedule import Length
-from training.plan.time_budget import parse_duration
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
-from training.settings.deepspeed_file import DeepSpeedFile, load_deepspeed_file
+from training.settings.deepspeed_file import KNOWN_KEYS, DeepSpeedFile, load_deepspeed_file
 from training.settings.engine_checks import check_engine
-from training.settings.file_kinds import check_kinds
 from training.settings.flag_checks import check_flags, check_places, check_prefixes
+from training.settings.flags import CheckpointFlags, CommandLine, DataFlags, FaultFlags, ModelFlags, TrainingFlags
+from training.settings.json_files import load_json
+from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything a run is determined by."""
+class DataRequest:
+    """The data to open, and what it must fit."""
 
-    flags: Namespace
+    lengths: tuple[Length, ...]
+    validation_folder: Path | None
+    model_config: BertConfig
+    max_predictions: int
+    vocab_size: int | None  # None: not known
+    tokenizer_digest: str | None
+    draws_masks: bool  # --dynamic_masking: the shards need no masks
+    verify: bool
+
+
+@dataclass(frozen=True)
+class MaskingRequest:
+    """How --dynamic_masking draws masks."""
+
+    tokenizer: BertTokenizer
+    rates: TokenSchedule
+    unit: Unit
+    max_predictions: tuple[int, ...]  # per row, for each of the lengths
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that determines a run. Flags are grouped as in --help."""
+
+    output_dir: Path
     job_name: str
+    data_flags: DataFlags
+    training_flags: TrainingFlags
+    checkpoint_flags: CheckpointFlags
+    fault_flags: FaultFlags
+    model_flags: ModelFlags
     model_config: BertConfig
     training: TrainingSection
     tokenizer: BertTokenizer | None
@@ -40,49 +68,62 @@ class Settings:
     lengths: tuple[Length, ...]  # of rows, in the order of the run; the last is --max_seq_length
     validation_folder: Path | None
     first_weights: Path | None  # --use_pretrain's Hugging Face folder
-    sources: dict[str, str | bytes]  # the user's files, verbatim, to lie beside each checkpoint
+    sources: dict[str, str | bytes]  # the user's files, unchanged, to be saved with each checkpoint
 
     @property
     def batch_schedule(self) -> TokenSchedule | None:
-        text = self.flags.batch_schedule
-        return None if text is None else TokenSchedule.parse(text, "--batch_schedule")
+        return self.training_flags.batch_schedule
 
     @property
     def time_budget(self) -> float | None:
-        return None if self.flags.time_budget is None else parse_duration(self.flags.time_budget)
+        """In seconds."""
+        budget = self.training_flags.time_budget
+        return None if budget is None else budget.seconds
 
     @property
     def data(self) -> DataRequest:
-        return request_data(self.flags, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
+        return request_data(self.data_flags, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
+
+    @property
+    def masking(self) -> MaskingRequest | None:
+        """None: the shards' own masks are used."""
+        flags = self.data_flags
+        if not flags.dynamic_masking:
+            return None
+        assert self.tokenizer is not None  # find_tokenizer() checks it
+        max_predictions = tuple(length.max_predictions for length in self.lengths)
+        return MaskingRequest(self.tokenizer, flags.masking_rate, flags.masking_unit, max_predictions)
 
     @property
     def saved_models(self) -> Path:
-        return self.flags.output_dir / "saved_models" / self.job_name
+        return self.output_dir / "saved_models" / self.job_name
 
     @property
     def runs(self) -> Path:
-        return self.flags.output_dir / "runs" / self.job_name
+        return self.output_dir / "runs" / self.job_name
 
     def recipe(self) -> dict[str, Any]:
-        """What a resumed run may change, but should be told of."""
+        """What a resumed run may change; changes are reported."""
+        flags, masking = self.training_flags, self.data_flags
         return {
             **self.training.model_dump(),
-            "lr_schedule": self.flags.lr_schedule,
-            "lr_offset": self.flags.lr_offset,
+            "lr_schedule": flags.lr_schedule,
+            "lr_offset": flags.lr_offset,
             "batch": self.deepspeed.batch.total,
-            "batch_schedule": self.flags.batch_schedule,
-            "length_schedule": self.flags.length_schedule,
-            "masking_rate": self.flags.masking_rate if self.flags.dynamic_masking else None,
-            "masking_unit": self.flags.masking_unit if self.flags.dynamic_masking else None,
-            "rewarmup": self.flags.rewarmup,
-            "time_budget": self.flags.time_budget,
+            "batch_schedule": _text(flags.batch_schedule),
+            "length_schedule": _text(flags.length_schedule),
+            "masking_rate": str(masking.masking_rate) if masking.dynamic_masking else None,
+            "masking_unit": masking.masking_unit if masking.dynamic_masking else None,
+            "rewarmup": flags.rewarmup,
+            "time_budget": _text(flags.time_budget),
             "optimizer": self.deepspeed.content.get("optimizer"),
             "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
         }
 
     def schedule(self, origin: int) -> Schedule:
+        """The learning rate's schedule, counted from step `origin`."""
         return Schedule(
-            shape=self.flags.lr_schedule,
+            shape=self.training_flags.lr_schedule,
             peak=self.training.learning_rate,
             total_steps=self.training.total_training_steps,
             warmup_proportion=self.training.warmup_proportion,
@@ -91,31 +132,43 @@ class Settings:
             decay_power=self.training.decay_power,
             decay_proportion=self.training.decay_proportion,
             final_share=self.training.final_share,
-            offset=self.flags.lr_offset,
+            offset=self.training_flags.lr_offset,
             origin=origin,
         )
 
 
-def resolve_settings(flags: Namespace, rank_info: RankInfo, problems: Problems | None = None) -> Settings:
-    """`problems`: those of the command line. They are told with all that are found here.
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
-    A flag that was given wrongly is Unsure: what follows from it is not judged, and all else is.
+
+def resolve_settings(
+    flags: CommandLine,
+    rank_info: RankInfo,
+    problems: Problems | None = None,
+    check_inputs: Callable[[DataRequest | None], None] | None = None,
+) -> Settings:
+    """The settings of a run; one UserError lists `problems`, which are those of the command line, and all others.
+
+    If there are any, `check_inputs` is called too, to find those of the files that would be opened next. What depends
+    on a wrongly given flag is not checked.
     """
     problems = problems or Problems()
-    model_file, deepspeed = _load_files(flags, rank_info, problems)
+    model_file, deepspeed = _load_files(flags, rank_info.world_size, problems)
     check_flags(flags, None if deepspeed is None else deepspeed.batch.micro * rank_info.world_size, problems)
     has_prefixes = check_prefixes(flags, problems)
     precision = None if deepspeed is None else check_engine(flags, deepspeed, problems)
     parts = None if model_file is None else find_parts(model_file, flags, deepspeed, has_prefixes, problems)
     config = None if parts is None else parts.model_config
-    problems.attempt(lambda: check_kernel(flags, config, precision, problems))
+    if problems.attempt(lambda: flags.model.deepspeed_transformer_kernel):
+        problems.attempt(lambda: check_kernel(config, precision, problems))
     if config is not None:
-        problems.attempt(lambda: _check_exportable(flags, config))
-    job_name = problems.attempt(lambda: flags.job_name or (None if model_file is None else model_file.name))
+        problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, flags.model.preln))
+    job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
-        problems.attempt(lambda: check_places(flags.output_dir, job_name, problems))
-    if problems.messages:
-        problems.attempt(lambda: _check_what_comes_later(flags, parts, has_prefixes, rank_info, problems))
+        problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
+    if problems.messages and check_inputs is not None:
+        request = problems.attempt(lambda: _request_parts(flags.data, parts)) if has_prefixes else None
+        problems.attempt(lambda: check_inputs(request))
     problems.raise_if_any()
     assert deepspeed is not None
     assert job_name is not None
@@ -125,8 +178,13 @@ def resolve_settings(flags: Namespace, rank_info: RankInfo, problems: Problems |
     assert parts.lengths is not None
     assert parts.model_config is not None
     return Settings(
-        flags=flags,
+        output_dir=flags.required.output_dir,
         job_name=job_name,
+        data_flags=flags.data,
+        training_flags=flags.training,
+        checkpoint_flags=flags.checkpoints,
+        fault_flags=flags.faults,
+        model_flags=flags.model,
         model_config=parts.model_config,
         training=parts.training,
         tokenizer=parts.tokenizer,
@@ -136,63 +194,75 @@ def resolve_settings(flags: Namespace, rank_info: RankInfo, problems: Problems |
         validation_folder=parts.validation_folder,
         first_weights=parts.first_weights,
         sources={
-            "model.json": flags.config_file.read_bytes(),
+            "model.json": flags.required.config_file.read_bytes(),
             "deepspeed.json": deepspeed.path.read_bytes(),
             "resolved.json": json.dumps(
-                {"flags": vars(flags), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
+                {"flags": flags.values(), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
             ),
         },
     )
 
 
-def _check_exportable(flags: Namespace, config: BertConfig) -> None:
-    """Now, not when the run has ended."""
-    obstacles = [] if flags.export_dir is None else export_obstacles(config, flags.preln)
-    if obstacles:
-        raise UserError(
-            f"--export_dir {flags.export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
-            f"change the model JSON, or leave --export_dir out"
-        )
-
-
 def _load_files(
-    flags: Namespace, rank_info: RankInfo, problems: Problems
+    flags: CommandLine, world_size: int, problems: Problems
 ) -> tuple[ModelFile | None, DeepSpeedFile | None]:
-    """Both JSON files. Where one is in the other's place, that is the one mistake."""
-
-    def engine_path() -> Path:
-        return flags.deepspeed_config or Path("ds_config.json")
-
-    before = len(problems.messages)
-    problems.attempt(lambda: check_kinds(flags.config_file, engine_path()))
-    if len(problems.messages) > before:
-        return None, None
+    """Both JSON files. If one is of the other's kind, that is the only problem reported."""
+    model_path = problems.attempt(lambda: flags.required.config_file)
+    engine_path = problems.attempt(lambda: flags.launcher.deepspeed_config or Path("ds_config.json"))
+    if model_path is not None and engine_path is not None:
+        mistake = _find_mistaken_kinds(model_path, engine_path)
+        if mistake is not None:
+            problems.add(mistake)
+            return None, None
     return (
-        problems.attempt(lambda: load_model_file(flags.config_file)),
-        problems.attempt(lambda: load_deepspeed_file(engine_path(), rank_info.world_size)),
+        None if model_path is None else problems.attempt(lambda: load_model_file(model_path)),
+        None if engine_path is None else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size)),
     )
 
 
-def _check_what_comes_later(
-    flags: Namespace, parts: ModelParts | None, has_prefixes: bool, rank_info: RankInfo, problems: Problems
-) -> None:
-    """What is opened once all else is good, other runs' checkpoints and the data: of a run with mistakes, now."""
-    problems.attempt(lambda: _check_other_run(flags.load_training_checkpoint))
-    if parts is None or parts.lengths is None or parts.model_config is None or not has_prefixes:
-        return
-    request = request_data(flags, parts.lengths, parts.model_config, parts.tokenizer, parts.validation_folder)
-    known = request.vocab_size if parts.tokenizer is not None else None  # what the JSON says may be the mistake
-    problems.attempt(lambda: open_data(replace(request, vocab_size=known, verify=False), rank_info))
+def _find_mistaken_kinds(model_path: Path, engine_path: Path) -> str | None:
+    """One message for a file of the other kind, instead of one for each of its keys."""
+    is_engine = _has_only(model_path, KNOWN_KEYS, ModelFile.model_fields)
+    is_model = _has_only(engine_path, ModelFile.model_fields, KNOWN_KEYS)
+    if is_engine and is_model:
+        return (
+            f"--cf {model_path} is a DeepSpeed JSON and --deepspeed_config {engine_path} is a model JSON; they seem to "
+            f"be swapped; exchange them"
+        )
+    if is_engine:
+        return f"--cf {model_path}: is a DeepSpeed JSON, expected a model JSON such as bert_base.json"
+    if is_model:
+        return f"--deepspeed_config {engine_path}: is a model JSON, expected a DeepSpeed JSON such as ds_config.json"
+    return None
 
 
-def _check_other_run(folder: Path | None) -> None:
-    """A run that has checkpoints of its own does not need the folder any more, so this is no mistake by itself."""
-    if folder is not None:
-        CheckpointFolder(folder).check_exists()
+def _has_only(path: Path, keys: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether the file has some of `keys` and none of `others`; the two kinds of files share no key."""
+    try:
+        content = load_json(path, "a JSON file")
+    except UserError:
+        return False  # reported when the file is loaded
+    return not content.keys().isdisjoint(keys) and content.keys().isdisjoint(others)
+
+
+def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: bool) -> None:
+    """Refuse now what the export could not write at the end of the run."""
+    obstacles = [] if export_dir is None else export_obstacles(config, is_preln)
+    if obstacles:
+        raise UserError(
+            f"--export_dir {export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
+            f"change the model JSON, or drop --export_dir"
+        )
+
+
+def _request_parts(flags: DataFlags, parts: ModelParts | None) -> DataRequest | None:
+    if parts is None or parts.lengths is None or parts.model_config is None:
+        return None
+    return request_data(flags, parts.lengths, parts.model_config, parts.tokenizer, parts.validation_folder)
 
 
 def request_data(
-    flags: Namespace,
+    flags: DataFlags,
     lengths: tuple[Length, ...],
     model_config: BertConfig,
     tokenizer: BertTokenizer | None,

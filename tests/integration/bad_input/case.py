@@ -1,4 +1,4 @@
-"""A case of bad input: how a good setup is broken, and what the message must tell."""
+"""A case of bad input: how a good setup is broken, and what the message must contain."""
 
 import json
 import os
@@ -30,9 +30,9 @@ Spoil = Callable[[Setup], None]
 
 @dataclass(frozen=True)
 class Case:
-    """`thing`, `found`, `expected` and `remedy` must all stand in the one message. {root} is the setup's folder.
+    """`thing`, `found`, `expected` and `remedy` must all be in the one message. {root} is the setup's folder.
 
-    Where the remedy is to give what was expected, one clause may say both.
+    If the remedy is to give what was expected, one clause may state both.
     """
 
     name: str
@@ -54,7 +54,7 @@ def words(*added: str) -> Spoil:
 
 
 def only(*given: str) -> Spoil:
-    """These words alone."""
+    """Only these words."""
 
     def spoil(setup: Setup) -> None:
         setup.words[:] = [word.replace("{root}", str(setup.root)) for word in given]
@@ -112,7 +112,7 @@ def link_to_nothing(name: str) -> Spoil:
 
 
 def vanished_folder(setup: Setup) -> None:
-    """The command is started in a folder that somebody has removed."""
+    """The command is started in a folder that has been removed."""
     here = setup.root / "here"
     here.mkdir()
     setup.cleanup.callback(os.chdir, Path.cwd())
@@ -121,7 +121,7 @@ def vanished_folder(setup: Setup) -> None:
 
 
 def edited(name: str, key: str, value: Any) -> Spoil:
-    """A JSON file with one value set; `key` goes down by dots."""
+    """A JSON file with one value set; dots in `key` separate levels."""
 
     def spoil(setup: Setup) -> None:
         _change_json(setup.root / name, key, lambda parent, last: parent.__setitem__(last, value))

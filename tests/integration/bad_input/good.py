@@ -1,4 +1,4 @@
-"""A small setup in which every command works: what the cases of bad input break, each in one place."""
+"""A small setup in which every command works, for each case of bad input to break."""
 
 import hashlib
 import json
@@ -89,7 +89,7 @@ def doctor_words(root: Path) -> list[str]:
 
 
 def snapshot(root: Path) -> dict[str, str]:
-    """Every file, link and folder below `root`, with a digest of what it holds."""
+    """Every file, link and folder below `root`, with a digest of its content."""
     found = {}
     for path in sorted(path for path in root.rglob("*") if path.name != LOCK):  # which names its last holder
         if path.is_symlink():

@@ -1,4 +1,4 @@
-"""Bad input for the launcher: shards, checkpoints, first weights, the environment, rights and places."""
+"""Bad input for the launcher: shards, checkpoints, initial weights, the environment, permissions and folders."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ FROM_RUN = ("--load_training_checkpoint", "{root}/out/saved_models/tiny")
 
 
 def held_by_another(setup: Setup) -> None:
-    """A run is under way in the folder."""
+    """Another run is using the folder."""
     setup.cleanup.enter_context(lock_folder(setup.root / "out" / "saved_models" / "tiny"))
 
 
@@ -51,7 +51,7 @@ def shard_of(num_rows: int, width: int) -> Spoil:
 
 
 def shard_with(name: str, change: np.ndarray | None) -> Spoil:
-    """One dataset replaced, or taken out."""
+    """One dataset replaced or removed."""
 
     def spoil(setup: Setup) -> None:
         with h5py.File(setup.root / "data" / SHARD, "r+") as file:
@@ -69,7 +69,7 @@ def shard_linked_outside(setup: Setup) -> None:
 
 
 def manifest_of(**changes: object) -> Spoil:
-    """A manifest beside the shards that tells something else than they hold."""
+    """A manifest that does not match its shards."""
 
     def spoil(setup: Setup) -> None:
         entry = {"name": SHARD, "rows": ROWS, "bytes": (setup.root / "data" / SHARD).stat().st_size, "sha256": "0" * 64}
@@ -79,7 +79,7 @@ def manifest_of(**changes: object) -> Spoil:
 
 
 def shard_of_tokenizer(split: str) -> Spoil:
-    """One more file, which says that another tokenizer made it."""
+    """One more shard, prepared with another tokenizer."""
     return lambda setup: write_shard(
         setup.root / "data" / f"wiki_{split}_8.hdf5",
         Rows(**make_rows(5, 24, 4, seed=0)),
@@ -123,13 +123,13 @@ def _size(path: Path) -> int:
 
 
 def narrow_weights(setup: Setup) -> None:
-    """Every matrix with a column less than config.json says."""
+    """Every matrix with one column less than config.json says."""
     path = setup.root / "hf" / "model.safetensors"
     save_file({name: tensor[..., 1:].contiguous() for name, tensor in load_file(path).items()}, path)
 
 
 def state_of(text: str) -> Spoil:
-    """The newest checkpoint with another state, and with a manifest that agrees."""
+    """The newest checkpoint with another state and a matching manifest."""
 
     def spoil(setup: Setup) -> None:
         folder = setup.root / "out" / "saved_models" / "tiny" / "step_00000002"
@@ -150,7 +150,7 @@ def state_with(**changes: object) -> Spoil:
 
 
 def _other_words() -> str:
-    """As many tokens as the good setup's tokenizer has, in another order."""
+    """The tokens of the good setup's tokenizer in another order."""
     return "".join(f"{token}\n" for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *reversed(WORDS)))
 
 
@@ -184,7 +184,7 @@ SHARDS = {
     ),
     "no masks": (shard_without_masks("training"), "wiki_training_8.hdf5", "without masks", "--dupe_factor 1 or more", "pass --dynamic_masking"),
     "no masks for validation": (
-        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1 or more", "name another folder"
+        both(shard_without_masks("validation"), words("--dynamic_masking")), "wiki_validation_8.hdf5", "without masks", "--dupe_factor 1 or more", "set the model JSON's validation.path to another folder"
     ),
     "a manifest of other content": (
         both(manifest_of(), words("--verify_data")), SHARD, "its content does not match", "the manifest's sha256", "copy it again"
@@ -240,7 +240,7 @@ CHECKPOINTS = {
         state_with(skips=[[1]]), "bert_pretraining.json", "skips: found [1]", "expected [first, end] with 0 <= first < end", "Use another checkpoint"
     ),
     "a state that is no JSON": (
-        state_of("{"), "bert_pretraining.json", "no valid JSON", "expected the state of a run, one JSON object", "mend it"
+        state_of("{"), "bert_pretraining.json", "not valid JSON", "expected the state of a run, one JSON object", "fix it"
     ),
     "a state of another version": (
         state_with(seeds=1), "bert_pretraining.json", "another version", "expected the keys of this version", "Use the version that wrote it"
@@ -251,12 +251,12 @@ CHECKPOINTS = {
 }  # fmt: skip
 
 FIRST_WEIGHTS = {
-    "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "no folder here", "expected a Hugging Face folder with model.safetensors", "download one first"),
+    "no folder": (words("--use_pretrain", "{root}/lost"), "--use_pretrain", "is not a folder", "expected a Hugging Face folder with model.safetensors", "download it first"),
     "other tokens at its ids": (
         both(removed("hf/tokenizer.json"), replaced("hf/vocab.txt", _other_words()), words("--use_pretrain", "{root}/hf")),
         "--use_pretrain {root}/hf", "shared ids (id ", "expected the same", "start without --use_pretrain",
     ),
-    "none named": (words("--use_pretrain"), "--use_pretrain", "names no folder", "expected one with a model in Hugging Face's layout", "as bert_model_file"),
+    "none named": (words("--use_pretrain"), "--use_pretrain", "no folder is given", "expected a folder with a model in Hugging Face's layout", "set bert_model_file"),
     "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
         both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "Copy"
@@ -352,12 +352,12 @@ PLACES = {
     "a log folder that is a file": (
         replaced("new/runs", "x"), "new/runs", "is a file", "expected a folder", "another"
     ),
-    "a model JSON that may not be read": (unreadable("model.json"), "model.json", "Permission denied", "expected what this user may read and write", "right"),
-    "a shard that may not be read": (unreadable(f"data/{SHARD}"), SHARD, "Permission denied", "expected what this user may read and write", "right"),
-    "a data folder that may not be read": (unreadable("data"), "data", "Permission denied", "expected what this user may read and write", "right"),
-    "a tokenizer that may not be read": (unreadable("tokenizer/tokenizer.json"), "tokenizer.json", "Permission denied", "expected what this user may read and write", "right"),
+    "a model JSON that may not be read": (unreadable("model.json"), "model.json", "Permission denied", "expected read and write permission", "grant it"),
+    "a shard that may not be read": (unreadable(f"data/{SHARD}"), SHARD, "Permission denied", "expected read and write permission", "grant it"),
+    "a data folder that may not be read": (unreadable("data"), "data", "Permission denied", "expected read and write permission", "grant it"),
+    "a tokenizer that may not be read": (unreadable("tokenizer/tokenizer.json"), "tokenizer.json", "Permission denied", "expected read and write permission", "grant it"),
     "weights that may not be read": (
-        both(unreadable("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "ermission denied", "expected what this user may read and write", "right"
+        both(unreadable("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "ermission denied", "expected read and write permission", "grant it"
     ),
 }  # fmt: skip
 

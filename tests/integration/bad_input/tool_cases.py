@@ -22,7 +22,7 @@ FRESH = ("--output_dir", "{root}/fresh")
 
 
 def second_phase(setup: Setup) -> None:
-    """Rows of 16, which the good setup has not."""
+    """Rows of 16 tokens, which the good setup does not have."""
     write_nvidia_shard(setup.root / "short" / "wiki_training_0.hdf5", make_rows(20, 16, 4, seed=3))
     edited("model.json", "data.mixed_seq_datasets.16", {"wiki": "short"})(setup)
     section = {"num_epochs": 1, "warmup_proportion": 0.1, "learning_rate": 0.003, "total_training_steps": 6}
@@ -165,7 +165,7 @@ COMPARE = {
 SECTIONS = {
     "equal lengths": (words("--lengths", "24", "24"), "--lengths 24 24", "differ", "must differ in length", "128 512"),
     "a name that leaves the folder": (words("--name", "../up"), "'../up", "plain name", "must be a single plain name", "--name"),
-    "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", "a length that is there", 'add "16"'),
+    "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", "a length that it has", 'Add "16"'),
     "no such file for the second phase": (
         words("--deepspeed_configs", "{root}/deepspeed.json", "{root}/lost.json"), "lost.json", "no such file", "expected a DeepSpeed JSON (--deepspeed_config)", "DeepSpeed JSON"
     ),

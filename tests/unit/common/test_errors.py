@@ -1,4 +1,4 @@
-"""Mistakes are collected, whoever tells them."""
+"""Problems are collected."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from common.errors import Problems, UserError
 
 
-def test_what_the_system_refuses_is_told_with_the_rest() -> None:
+def test_system_errors_are_reported_with_the_rest() -> None:
     problems = Problems()
     assert problems.attempt((Path("x" * 300) / "y").stat) is None
     problems.add("another mistake")
@@ -15,6 +15,6 @@ def test_what_the_system_refuses_is_told_with_the_rest() -> None:
         problems.raise_if_any()
 
 
-def test_a_mistake_of_the_program_is_not_a_users() -> None:
+def test_a_bug_is_not_a_user_error() -> None:
     with pytest.raises(ZeroDivisionError):
         Problems().attempt(lambda: 1 / 0)

@@ -1,4 +1,4 @@
-"""Every JSON file that is shipped loads, and as the kind of file its name says."""
+"""Every shipped JSON file loads as the kind of file that its name says."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_deepspeed_files_load(path: Path, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 8, 64, 512])
-def test_the_large_batch_recipes_take_what_their_names_say_on_any_number_of_ranks(world_size: int) -> None:
+def test_the_large_batch_recipes_have_the_batch_of_their_names_on_any_number_of_ranks(world_size: int) -> None:
     for name, rows in (("64k", 65536), ("32k", 32768)):
         batch = load_deepspeed_file(PROJECT / "configs" / f"ds_lamb_{name}.json", world_size).batch
         assert (batch.total, batch.micro * batch.accumulation * world_size) == (rows, rows)

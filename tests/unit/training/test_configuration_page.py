@@ -1,4 +1,4 @@
-"""docs/configuration.md against the code, both ways: every flag and key is there, nothing else is, defaults agree."""
+"""docs/configuration.md lists exactly the flags and keys of the code, with their defaults."""
 
 import argparse
 import dataclasses
@@ -8,17 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+)
 from pydantic import BaseModel
 
+from common.validation import key_names
 from nvidia.config import BertConfig
 from tests.support import PROJECT
-from training.engine.json_blocks import BLOCKS, key_names, nested_blocks
-from training.optimizers.build import KNOWN_PARAMS
-from training.settings.arguments import build_parser
+from training.engine.json_blocks import BLOCKS
+from training.optimizers.block import OUR_KINDS, OptimizerBlock
 from training.settings.deepspeed_file import KNOWN_KEYS, REFUSED_KEYS
+from training.settings.flags import build_parser
 from training.settings.model_file import DataSection, ModelFile, TrainingSection, ValidationSection
 
-OFFLOAD = {name: nested_blocks(BLOCKS["zero_optimization"])[name] for name in ("offload_optimizer", "offload_param")}
+OFFLOAD: dict[str, type[BaseModel]] = {
+    "offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    "offload_param": DeepSpeedZeroOffloadParamConfig,
+}
 Row = tuple[list[str], str]  # names in the first column, the default
 
 
@@ -40,7 +48,7 @@ def read_page() -> tuple[dict[str, list[Row]], list[list[str]], dict[str, list[R
 
 
 TABLES, ROWS, EXAMPLES = read_page()
-# "Top level" stands twice, for the two files in turn.
+# "Top level" occurs twice, first for the model JSON.
 TOP_LEVEL = TABLES["Top level"]
 MODEL_TOP, DEEPSPEED_TOP = TOP_LEVEL[: len(ModelFile.model_fields)], TOP_LEVEL[len(ModelFile.model_fields) :]
 
@@ -79,7 +87,7 @@ def test_defaults_of_flags() -> None:
                 assert default == ("required" if action.required else shown_default(action.default)), row_names
 
 
-def test_help_tells_the_defaults() -> None:
+def test_help_shows_the_defaults() -> None:
     formatter = build_parser()._get_formatter()
     for action in flags().values():
         if action.default is not None and action.default is not False:
@@ -137,8 +145,8 @@ def test_keys_of_the_deepspeed_json() -> None:
     assert sorted(names(DEEPSPEED_TOP)) == sorted(KNOWN_KEYS)
     refused = {name for row_names, default in DEEPSPEED_TOP for name in row_names if default == "refused"}
     assert refused == set(REFUSED_KEYS)
-    assert names(TABLES["`optimizer`"]) == ["type", "params", "legacy_fusion"]
-    assert set(names(TABLES["`optimizer.params`"])) == set().union(*KNOWN_PARAMS.values())
+    assert names(TABLES["`optimizer`"]) == key_names(OptimizerBlock)
+    assert set(names(TABLES["`optimizer.params`"])) == {key for kind in OUR_KINDS.values() for key in key_names(kind)}
 
 
 def test_every_row_has_an_effect_and_an_example() -> None:
@@ -155,7 +163,7 @@ def test_every_row_has_an_effect_and_an_example() -> None:
 @pytest.mark.parametrize(
     "block", [*sorted(BLOCKS.keys() - {"bfloat16"}), *(f"zero_optimization.{name}" for name in OFFLOAD)]
 )
-def test_examples_of_deepspeeds_blocks_are_values_that_it_takes(block: str) -> None:
+def test_examples_of_deepspeeds_blocks_are_valid(block: str) -> None:
     kind = OFFLOAD[block.split(".")[1]] if "." in block else BLOCKS[block]
     for row_names, example in EXAMPLES[f"`{block}`"]:
         value = json.loads(example.strip("`"))

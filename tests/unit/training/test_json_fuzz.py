@@ -1,4 +1,4 @@
-"""Both JSON files damaged at random: every outcome is settings that hold together, or one UserError."""
+"""Both JSON files damaged at random: the outcome is always consistent settings or one UserError."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from training.runtime.ranks import RankInfo
-from training.settings.arguments import build_parser
+from training.settings.flags import read_arguments
 from training.settings.resolve import resolve_settings
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -76,7 +76,7 @@ def damage_tree(content: dict[str, Any], chance: random.Random) -> None:
 
 
 def damage_text(text: bytes, chance: random.Random) -> bytes:
-    """Cut, flip, double or insert something."""
+    """Truncate, flip, double or insert something."""
     place = chance.randrange(len(text) + 1)
     kind = chance.choice(("cut", "flip", "double", "insert", "repeat"))
     if kind == "cut":
@@ -85,7 +85,7 @@ def damage_text(text: bytes, chance: random.Random) -> bytes:
         return text[:place] + bytes([chance.randrange(256)]) + text[place + 1 :]
     if kind == "double":
         return text + text
-    if kind == "repeat":  # a key twice, now and then
+    if kind == "repeat":  # sometimes a key
         lines = text.split(b"\n")
         line = chance.randrange(len(lines))
         return b"\n".join([*lines[: line + 1], *lines[line:]])
@@ -107,11 +107,11 @@ def damaged(name: str, chance: random.Random) -> bytes:
 
 
 def outcome(folder: Path) -> str:
-    """What a run would do with both files, up to the engine."""
+    """Whether a run with both files would be refused, up to the engine."""
     words = ["--cf", f"{folder}/model.json", "--deepspeed_config", f"{folder}/engine.json"]
     words += ["--output_dir", f"{folder}/out", "--max_seq_length", "128"]
     try:
-        settings = resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1))
+        settings = resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1))
     except UserError:
         return "refused"
     schedule = settings.schedule(0)

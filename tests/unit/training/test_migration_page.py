@@ -1,7 +1,7 @@
-"""docs/from_bing_bert.md names every flag and key that bing_bert has, and the launcher takes every one of the flags."""
+"""docs/from_bing_bert.md lists every flag and key of bing_bert, and the launcher accepts each of the flags."""
 
 from tests.support import PROJECT
-from training.settings.arguments import build_parser
+from training.settings.flags import build_parser
 
 OLD_FLAGS = """
 --config-file --cf --output_dir --max_seq_length --max_predictions_per_seq --max_pred --seed --do_lower_case

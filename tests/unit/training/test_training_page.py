@@ -1,4 +1,4 @@
-"""docs/training.md: its commands parse, and it explains every figure that a run writes."""
+"""docs/training.md: its commands parse, and it explains every metric that a run writes."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from scripts.two_phases import build_parser as two_phases_parser
 from scripts.two_phases import phase_words
 from tests.support import PROJECT, read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.settings.arguments import build_parser
+from training.settings.flags import build_parser
 
 PAGE = (PROJECT / "docs" / "training.md").read_text()
 
@@ -28,7 +28,7 @@ def test_commands_parse_and_their_files_exist() -> None:
         assert (PROJECT / parsed.deepspeed_config).is_file()
 
 
-def test_every_figure_is_explained_and_no_other(tmp_path: Path) -> None:
+def test_every_metric_is_explained_and_no_other(tmp_path: Path) -> None:
     run_here([*write_project(tmp_path), "--max_steps", "1"])
     (row,) = read_metrics(tmp_path, "train")
     table = [line for line in PAGE.splitlines() if line.startswith("| `")]

@@ -26,7 +26,7 @@ from training.inputs.datasets import open_data
 from training.metrics.window import MetricsWindow
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
-from training.settings.arguments import build_parser
+from training.settings.flags import read_arguments
 from training.settings.resolve import resolve_settings
 from training.validation import validation_rows
 
@@ -110,7 +110,7 @@ def test_weights_of_datasets_reach_the_stream(tmp_path: Path) -> None:
     content["data"]["mixed_seq_weights"] = {"24": {"other": 1, "wiki": 3}}  # in another order than the datasets
     (tmp_path / "model.json").write_text(json.dumps(content))
     place = RankInfo(0, 0, 1, 1)
-    (data,) = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).training
+    (data,) = open_data(resolve_settings(read_arguments(words)[0], place).data, place).training
     assert data.weights == (3.0, 1.0)
     run_here([*words, "--max_steps", "20"])
     assert read_metrics(tmp_path, "train")[-1]["epoch"] == pytest.approx(20 * 8 / data.num_rows)
@@ -123,7 +123,7 @@ def test_validation_shards_with_the_other_suffix_are_found(tmp_path: Path) -> No
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps({**content, "validation": {"path": "held_out"}}))
     place = RankInfo(0, 0, 1, 1)
-    validation = open_data(resolve_settings(build_parser().parse_args(words), place).data, place).validation
+    validation = open_data(resolve_settings(read_arguments(words)[0], place).data, place).validation
     assert validation is not None
     assert [path.name for path in validation.files] == ["wiki_test_0.h5"]
 
@@ -159,8 +159,8 @@ def test_a_folder_without_validation_shards_means_no_validation(
     """`data.prepare` writes such a folder when the text is one document."""
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
-    assert resolve_settings(build_parser().parse_args(words), RankInfo(0, 0, 1, 1)).validation_folder is None
-    assert "training goes without validation" in capsys.readouterr().err
+    assert resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1)).validation_folder is None
+    assert "training without validation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["Lamb", "Muon", "Adam"])
@@ -294,7 +294,7 @@ def test_dry_run_with_steps_that_grow_and_with_a_time_budget(
     run_here([*words, "--dry_run", "--time_budget", "1000s"])
     said = capsys.readouterr().out
     assert "800 steps, 0:13:20" in said, "100 epochs, although there is time for more"
-    assert "num_epochs ends the run in about 13:20, but its time budget lasts for" in said
+    assert "num_epochs ends the run in about 13:20, but its time budget allows for" in said
     assert "warm-up" not in said
     run_here([*words, "--dry_run", "--time_budget", "100s"])
     said = capsys.readouterr().out
@@ -414,7 +414,7 @@ def test_library_logs_are_in_a_file_and_not_on_the_console(tmp_path: Path, capfd
     [
         (["--deepspeed_sparse_attention"], "needs a block 'sparse_attention'"),
         (["--deepspeed_transformer_kernel"], "CUDA only"),
-        (["--normalize_invertible", "--no-preln"], "saves nothing"),
+        (["--normalize_invertible", "--no-preln"], "saves no memory"),
     ],
 )
 def test_a_flag_that_cannot_do_what_it_says_is_refused(flags: list[str], words: str, tmp_path: Path) -> None:

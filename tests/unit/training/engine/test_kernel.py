@@ -23,7 +23,6 @@ from training.checkpoints.folder import CheckpointFolder
 from training.engine import kernel
 from training.export.hugging_face import export_checkpoint, read_weights
 from training.optimizers.build import parameter_groups
-from training.settings.arguments import build_parser
 
 FLAG = "--deepspeed_transformer_kernel"
 
@@ -130,9 +129,8 @@ def test_deepspeeds_own_layer_gets_our_settings_and_weights(
     spread_weights(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     num_groups = [len(group["params"]) for group in parameter_groups(model, 0.01)]
-    words = ["--cf", "model.json", "--output_dir", "out", "--seed", "7", FLAG, "--gelu_checkpoint"]
-    flags = build_parser().parse_args([*words, "--preln" if model.bert.pre_ln else "--no-preln"])
-    kernel.use_kernel(model, kernel.layer_factory(model.config, flags, micro_batch=5, precision="fp16", seed=7))
+    options = {"pre_layer_norm": model.bert.pre_ln, "gelu_checkpoint": True}
+    kernel.use_kernel(model, kernel.layer_factory(model.config, micro_batch=5, is_fp16=True, seed=7, **options))
 
     assert len(compiled.created) == 3
     _, micro, hidden, heads, wide, attention, dropout, eps, seed, pre_ln, _, *recomputed = compiled.created[0]
@@ -155,6 +153,6 @@ def test_a_build_that_fails_is_said_in_words(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(deepspeed_layer, "TransformerBuilder", lambda: SimpleNamespace(load=fail))
     monkeypatch.setattr(deepspeed_layer, "transformer_cuda_module", None)
     model = BertForPreTrainingPreLN(tiny_config())
-    flags = build_parser().parse_args(["--cf", "model.json", "--output_dir", "out", FLAG])
+    make_layer = kernel.layer_factory(model.config, micro_batch=5, is_fp16=True, seed=7, pre_layer_norm=True)
     with pytest.raises(UserError, match=r"could not be built \(nvcc ended with 1\)"):
-        kernel.use_kernel(model, kernel.layer_factory(model.config, flags, micro_batch=5, precision="fp16", seed=7))
+        kernel.use_kernel(model, make_layer)

@@ -139,7 +139,7 @@ def test_a_file_created_there_during_the_run_is_reported_with_the_flag(
 ) -> None:
     words = write_project(tmp_path)
     (tmp_path / "hf").write_text("")
-    monkeypatch.setattr("training.settings.flag_checks.check_export_folder", lambda *_: None)
+    monkeypatch.setattr("training.preflight.check_export_folder", lambda *_: None)
     with pytest.raises(UserError, match=r"--export_dir .* is a file.* another --export_dir"):
         run_here([*words, "--max_steps", "1", "--export_dir", str(tmp_path / "hf")])
 

@@ -1,4 +1,4 @@
-"""Data and model go together: sentence labels mean what the head learns, and segments have an embedding."""
+"""Data must fit the model: labels mean what the sentence head learns, and segments have an embedding."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_labels_of_another_objective_are_refused(objective: str, head: str, tmp_
 
 
 @pytest.mark.parametrize("head", ["nsp", "sop", "none"])
-def test_shards_without_pairs_or_without_a_word_on_them_go_with_any_head(head: str, tmp_path: Path) -> None:
+def test_shards_without_pairs_or_without_an_objective_fit_any_head(head: str, tmp_path: Path) -> None:
     check(write(tmp_path / "elsewhere", None), write(tmp_path / "ours", "mlm"), sentence_head=head)
     check(write(tmp_path / "pairs", "sop"), sentence_head="none")
 
@@ -49,6 +49,6 @@ def test_shards_without_pairs_or_without_a_word_on_them_go_with_any_head(head: s
 def test_two_segments_need_two_embeddings(tmp_path: Path) -> None:
     folders = [write(tmp_path / "single", "mlm"), write(tmp_path / "pairs", None)]
     check(folders[0], type_vocab_size=1)
-    with pytest.raises(UserError, match=r"pairs/wiki_training_0.hdf5: has rows of two segments, but .*_size is 1; set"):
+    with pytest.raises(UserError, match=r"pairs/wiki_training_0.hdf5: has rows with two segments, but .* is 1; set"):
         check(*folders, type_vocab_size=1)
     check(*folders, type_vocab_size=2)

@@ -10,7 +10,8 @@ from common.errors import Problems
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from training.optimizers.build import build_optimizer, check_optimizer, parameter_groups
+from training.optimizers.block import check_optimizer
+from training.optimizers.build import build_optimizer, parameter_groups
 from training.optimizers.lamb import Lamb
 from training.optimizers.muon import MuonWithAdamW, orthogonalize
 
@@ -53,7 +54,7 @@ def test_layer_norms_and_biases_do_not_decay_and_muon_takes_linear_layers_of_the
 
 
 def walk(optimizer_of: Any) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Take some steps on fixed gradients; the parameters at the start, and after each step."""
+    """The parameters at the start and after each of some steps on fixed gradients."""
     generator = torch.Generator().manual_seed(7)
     parameters = [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in ((6, 4), (4, 9), (5,))]
     parameters.append(nn.Parameter(torch.zeros(3)))  # its norm is zero, as a fresh bias's is
@@ -143,7 +144,7 @@ def test_orthogonalized_singular_values_are_near_one() -> None:
         ({"type": "Muon"}, MuonWithAdamW),
     ],
 )
-def test_the_block_names_the_optimizer(block: dict[str, Any] | None, expected: type) -> None:
+def test_the_block_selects_the_optimizer(block: dict[str, Any] | None, expected: type) -> None:
     optimizer, _ = build_optimizer(small_model(), block, learning_rate=1e-3, weight_decay=0.01, zero={})
     assert type(optimizer) is expected
     if expected is Lamb:
@@ -154,16 +155,12 @@ def test_the_block_names_the_optimizer(block: dict[str, Any] | None, expected: t
 @pytest.mark.parametrize(
     ("block", "stage", "words"),
     [
-        ({"type": "Lamb"}, 1, "Lamb with ZeRO stage 1 would be wrong"),
+        ({"type": "Lamb"}, 1, "Lamb cannot be used with ZeRO stage 1"),
         ({"type": "AdmaW"}, 0, "did you mean 'adamw'?"),
-        (
-            {"type": "AdamW", "params": {"beta": [0.9, 0.9]}},
-            0,
-            "params.beta' for AdamW; did you mean 'betas'?",
-        ),
+        ({"type": "AdamW", "params": {"beta": [0.9, 0.9]}}, 0, "'optimizer.params.beta'; did you mean 'betas'?"),
         ({"type": "AdamW", "parms": {}}, 0, "'optimizer.parms'; did you mean 'params'?"),
-        ({"type": "OneBitAdam"}, 0, "is none of adam, adamw, lamb, muon"),
-        ({"type": 3}, 0, "optimizer.type must name an optimizer"),
+        ({"type": "OneBitAdam"}, 0, "found 'OneBitAdam', expected one of adam, adamw, lamb, muon"),
+        ({"type": 3}, 0, "optimizer.type: found 3, expected a string"),
     ],
 )
 def test_mistakes_in_the_block(block: dict[str, Any], stage: int, words: str) -> None:

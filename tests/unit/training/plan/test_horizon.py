@@ -1,4 +1,4 @@
-"""Where runs and epochs end, and when the next checkpoint comes."""
+"""Where runs and epochs end, and the time to the next checkpoint."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ def horizon(**changes: int | None) -> Horizon:
 
 
 def walk(plan: Horizon) -> tuple[int, list[int]]:
-    """Step to the end; the last step and the samples at which reading went on."""
+    """Step to the end; the last step, and the sample at which each step started."""
     step, samples, seen = plan.start_step, 0, []
     while not plan.is_finished(step, samples):
         samples = plan.next_sample(samples + plan.plan.at(samples).rows)
@@ -81,7 +81,7 @@ def test_seconds_to_the_next_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None
     assert seconds_to_next(10.0, every_minutes=1.0, every_steps=4) == 10.0
 
 
-def test_max_steps_per_epoch_goes_on_at_the_next_epochs_first_row() -> None:
+def test_max_steps_per_epoch_continues_at_the_next_epochs_first_row() -> None:
     step, seen = walk(horizon(max_steps_per_epoch=2))
     assert seen == [8, 100, 108, 200, 208, 300]
     assert step == horizon(max_steps_per_epoch=2).last_step() == 6

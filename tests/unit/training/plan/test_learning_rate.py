@@ -1,4 +1,4 @@
-"""The learning rate's formulas, joints and origin."""
+"""The learning rate's formulas, continuity and origin."""
 
 import pytest
 from hypothesis import given
@@ -59,7 +59,7 @@ def test_origin_shifts_the_whole_curve() -> None:
 
 
 @pytest.mark.parametrize("shape", sorted(SCHEDULES))
-def test_no_warmup_begins_at_the_decay(shape: str) -> None:
+def test_without_warmup_the_decay_starts_at_once(shape: str) -> None:
     assert schedule(shape, warmup_proportion=0.0).rate(0) == 2e-3
 
 
@@ -74,7 +74,7 @@ def test_never_negative_never_above_the_peak(shape: str, total: int, warmup: flo
     assert 0.0 <= rate <= 2e-3
 
 
-def test_powers_floors_and_the_length_of_the_fall() -> None:
+def test_powers_floors_and_the_length_of_the_decay() -> None:
     assert schedule("polynomial", decay_power=2.0).rate(550) == pytest.approx(2e-3 * 0.25)
     for shape in ("linear", "polynomial", "cosine", "wsd"):
         assert schedule(shape, final_share=0.1).rate(1000) == pytest.approx(2e-4)
@@ -90,7 +90,7 @@ def test_powers_floors_and_the_length_of_the_fall() -> None:
     step=st.integers(0, 100000),
 )
 def test_no_jumps(shape: str, total: int, warmup: float, fall: float, step: int) -> None:
-    """The rate is continuous in the step: a move of a billionth of the run moves it by next to nothing.
+    """The rate is continuous in the step: a billionth of the run changes it by almost nothing.
 
     EP alone falls at the joint, from 1 to (1 - warm-up)²: its formula is other people's, and kept.
     """

@@ -1,4 +1,4 @@
-"""Steps whose rows change on the way, in number or in length."""
+"""Steps whose rows change in number or in length."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from training.plan.token_schedule import TokenSchedule
 
 
 def test_points_are_rows_seen() -> None:
-    schedule = TokenSchedule.parse("0:8,1k:32", "--batch_schedule")
+    schedule = TokenSchedule.parse("0:8,1k:32")
     phases = [(0, Phase(0, 16, 4, 50, 10.0))]
     plan = plan_steps(phases, schedule, accumulation=99, world_size=1)
     assert [(segment.first_sample, segment.accumulation) for segment in plan.segments] == [(0, 2), (104, 8)]
@@ -24,7 +24,7 @@ def test_points_are_rows_seen() -> None:
 
 
 def test_micro_steps_to_come_are_counted_across_a_change() -> None:
-    schedule = TokenSchedule.parse("0:8,1k:32", "--batch_schedule")
+    schedule = TokenSchedule.parse("0:8,1k:32")
     plan = plan_steps([(0, Phase(0, 16, 4, 50, 10.0))], schedule, accumulation=99, world_size=1)
     assert plan.micro_steps_in(0, 13) == 13 * 2
     assert plan.micro_steps_in(88, 12) == 2 * 2 + 10 * 8
@@ -33,7 +33,7 @@ def test_micro_steps_to_come_are_counted_across_a_change() -> None:
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    """Any two schedules together: their points may lie in the same step, or at the same tokens."""
+    """Any two schedules together: their points may be in the same step, or at the same tokens."""
     size_places = [0, *draw(st.lists(st.integers(1, 900), max_size=3, unique=True).map(sorted))]
     length_places = [0, *draw(st.lists(st.integers(1, 900), max_size=2, unique=True).map(sorted))]
     micros = [12, 6, 2][-len(length_places) :]
@@ -48,7 +48,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
 
 
 @given(plan=plans(), total=st.integers(1, 900))
-def test_arithmetic_is_that_of_walking(plan: StepPlan, total: int) -> None:
+def test_arithmetic_equals_stepping(plan: StepPlan, total: int) -> None:
     starts = {segment.first_sample for segment in plan.segments}
     seen, passes, cursors = 0, 0.0, [0]
     while seen < total:
@@ -65,7 +65,7 @@ def test_arithmetic_is_that_of_walking(plan: StepPlan, total: int) -> None:
 
 
 @given(plan=plans(), samples=st.integers(0, 2000))
-def test_epochs_count_on_over_phases(plan: StepPlan, samples: int) -> None:
+def test_epochs_are_counted_across_phases(plan: StepPlan, samples: int) -> None:
     before, after = (plan.at(place).phase.epoch_of(place) for place in (samples, samples + 1))
     assert 0 <= before <= after <= before + 1
     assert samples < plan.at(samples).phase.epoch_end(samples)
@@ -75,9 +75,9 @@ def test_epochs_count_on_over_phases(plan: StepPlan, samples: int) -> None:
 
 
 def test_rows_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="12 rows a step are no multiple of 8"):
-        check_batches(TokenSchedule.parse("0:8,1k:12", "--batch_schedule"), 8)
-    with pytest.raises(UserError, match="do not go together"):
+    with pytest.raises(UserError, match="12 rows per step are not a multiple of 8"):
+        check_batches(TokenSchedule.parse("0:8,1k:12"), 8)
+    with pytest.raises(UserError, match="cannot be combined"):
         run_here([*write_project(tmp_path), "--batch_schedule", "0:8", "--max_steps_per_epoch", "3"])
 
 

@@ -31,7 +31,7 @@ def test_any_two_numbers_give_the_third(micro: int, accumulation: int, ranks: in
         assert _resolve_batch(content, Path("ds.json"), ranks, Problems()) == expected
 
 
-def test_a_contradiction_is_explained(tmp_path: Path) -> None:
+def test_contradictions_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train_batch_size 10 is not micro batch 4 × accumulation 2 × 2 ranks"):
         load(
             tmp_path,
@@ -42,7 +42,7 @@ def test_a_contradiction_is_explained(tmp_path: Path) -> None:
         )
     with pytest.raises(UserError, match="train_batch_size 3 "):
         load(tmp_path, 2, train_batch_size=3)
-    with pytest.raises(UserError, match="has neither train_batch_size nor"):
+    with pytest.raises(UserError, match="neither train_batch_size nor"):
         load(tmp_path, gradient_accumulation_steps=3)
 
 
@@ -53,35 +53,35 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     assert "3 problems" in message
     assert "unknown key 'zero_optimisation'; did you mean 'zero_optimization'?" in message
     assert "'scheduler' cannot be used here" in message
-    assert "gradient_clipping must be a number" in message
+    assert "gradient_clipping: found -1, expected a number of at least 0" in message
 
 
 class Recorder(dict[str, Any]):
-    """A dictionary that remembers which keys were asked for."""
+    """A dictionary that records which keys were read."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         super().__init__(content)
-        self.asked: set[Any] = set()
+        self.read: set[Any] = set()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self.asked.add(key)
+        self.read.add(key)
         return super().get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        self.asked.add(key)
+        self.read.add(key)
         return super().__contains__(key)
 
     def keys(self) -> Any:
         return self
 
 
-def test_known_keys_are_those_that_deepspeed_asks_for() -> None:
+def test_known_keys_are_those_that_deepspeed_reads() -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     recorder = Recorder({"train_batch_size": 1})
     DeepSpeedConfig(recorder)
-    gone = {"eigenvalue", "graph_harvesting", "quantize_training"}  # asked for only to be refused
-    assert recorder.asked - gone == KNOWN_KEYS
+    gone = {"eigenvalue", "graph_harvesting", "quantize_training"}  # read only to be refused
+    assert recorder.read - gone == KNOWN_KEYS
 
 
 def test_engine_config_is_explicit(tmp_path: Path) -> None:

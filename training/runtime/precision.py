@@ -1,4 +1,4 @@
-"""Which number type a run computes in, and the instruction-set trap of some virtual CPUs."""
+"""The number type a run computes in, and CPUs that report AMX but cannot execute it."""
 
 import os
 import signal
@@ -13,15 +13,22 @@ import torch
 from common.console import console
 from common.errors import UserError
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# How DeepSpeed's data_types block may write each precision.
+SPELLINGS = {
+    "fp32": ("fp32", "float32", "torch.float32", "float"),
+    "fp16": ("fp16", "float16", "torch.float16", "half"),
+    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+}
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
-# Everything of AVX-512 including fp16 arithmetic, but no AMX tiles.
+# All of AVX-512 including fp16 arithmetic, but no AMX tiles.
 ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
 HALF_MATMUL = (sys.executable, "-c", "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x")
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the accelerator computes in. `name` is for people."""
+    """The precisions that the accelerator supports. `name` is for messages."""
 
     name: str
     fp16: bool
@@ -42,30 +49,30 @@ def find_abilities() -> Abilities:
 
 
 def choose_precision(flag: str, wanted: str, abilities: Abilities, config_path: Path) -> str:
-    """The precision of the run: the flag's, or the JSON's where the machine can do it, else fp32 with a warning."""
+    """The precision of the run: the flag's, or the JSON's if the machine supports it, else fp32 with a warning."""
     if flag != "auto":
         if not abilities.can(flag):
             raise UserError(
-                f"--precision {flag}: this machine's accelerator is {abilities.name}, which cannot compute in {flag}; "
-                f"it can do {_listed(abilities)}; pass one of these to --precision"
+                f"--precision {flag}: this machine's accelerator ({abilities.name}) does not support {flag}; "
+                f"expected one of {_listed(abilities)}; pass one of these"
             )
         return flag
     if abilities.can(wanted):
         return wanted
     console.warn(
-        f"{config_path} asks for {wanted}, but this machine's accelerator is {abilities.name}, which can do "
-        f"{_listed(abilities)}; training in fp32. Pass --precision fp32, or a DeepSpeed JSON such as "
-        f"configs/ds_cpu.json, to choose it yourself"
+        f"{config_path} requests {wanted}, but this machine's accelerator ({abilities.name}) supports only "
+        f"{_listed(abilities)}; training in fp32. To silence this warning, pass --precision fp32 or a DeepSpeed JSON "
+        f"such as configs/ds_cpu.json"
     )
     return "fp32"
 
 
 def _listed(abilities: Abilities) -> str:
-    return ", ".join(precision for precision in ("fp32", "fp16", "bf16") if abilities.can(precision))
+    return ", ".join(precision for precision in DTYPES if abilities.can(precision))
 
 
 def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """The instruction sets the CPU announces; empty where the system does not say."""
+    """The instruction sets that the CPU reports; empty on systems without /proc/cpuinfo."""
     if not cpuinfo.is_file():
         return set()
     for line in cpuinfo.read_text().splitlines():
@@ -79,10 +86,10 @@ def avoid_broken_amx(
     cpu_flags: set[str] | None = None,
     probe: Sequence[str] = HALF_MATMUL,
 ) -> None:
-    """Limit oneDNN's instruction set where the announced AMX kills the process.
+    """Limit oneDNN's instruction set if executing AMX kills the process.
 
-    Some virtual machines announce AMX and raise SIGILL on its first use, so a child process finds out. Must run
-    before this process's first matmul, when oneDNN reads the limit.
+    Some virtual machines report AMX and raise SIGILL on its first use, so a child process tries it. Must run before
+    this process's first matmul, which is when oneDNN reads the limit.
     """
     flags = read_cpu_flags() if cpu_flags is None else cpu_flags
     if "amx_bf16" not in flags or ISA_LIMIT in environment:
@@ -92,12 +99,12 @@ def avoid_broken_amx(
     environment[ISA_LIMIT] = ISA_WITHOUT_AMX
     if dies_of_illegal_instruction(probe, environment):
         raise UserError(
-            f"this CPU announces amx_bf16, but half-precision matrix products die of an illegal instruction, with "
-            f"{ISA_LIMIT}={ISA_WITHOUT_AMX} too; set {ISA_LIMIT}=AVX2 and pass --precision fp32"
+            f"this CPU reports amx_bf16, but half-precision matrix products fail with an illegal instruction, even "
+            f"with {ISA_LIMIT}={ISA_WITHOUT_AMX}; set {ISA_LIMIT}=AVX2 and pass --precision fp32"
         )
     console.warn(
-        f"this CPU announces AMX but does not execute it; {ISA_LIMIT}={ISA_WITHOUT_AMX} is set for this run "
-        f"(set it yourself to silence this)"
+        f"this CPU reports AMX but cannot execute it; {ISA_LIMIT}={ISA_WITHOUT_AMX} is set for this run (set it in the "
+        f"environment to silence this warning)"
     )
 
 

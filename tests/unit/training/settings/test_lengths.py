@@ -1,9 +1,8 @@
-"""Rows that grow on the way: what is read when, and that a run stopped anywhere goes on with the same losses."""
+"""Runs whose rows get longer: which rows are read when, and that a stopped run resumes with the same losses."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +16,15 @@ from tests.support import LENGTH_SCHEDULE, read_metrics, write_two_lengths
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import read_state
+from training.inputs.datasets import mean_tokens
 from training.inputs.streams import build_stream
-from training.plan.length_schedule import parse_lengths, resolve_lengths
-from training.plan.outlook import mean_tokens
 from training.plan.step_plan import Phase, StepPlan, plan_steps
+from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
+from training.settings.lengths import resolve_lengths, schedule_points
 
 
-def rows_a_step(folder: Path) -> list[int]:
+def rows_per_step(folder: Path) -> list[int]:
     samples = [row["samples"] for row in read_metrics(folder, "train")]
     return [after - before for before, after in pairwise([0, *samples])]
 
@@ -36,8 +36,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tokens_a_step_stay_and_validation_is_at_the_longest(whole: Path) -> None:
-    rows = rows_a_step(whole)
+def test_tokens_per_step_are_constant_and_validation_is_at_the_longest(whole: Path) -> None:
+    rows = rows_per_step(whole)
     switch = rows.index(8)
     assert rows == [16] * switch + [8] * (12 - switch)
     figures = read_metrics(whole, "train")
@@ -52,7 +52,7 @@ def test_tokens_a_step_stay_and_validation_is_at_the_longest(whole: Path) -> Non
 @pytest.mark.parametrize("distance", [-2, 0, 2])
 def test_stopped_and_resumed_equals_uninterrupted(distance: int, whole: Path, tmp_path: Path) -> None:
     words = write_two_lengths(tmp_path)
-    stop = rows_a_step(whole).index(8) + distance
+    stop = rows_per_step(whole).index(8) + distance
     run_here([*words, "--max_steps", str(stop)])
     run_here([*words, "--max_steps", "12"])
     for key in ("loss", "samples", "tokens", "grad_norm"):
@@ -65,7 +65,7 @@ def test_three_schedules_in_one_run(tmp_path: Path) -> None:
     masking = ["--dynamic_masking", "--masking_rate", "0:0.4,1800:0.1", "--max_predictions_per_seq", "12"]
     flags = [*words, *masking, "--batch_schedule", "0:4,500:12", "--save_every_steps", "3"]
     run_here([*flags, "--max_steps", "14"])
-    assert sorted(set(rows_a_step(tmp_path))) == [8, 12, 24]  # 8 of 12, 24 of 12, 12 of 24
+    assert sorted(set(rows_per_step(tmp_path))) == [8, 12, 24]  # 8 of 12, 24 of 12, 12 of 24
     rows = read_metrics(tmp_path, "train")
     rates, tokens = [row["masking_rate"] for row in rows], [row["tokens"] for row in rows]
     for rate, before, after in zip(rates, [0, *tokens[:-1]], tokens, strict=True):
@@ -81,16 +81,14 @@ def test_three_schedules_in_one_run(tmp_path: Path) -> None:
 
 
 def read_global_batches(data: tuple[PretrainingDataset, ...], world_size: int, num_steps: int) -> list[Batch]:
-    """Each step's rows, laid together from all ranks."""
-    flags = SimpleNamespace(seed=42, dynamic_masking=False)
-    settings: Any = SimpleNamespace(flags=flags)
+    """The rows of each step from all ranks."""
     phases = [
         (tokens, Phase(index, length, 8 * 24 // length // world_size, data[index].num_rows, mean_tokens(data[index])))
-        for index, (tokens, length) in enumerate(parse_lengths(LENGTH_SCHEDULE, 24))
+        for index, (tokens, length) in enumerate(schedule_points(TokenSchedule.parse(LENGTH_SCHEDULE), 24))
     ]
     plan = plan_steps(phases, None, accumulation=1, world_size=world_size)
     places = [RankInfo(rank, rank, world_size, world_size) for rank in range(world_size)]
-    ranks = [walk(plan, settings, place, data, num_steps) for place in places]
+    ranks = [walk(plan, place, data, num_steps) for place in places]
     return [join(batches) for batches in zip(*ranks, strict=True)]
 
 
@@ -99,13 +97,11 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(kind[0], *(torch.cat(parts) for parts in fields))
 
 
-def walk(
-    plan: StepPlan, settings: Any, rank_info: RankInfo, data: tuple[PretrainingDataset, ...], num_steps: int
-) -> list[Batch]:
-    """One rank's steps, each from a stream of its own: all that is handed on is the cursor."""
+def walk(plan: StepPlan, rank_info: RankInfo, data: tuple[PretrainingDataset, ...], num_steps: int) -> list[Batch]:
+    """One rank's steps, each from a new stream: only the cursor is passed on."""
     cursor, found = 0, []
     for _ in range(num_steps):
-        steps: Any = build_stream(settings, rank_info, data, plan.at(cursor)).steps(cursor)
+        steps: Any = build_stream(data, rank_info, 42, None, plan.at(cursor)).steps(cursor)
         step = next(steps)
         steps.close()
         found.append(step.micro_batches[0])
@@ -135,7 +131,7 @@ def test_one_and_two_ranks_read_the_same_batches(tmp_path: Path) -> None:
     steps.close()
 
 
-def test_a_changed_length_of_data_is_noticed(whole: Path) -> None:
+def test_the_digest_covers_the_data_of_all_lengths(whole: Path) -> None:
     checkpoints = CheckpointFolder(whole / "out" / "saved_models" / "tiny")
     digest = read_state(checkpoints.folder / checkpoints.choose(None)).data_digest
     data = open_dataset([whole / "data"], split="training", max_seq_length=24, max_predictions_per_seq=4)
@@ -160,19 +156,19 @@ def test_micro_batches_and_predictions_follow_the_length() -> None:
     assert lengths(((0, 512),)) == [(512, 4, 80)]
     assert lengths(((0, 128), (10, 512))) == [(128, 16, 20), (512, 4, 80)]
     assert lengths(((0, 128), (5, 384), (10, 512)), micro=3) == [(128, 12, 20), (384, 4, 60), (512, 3, 80)]
-    with pytest.raises(UserError, match=r"4 rows of 512 tokens has 2048, which rows of 384 do not divide"):
+    with pytest.raises(UserError, match=r"4 rows of 512 tokens has 2048 tokens, not a multiple of 384"):
         lengths(((0, 384), (10, 512)))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--length_schedule", "0:24,1k:12"], "whole numbers that rise"),
+        (["--length_schedule", "0:24,1k:12"], "lengths that are whole numbers and rise"),
         (["--length_schedule", "0:12,1k:32"], "pass --max_seq_length 32"),
         (["--length_schedule", "0:8,1k:24"], "no entry for rows of 8 tokens"),
-        (["--max_steps_per_epoch", "3"], "--length_schedule and --max_steps_per_epoch do not go together"),
+        (["--max_steps_per_epoch", "3"], "--length_schedule and --max_steps_per_epoch cannot be combined"),
     ],
 )
-def test_mistakes_are_said(flags: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(flags: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         run_here([*write_two_lengths(tmp_path), *flags])

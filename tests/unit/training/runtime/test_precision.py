@@ -1,4 +1,4 @@
-"""Precision choice and the AMX trap."""
+"""Choice of precision, and CPUs with broken AMX."""
 
 import signal
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from training.settings.precision import ISA_LIMIT, Abilities, avoid_broken_amx, choose_precision, read_cpu_flags
+from training.runtime.precision import ISA_LIMIT, Abilities, avoid_broken_amx, choose_precision, read_cpu_flags
 
 CPU = Abilities("CPU", fp16=False, bf16=True)
 FILE = Path("ds.json")
@@ -18,16 +18,16 @@ def test_auto_follows_the_file_where_the_machine_can() -> None:
     assert choose_precision("auto", "fp16", Abilities("GPU", fp16=True, bf16=True), FILE) == "fp16"
 
 
-def test_auto_falls_back_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_falls_back_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert choose_precision("auto", "fp16", CPU, FILE) == "fp32"
     said = capsys.readouterr().err
-    assert "ds.json asks for fp16" in said
+    assert "ds.json requests fp16" in said
     assert "--precision fp32" in said
 
 
 def test_the_flag_overrides_the_file_or_is_refused() -> None:
     assert choose_precision("fp32", "fp16", CPU, FILE) == "fp32"
-    with pytest.raises(UserError, match=r"--precision fp16.*cannot compute in fp16; it can do fp32, bf16"):
+    with pytest.raises(UserError, match=r"--precision fp16.*does not support fp16; expected one of fp32, bf16"):
         choose_precision("fp16", "fp32", CPU, FILE)
 
 
@@ -58,7 +58,7 @@ def test_a_users_own_limit_is_kept() -> None:
     assert environment[ISA_LIMIT] == "AVX2"
 
 
-def test_hopeless_amx_is_refused_with_a_sentence() -> None:
+def test_hopeless_amx_is_refused_with_a_message() -> None:
     with pytest.raises(UserError, match="illegal instruction"):
         avoid_broken_amx({"PATH": "/usr/bin"}, {"amx_bf16"}, dying_unless("False"))
     assert signal.SIGILL  # the children above died of it, this process did not

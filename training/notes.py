@@ -1,0 +1,68 @@
+"""Notes shown at the start of a run: what the user may not expect."""
+
+import shutil
+from pathlib import Path
+
+from nvidia.attention.registry import BackendContext, choose_backend
+from nvidia.config import BertConfig
+from training.plan.horizon import Horizon
+from training.plan.learning_rate import Schedule
+from training.runtime.precision import DTYPES
+
+# Weights, master weights and two moments, as DeepSpeed writes them, in bytes per parameter.
+CHECKPOINT_BYTES = 16
+
+
+def find_notes(
+    horizon: Horizon, schedule: Schedule, *, num_parameters: int, output_dir: Path, has_validation: bool
+) -> list[str]:
+    """Notes on the end of the schedule, validation data and free disk space."""
+    notes = []
+    last, end = horizon.last_step(), schedule.origin + schedule.total_steps
+    is_timed = horizon.total_steps != schedule.total_steps  # then warm-up and decay are shares of the time
+    if last < end and horizon.max_steps is None and not is_timed:  # --max_steps is the user's intention
+        share = schedule.rate(last) / schedule.peak
+        notes.append(
+            f"the run ends at step {last:,}, before the end of the schedule at {end:,} (total_training_steps): the "
+            f"learning rate will then be {share:.0%} of the peak"
+        )
+    if schedule.warmup_steps > last - schedule.origin and not is_timed:
+        notes.append(f"the run ends before the end of its warm-up of {schedule.warmup_steps:,.0f} steps")
+    if not has_validation:
+        notes.append(
+            "there is no validation data, so the loss on unseen text is not measured and there is no best checkpoint; "
+            "prepare some (data.prepare --validation_share) and set the model JSON's validation.path to its folder"
+        )
+    folder = next(parent for parent in (output_dir, *output_dir.absolute().parents) if parent.exists())
+    free, needed = shutil.disk_usage(folder).free, num_parameters * CHECKPOINT_BYTES
+    if free < 2 * needed:
+        notes.append(
+            f"{folder} has {free / 2**30:.1f} GiB free, and a checkpoint takes about {needed / 2**30:.1f} GiB; free "
+            f"some space, or pass --keep_last"
+        )
+    return notes
+
+
+def find_attention_notes(
+    config: BertConfig, precision: str, device: str, capability: tuple[int, int] | None
+) -> list[str]:
+    """A note if attention dropout prevents a faster backend; the fastest GPU kernels have no dropout."""
+    if device == "cpu" or config.attention_backend != "auto":
+        return []
+    given = BackendContext(
+        device=device,
+        dtype=DTYPES[precision],
+        head_size=config.head_size,
+        dropout_prob=config.attention_probs_dropout_prob,
+        needs_plain=config.position_embedding_type != "absolute",
+        is_sparse=config.is_sparse,
+        capability=capability,
+    )
+    taken, faster = choose_backend("auto", given), choose_backend("auto", given._replace(dropout_prob=0.0))
+    if taken == faster:
+        return []
+    return [
+        f"attention is computed by {taken!r}, including padding, because the faster {faster!r} has no dropout and "
+        f"attention_probs_dropout_prob is {config.attention_probs_dropout_prob}; set it to 0 in the model JSON"
+        + ("" if config.is_sparse else ", or try attention_backend 'jagged', which has not been run on a GPU")
+    ]

@@ -1,0 +1,241 @@
+"""The launcher's command line: every flag, its type, default and help text, in groups by purpose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from common.errors import Problems, UserError
+from common.help import HelpFormatter, Parser, positive_float, positive_int, seed_number, whole_number, zero_or_more
+from data.masking import Unit
+from training.plan.learning_rate import SCHEDULES
+from training.plan.time_budget import Duration
+from training.plan.token_schedule import TokenSchedule
+from training.runtime.precision import DTYPES
+from training.settings.flag_groups import FlagGroup, Metavar, flag
+
+
+def parse_masking_rate(text: str) -> TokenSchedule:
+    rates = TokenSchedule.parse(text)
+    if not all(0.0 < rate < 1.0 for _, rate in rates.points):
+        raise UserError(f"found {text!r}, expected rates between 0 and 1, such as BERT's 0.15")
+    return rates
+
+
+Count = Annotated[int, BeforeValidator(positive_int), Metavar("N")]
+Epoch = Annotated[int, BeforeValidator(whole_number), Metavar("EPOCH")]
+Seed = Annotated[int, BeforeValidator(seed_number), Metavar("N")]
+Minutes = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
+Offset = Annotated[float, BeforeValidator(zero_or_more), Metavar("X")]
+Folder = Annotated[Path, Metavar("DIR")]
+File = Annotated[Path, Metavar("FILE")]
+Points = Annotated[TokenSchedule, BeforeValidator(TokenSchedule.parse), Metavar("POINTS")]
+Rates = Annotated[TokenSchedule, BeforeValidator(parse_masking_rate), Metavar("RATE")]
+Time = Annotated[Duration, BeforeValidator(Duration.parse), Metavar("TIME")]
+
+
+class RequiredFlags(FlagGroup):
+    title: ClassVar[str] = "required"
+
+    config_file: File = flag(..., "the model JSON", "--cf", names=("--config-file",))
+    output_dir: Folder = flag(..., "folder for checkpoints and logs")
+
+
+class DataFlags(FlagGroup):
+    title: ClassVar[str] = "data"
+
+    max_seq_length: Count = flag(512, "tokens per row", metavar="S")
+    max_predictions_per_seq: Count = flag(80, "maximum number of masked tokens per row", "--max_pred", metavar="P")
+    data_path_prefix: Folder = flag(
+        Path(), "folder that the model JSON's dataset folders are relative to (default: the current folder)"
+    )
+    validation_data_path_prefix: Folder | None = flag(
+        None, "the same for the validation data (default: --data_path_prefix)"
+    )
+    verify_data: bool = flag(
+        False, "before training, compare every data file with the digest in its manifest (reads all of the data)"
+    )
+    use_nvidia_dataset: bool = flag(False, "accepted and implied: HDF5 shards are the only data format")
+    do_lower_case: bool | None = flag(
+        None, "require a lower-casing tokenizer: stop if the tokenizer found does not lower-case"
+    )
+    dynamic_masking: bool = flag(False, "draw new masks in every epoch instead of using those in the shards")
+    masking_rate: Rates = flag(
+        TokenSchedule.parse("0.15"),
+        "share of tokens that --dynamic_masking predicts, or a schedule over tokens seen: 0:0.30,100M:0.15",
+    )
+    masking_unit: Unit = flag("token", "what --dynamic_masking masks: single tokens, whole words, or spans of words")
+    refresh_bucket_size: Count = flag(
+        1, "only 1 is accepted: datasets are mixed row by row, so there are no buckets to repeat"
+    )
+
+
+class TrainingFlags(FlagGroup):
+    title: ClassVar[str] = "training"
+
+    seed: Seed = flag(42, "seed of everything random; a run keeps the seed it started with")
+    lr_schedule: str = flag("LE", "shape of the learning rate", choices=sorted(SCHEDULES))
+    lr_offset: Offset = flag(0.0, "added to the learning rate at every step")
+    rewarmup: bool = flag(False, "count the schedule's steps from the checkpoint that the run started from")
+    max_steps: Count | None = flag(None, "end after N optimizer steps of this run")
+    batch_schedule: Points | None = flag(
+        None, "rows per step over tokens seen: 0:256,1G:4096; replaces the DeepSpeed JSON's train_batch_size"
+    )
+    length_schedule: Points | None = flag(
+        None,
+        "tokens per row over tokens seen: 0:128,900M:512; the last is --max_seq_length. Steps of shorter rows have "
+        "proportionally more rows, so all steps have the same number of tokens",
+    )
+    time_budget: Time | None = flag(
+        None,
+        "end after this much time (90s, 45m, 24h, 1d12h), restarts included; the schedule follows the clock instead "
+        "of the steps",
+    )
+    max_steps_per_epoch: Count | None = flag(None, "continue with the next epoch after N steps in one")
+    precision: str = flag(
+        "auto",
+        "auto: the DeepSpeed JSON's precision if this machine supports it, else fp32 with a warning; any other value "
+        "overrides the JSON",
+        choices=("auto", *DTYPES),
+    )
+    print_steps: Count = flag(100, "steps between two reports")
+    validate_every_steps: Count | None = flag(None, "steps between two validations (default: only at the end)")
+    log_histograms: bool = flag(
+        False,
+        "write histograms of all weights to TensorBoard at every validation, or at every checkpoint if there is no "
+        "validation data (not with ZeRO stage 3)",
+    )
+    dry_run: bool = flag(
+        False, "build everything, take a few steps on one batch, report what the run would cost, and write nothing"
+    )
+    job_name: Annotated[str, Metavar("NAME")] | None = flag(
+        None, "name of the run's folders in --output_dir (default: the model JSON's name)"
+    )
+
+
+class CheckpointFlags(FlagGroup):
+    title: ClassVar[str] = "checkpoints"
+
+    load_training_checkpoint: Folder | None = flag(
+        None, "start this run from a checkpoint of another one (a saved_models/<job_name> folder)", "--load_cp"
+    )
+    load_checkpoint_id: Annotated[str, Metavar("TAG")] | None = flag(
+        None, "which checkpoint in that folder (default: the newest)", "--load_cp_id"
+    )
+    use_pretrain: Annotated[str, Metavar("FOLDER")] | None = flag(
+        None,
+        "start from the weights of a Hugging Face folder (without FOLDER: the model JSON's bert_model_file)",
+        nargs="?",
+        const="",
+    )
+    save_every_steps: Count | None = flag(None, "steps between two checkpoints within an epoch")
+    save_every_minutes: Minutes | None = flag(None, "minutes between two checkpoints")
+    ckpt_to_save: tuple[Epoch, ...] | None = flag(
+        None, "save only at the end of these epochs and at the end of the run (default: every epoch)"
+    )
+    keep_last: Count | None = flag(None, "delete all but the last N checkpoints (default: keep all)")
+    keep_every: Count | None = flag(None, "never delete checkpoints whose step is a multiple of N")
+    export_dir: Folder | None = flag(
+        None,
+        "at the end of the run, export the model to a Hugging Face folder, as scripts/export_hf.py does: a new or "
+        "empty folder, or an earlier export, whose files are replaced",
+    )
+    keep_best: bool = flag(
+        False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
+    )
+
+
+class FaultFlags(FlagGroup):
+    title: ClassVar[str] = "when something goes wrong"
+
+    max_bad_steps: Count = flag(
+        10, "stop after N consecutive steps with an infinite or NaN gradient; none of them is applied"
+    )
+    on_spike: Literal["report", "rollback"] = flag(
+        "report",
+        "if the loss is far above the recent ones: report it, or roll back to the last checkpoint and skip that batch",
+    )
+    stuck_after_minutes: Minutes = flag(
+        30.0, "end the run if a rank makes no progress for N minutes, and report which one"
+    )
+
+
+class ModelFlags(FlagGroup):
+    title: ClassVar[str] = "model"
+
+    preln: bool = flag(
+        True,
+        "LayerNorm before each branch, as in BertForPreTrainingPreLN, or after it, as in BertForPreTraining",
+    )
+    finetune: bool = flag(False, "load weights only: optimizer, schedule and data start fresh")
+    gradient_checkpointing: Count | None = flag(
+        None,
+        "recompute activations in the backward pass, LAYERS at a time (without a number: the square root of the depth)",
+        nargs="?",
+        const=0,
+        metavar="LAYERS",
+    )
+    gelu_checkpoint: bool = flag(False, "recompute only the feed-forward activation")
+    attention_dropout_checkpoint: bool = flag(False, "recompute only the attention")
+    normalize_invertible: bool = flag(False, "recompute only the LayerNorms")
+    progressive_layer_drop: bool = flag(
+        False, "drop layers as configured by the DeepSpeed JSON's progressive_layer_drop block"
+    )
+    deepspeed_sparse_attention: bool = flag(
+        False, "block-sparse attention as configured by the DeepSpeed JSON's sparse_attention block"
+    )
+    deepspeed_transformer_kernel: bool = flag(
+        False, "compute the blocks with DeepSpeed's fused CUDA layer; an error gives the reason if it cannot be built"
+    )
+    stochastic_mode: bool = flag(False, "that layer's faster, non-deterministic mode")
+    compile: bool = flag(
+        False, "torch.compile the feed-forward half of each block; needs a C++ compiler (see docs/performance.md)"
+    )
+
+
+class LauncherFlags(FlagGroup):
+    title: ClassVar[str] = "launcher and DeepSpeed"
+
+    local_rank: Annotated[int, Metavar("N")] = flag(-1, "passed by launchers; the LOCAL_RANK variable takes precedence")
+    deepspeed: bool = flag(False, "accepted; the DeepSpeed engine is always used")
+    deepspeed_config: File | None = flag(None, "the DeepSpeed JSON (default: ds_config.json)")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """All flags, by group. `values()` are those of all groups by name."""
+
+    required: RequiredFlags
+    data: DataFlags
+    training: TrainingFlags
+    checkpoints: CheckpointFlags
+    faults: FaultFlags
+    model: ModelFlags
+    launcher: LauncherFlags
+
+    def values(self) -> dict[str, Any]:
+        return {name: value for item in fields(self) for name, value in vars(getattr(self, item.name)).items()}
+
+
+GROUPS: dict[str, type[FlagGroup]] = dict(CommandLine.__annotations__)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="deepspeed_train.py",
+        description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
+        "with `python` for one. The same command, run again, resumes the run.",
+        formatter_class=HelpFormatter,
+    )
+    for group in GROUPS.values():
+        group.add_to(parser)
+    return parser
+
+
+def read_arguments(argv: Sequence[str] | None = None) -> tuple[CommandLine, Problems]:
+    """The flags, and the problems found in them, to be reported with those of the files that the flags name."""
+    arguments, problems = build_parser().collect(argv)
+    groups: dict[str, Any] = {name: group.from_arguments(arguments) for name, group in GROUPS.items()}
+    return CommandLine(**groups), problems
