@@ -10,7 +10,7 @@ from torch import nn
 
 from common.errors import Problems, UserError
 from nvidia.config import BertConfig
-from nvidia.padded_layers import find_unsupported, use_padded_layers
+from nvidia.interop.padded_layers import find_unsupported, use_padded_layers
 from nvidia.pretraining import PreTrainingModel
 
 FLAG = "--deepspeed_transformer_kernel"

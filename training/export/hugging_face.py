@@ -12,8 +12,8 @@ from common.files import write_atomically
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
+from nvidia.interop.padded_layers import with_block_names
 from nvidia.interop.pretrained import start_from
-from nvidia.padded_layers import with_block_names
 from nvidia.pretraining import PreTrainingModel
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.paths import MODEL_FILE

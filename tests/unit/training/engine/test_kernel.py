@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from common.errors import UserError
+from nvidia.interop.padded_layers import with_block_names
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from nvidia.padded_layers import with_block_names
 from nvidia.pretraining import PreTrainingModel
 from tests.support import read_metrics, write_project
 from tests.unit.nvidia.helpers import spread_weights, tiny_config

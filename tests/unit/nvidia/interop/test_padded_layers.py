@@ -7,9 +7,9 @@ import torch
 
 from common.errors import UserError
 from nvidia.attention.sparsity import SparseAttention
+from nvidia.interop.padded_layers import use_padded_layers, with_block_names
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from nvidia.padded_layers import use_padded_layers, with_block_names
 from nvidia.pretraining import PreTrainingModel
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 from tests.unit.nvidia.written_out import WrittenOut
