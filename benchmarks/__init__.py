@@ -1,1 +1,1 @@
-"""Measured side by side with peers; each command prints a table and, as its last line, JSON."""
+"""Benchmarks against peers; each command prints a table and, as its last line, JSON."""

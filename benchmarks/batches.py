@@ -1,4 +1,4 @@
-"""Batches as a shard in NVIDIA's layout gives them, of a chosen length and fullness, from a fixed generator."""
+"""Synthetic batches of a given length and share of real tokens, from a fixed generator."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ FIRST_WORD = 999  # below are special and unused tokens in BERT's vocabulary
 
 
 class Batch(NamedTuple):
-    """DESIGN's six fields."""
+    """The six fields of a training batch."""
 
     kind: int
     input_ids: Tensor
@@ -50,5 +50,5 @@ def make_batch(rows: int, length: int, fullness: float, vocab_size: int, max_pre
 
 
 def num_tokens(batches: list[Batch]) -> int:
-    """Real ones."""
+    """Number of real tokens."""
     return int(sum(batch.input_mask.sum() for batch in batches))

@@ -1,4 +1,4 @@
-"""What --compile buys here: forward + backward with and without it, taking turns; BERT-base shapes, few layers.
+"""The gain of --compile: forward and backward with and without it, alternating; BERT-base shapes, few layers.
 
 The last line is JSON: for each dropout and length, median and best seconds of both, and their ratio (plain / compiled).
 """
@@ -43,7 +43,7 @@ def build(dropout: float, layers: int, compiled: bool) -> BertForPreTrainingPreL
 
 
 def seconds_of(model: BertForPreTrainingPreLN, batches: Sequence[Batch]) -> float:
-    """Of one pass over `batches`, whose numbers of real tokens differ as those of training do."""
+    """Seconds of one pass over `batches`, whose numbers of real tokens vary as in training."""
     start = clock()
     for batch in batches:
         model.zero_grad(set_to_none=True)

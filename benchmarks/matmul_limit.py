@@ -1,4 +1,4 @@
-"""How fast a training step could be if it were its matrix products alone, measured on the model's own shapes."""
+"""The speed of a training step that consists of its matrix products alone, measured on the model's shapes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable

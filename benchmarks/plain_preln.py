@@ -1,4 +1,4 @@
-"""A pre-LN BERT written out as plainly as it can be: padded, one operation after the other, a head on every position.
+"""A pre-LN BERT in plain PyTorch: padded, one operation after the other, with the head on every position.
 
 The tests hold the real model against it, and the benchmark shows what the plain way costs. Parameter names are the
 contract's, so either model loads the other's weights.
@@ -14,7 +14,7 @@ from nvidia.config import BertConfig
 
 
 class Holder(nn.Module):
-    """A module that only holds others under their names."""
+    """A container of modules, for the names in the state dict."""
 
     def __init__(self, /, **children: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainPreLN(nn.Module):
-    """`forward(batch)` gives the total loss; `logits` every position's scores and the sentence's."""
+    """`forward(batch)` returns the total loss; `logits` the scores of every position and of the sentence pair."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

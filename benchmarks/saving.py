@@ -1,4 +1,4 @@
-"""What checkpoints cost a run: seconds that training stands still for one, and seconds to resume from it.
+"""The cost of checkpoints: seconds that training pauses for one, and seconds to resume from it.
 
 BERT-base at ZeRO stage 1 by default. Prints a table and, as its last line, JSON: `seconds_blocked`, `seconds_behind`
 (the commit in the background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Stopwatch:
-    """Seconds of each call to the functions that it is put around."""
+    """Records the seconds of each call of the functions that it wraps."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Two ranks of half the cores against one rank of all, at equal global batch, under the real launcher.
+"""Two ranks with half the cores each against one rank with all, at equal global batch, under the real launcher.
 
 Prints a table and, as its last line, JSON with the key `two_ranks_over_one`.
 """
@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="scaling.py", description=__doc__)
     parser.add_argument("--hidden_size", type=positive_int, default=256, metavar="H", help="(default: 256)")
     parser.add_argument("--layers", type=positive_int, default=4, metavar="N", help="(default: 4)")
-    parser.add_argument("--batch", type=positive_int, default=256, metavar="ROWS", help="rows a step (default: 256)")
+    parser.add_argument("--batch", type=positive_int, default=256, metavar="ROWS", help="rows per step (default: 256)")
     parser.add_argument("--steps", type=positive_int, default=5, metavar="N", help="steps a run (default: 5)")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each kind (default: 3)")
     parser.add_argument("--stage", type=int, default=0, choices=[0, 1, 2], help="ZeRO stage (default: 0)")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_files(folder: Path, flags: argparse.Namespace) -> list[str]:
-    """Data and both JSON files; the launcher's words. Rows are of the usual mixed lengths."""
+    """Write data and both JSON files; return the launcher's arguments. Row lengths vary as usual."""
     write_nvidia_shard(folder / "data" / "a_training_0.hdf5", make_rows(2048, WIDTH, PREDICTIONS, seed=1, vocab=VOCAB))
     model: dict[str, Any] = {
         "name": "scaling",
@@ -88,7 +88,7 @@ def write_files(folder: Path, flags: argparse.Namespace) -> list[str]:
 
 
 def measure(folder: Path, words: list[str], ranks: int, job: str) -> float:
-    """Real tokens a second of a whole run but its first third, which warms up."""
+    """Real tokens per second of a run without its first third, which warms up."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     launcher = ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port()), "deepspeed_train.py"]

@@ -1,4 +1,4 @@
-"""One training step of BERT-base, side by side: ours, ours in the DeepSpeed engine, stock transformers, the plain way.
+"""One training step of BERT-base: ours, ours in the DeepSpeed engine, stock transformers, and a plain reference.
 
 Every contender takes the same batches: forward and backward over a few micro-batches, clipping, AdamW. They take turns
 in one process, so that what else the machine does falls on all; the best round counts. Peak memory is measured in
@@ -134,7 +134,7 @@ def workload(length: int, accumulation: int, config: BertConfig) -> list[Batch]:
 
 
 def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> dict[str, float]:
-    """Real tokens a second of each contender and the matmul limit, from each one's best round."""
+    """Real tokens per second of each contender and the matmul limit, from each one's best round."""
     batches = workload(length, accumulation, config)
     steps = {name: BUILDERS[name](config, accumulation) for name in names}
     best = dict.fromkeys((*names, *LIMITS), float("inf"))
@@ -157,18 +157,18 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """Another one begins each round, so that none always follows the same other."""
+    """Rotate the order each round, so that no contender always follows the same other."""
     start = by % len(names)
     return [*names[start:], *names[:start]]
 
 
 def warm_up(step: Step, name: str, batches: list[Batch]) -> None:
-    """First calls build things; the engine needs a whole accumulation window, the others one micro-batch."""
+    """Warm up: the engine needs a whole accumulation window, the others one micro-batch."""
     step(batches if name == "engine" else batches[:1])
 
 
 def peak_megabytes(name: str, arguments: argparse.Namespace, length: int) -> float:
-    """Of a process that runs one step of this contender and nothing else."""
+    """Peak memory of a process that runs only one step of this contender."""
     options = {"--only_memory": name, "--lengths": length, "--layers": arguments.layers, "--accumulation": 2}
     command = [sys.executable, __file__, *(str(word) for option in options.items() for word in option)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)

@@ -144,10 +144,10 @@ def test_a_run_goes_on_past_a_damaged_checkpoint(
     spoil(folder / "step_00000004" / name)
     outcome = rank_server.run(words, 1, tmp_path)
     assert outcome.codes == [0], outcome.text
-    told = [line for line in outcome.text.splitlines() if ": skipped, " in line]
-    assert len(told) == 1, outcome.text
-    assert "step_00000004: skipped, " in told[0]
-    assert reason in told[0]
+    skipped = [line for line in outcome.text.splitlines() if ": skipped, " in line]
+    assert len(skipped) == 1, outcome.text
+    assert "step_00000004: skipped, " in skipped[0]
+    assert reason in skipped[0]
     assert f"from {folder / 'step_00000002'}" in outcome.text
     assert "step_00000004.damaged" in outcome.text
     assert (folder / "step_00000004.damaged").is_dir()
@@ -193,7 +193,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_disk_without_a_byte_at_the_start(small_disk: Path, rank_server: RankServer, tmp_path: Path) -> None:
-    """The lock is taken, all is trained, and what could not be saved is told."""
+    """The lock is taken, everything is trained, and a failed save is reported."""
     words = [*write_project(tmp_path), "--output_dir", str(small_disk / "out"), "--max_steps", "3"]
     filler = fill(small_disk)
     outcome = rank_server.run(words, 1, tmp_path, faults=[{"kind": "patience", "seconds": 0.5}])

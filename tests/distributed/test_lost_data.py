@@ -75,7 +75,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
 def test_a_disk_that_fills_up_while_writing(
     stage: int, small_disk: Path, rank_server: RankServer, tmp_path: Path
 ) -> None:
-    """Space for some files only: the estimate is fooled, the write itself fails on one rank, and both go on."""
+    """Space for some files only: the estimate is too low, the write fails on one rank, and both ranks continue."""
     words = [
         *write_project(tmp_path, zero_optimization={"stage": stage}),
         "--output_dir",
@@ -105,7 +105,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(
     outcome = rank_server.run([*words, "--max_steps", "5"], 1, tmp_path)
     assert outcome.codes == [0], outcome.text
     assert "No space left on device" in outcome.text
-    assert outcome.text.count("No space left on device") < 4, "told once a sink, not once a step"
+    assert outcome.text.count("No space left on device") < 4, "reported once per sink, not once per step"
     assert checkpoints(tmp_path).newest_valid() == "step_00000005"
 
 

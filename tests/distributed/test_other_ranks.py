@@ -1,4 +1,4 @@
-"""A run goes on with another number of ranks: same batches, the optimizer's state carried over, every ZeRO stage."""
+"""A run resumes on another number of ranks: same batches, same optimizer state, every ZeRO stage."""
 
 from pathlib import Path
 from typing import Any

@@ -61,7 +61,7 @@ def test_ranks_with_short_and_with_long_sequences(
 
 
 def assert_only_the_first_rank_speaks(folder: Path) -> None:
-    """In plain lines, because there is no terminal; the libraries' chatter is in a file for each rank."""
+    """Plain lines, because there is no terminal; library logs are in one file per rank."""
     first, second = ((folder / "rank_output" / f"{rank}.txt").read_text() for rank in (0, 1))
     steps = [line.split()[1] for line in first.splitlines() if line.startswith("step ")]
     assert steps == [f"{step}/{NUM_STEPS}" for step in range(1, NUM_STEPS + 1)]

@@ -1,4 +1,4 @@
-"""What a start finds in a run's folder: changes are told, what it cannot go on from is refused."""
+"""What a start finds in a run's folder: changes are reported, and a checkpoint that does not fit is refused."""
 
 from pathlib import Path
 
@@ -42,8 +42,8 @@ def test_a_changed_recipe_is_told(rank_server: RankServer, tmp_path: Path) -> No
     flags = ["--max_steps", "3", "--rewarmup", "--time_budget", "1h", "--lr_schedule", "cosine"]
     outcome = rank_server.run([*words, *flags], 1, tmp_path)
     assert outcome.codes == [0], outcome.text
-    told = [line for line in outcome.text.splitlines() if line.startswith("changed since step_00000002: ")]
-    assert sorted(line.split(": ", 1)[1] for line in told) == [
+    lines_found = [line for line in outcome.text.splitlines() if line.startswith("changed since step_00000002: ")]
+    assert sorted(line.split(": ", 1)[1] for line in lines_found) == [
         "batch was 8, is 4",
         "learning_rate was 0.003, is 0.002",
         "lr_schedule was 'LE', is 'cosine'",
@@ -54,7 +54,7 @@ def test_a_changed_recipe_is_told(rank_server: RankServer, tmp_path: Path) -> No
 
 
 def test_a_start_from_an_older_checkpoint(rank_server: RankServer, tmp_path: Path) -> None:
-    """The one that was named, not the newest; and once the new run has its own, that it is not used is told."""
+    """The named checkpoint, not the newest. Once the new run has its own, a note says that it is not used."""
     words = write_project(tmp_path)
     assert rank_server.run([*words, "--max_steps", "4", "--save_every_steps", "2"], 1, tmp_path).codes == [0]
     first = checkpoints(tmp_path).folder
@@ -67,10 +67,10 @@ def test_a_start_from_an_older_checkpoint(rank_server: RankServer, tmp_path: Pat
     assert (row["step"], row["samples"]) == (3, BATCH), "its step, and data from the first row"
     again = rank_server.run([*words, "--max_steps", "2"], 1, tmp_path)
     assert again.codes == [0], again.text
-    (told,) = [line for line in again.text.splitlines() if "is not used" in line]
+    (lines_found,) = [line for line in again.text.splitlines() if "is not used" in line]
     own = tmp_path / "out" / "saved_models" / "second" / "step_00000003"
-    assert told.startswith(f"note: --load_training_checkpoint: {first / 'step_00000002'} is not used, because")
-    assert f"resumes from {own}; to start from {first / 'step_00000002'} again, pass another --job_name" in told
+    assert lines_found.startswith(f"note: --load_training_checkpoint: {first / 'step_00000002'} is not used, because")
+    assert f"resumes from {own}; to start from {first / 'step_00000002'} again, pass another --job_name" in lines_found
     assert f"from {own}" in again.text
 
 

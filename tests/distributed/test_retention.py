@@ -94,7 +94,7 @@ def test_a_restart_keeps_the_rewarmed_schedule(rank_server: RankServer, tmp_path
     for key in ("step", "learning_rate", "loss"):
         assert [row[key] for row in parts] == [row[key] for row in whole]
     assert [row["step"] for row in whole] == [4, 5, 6, 7, 8]
-    assert whole[0]["learning_rate"] < whole[-1]["learning_rate"], "it warms up anew"
+    assert whole[0]["learning_rate"] < whole[-1]["learning_rate"], "it warms up again"
 
 
 def test_a_schedule_that_is_over(rank_server: RankServer, tmp_path: Path) -> None:

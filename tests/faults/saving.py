@@ -11,7 +11,7 @@ from tests.faults.patching import Fault, before, killer_of
 
 # The moments of a save, in order; "between_files" is after the first of DeepSpeed's files on that rank.
 SAVE_STAGES = ("before", "first_file", "between_files", "manifest", "rename", "pointer", "retire", "after")
-# Of one that takes the place of a sound checkpoint: before and after their names are exchanged, and between the two
+# When a valid checkpoint is replaced: before and after their names are exchanged, and between the two
 # renames of a file system that cannot exchange them.
 REPLACE_STAGES = ("replace", "replaced", "set_aside")
 

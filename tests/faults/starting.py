@@ -24,7 +24,7 @@ def _short_join(fault: Fault) -> None:
 
 
 def _short_collectives(fault: Fault) -> None:
-    """What the libraries would wait for other ranks, if nobody told them to wait longer."""
+    """How long the libraries wait for other ranks by default."""
     import datetime
 
     from torch.distributed import distributed_c10d

@@ -134,7 +134,7 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_path: Path) -> None:
-    """Ranks are seconds away from their first step, and must not go on to it alone."""
+    """Ranks are seconds away from their first step and must not take it without their launcher."""
     words = write_endless(tmp_path)
     with started(deepspeed(words), tmp_path) as process:
         deadline = time.monotonic() + 60

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import PROJECT, free_port
 
-# Commands that go on for ever: run until this shows up in what they print, then stopped.
+# Commands that do not end by themselves: each is stopped once it has printed this text.
 ENDLESS = {
     "tensorboard --logdir outputs/runs": "http://",
     "deepspeed deepspeed_train.py": "checkpoints ",  # its steps are taken by a slow test
@@ -24,7 +24,7 @@ TIMEOUT = 400
 
 
 def readme_commands() -> list[str]:
-    """The indented blocks that are commands; the map of the files is one too, and is told by its arrow."""
+    """The indented blocks that are commands. The map of the files is indented too, and recognised by its arrow."""
     blocks = (PROJECT / "README.md").read_text().split("\n\n")
     lines = [line for block in blocks if block.startswith("    ") and "→" not in block for line in block.splitlines()]
     return [line.strip() for line in lines]

@@ -1,4 +1,4 @@
-"""Killed without warning, the same command goes on and ends with the weights it would have had."""
+"""A run that was killed resumes with the same command and ends with the weights of an undisturbed run."""
 
 import os
 import signal

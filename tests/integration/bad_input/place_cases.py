@@ -291,7 +291,7 @@ FIRST_WEIGHTS = {
         both(edited("model.json", "bert_model_config.intermediate_size", 40), words("--use_pretrain", "{root}/hf")),
         "intermediate_size is 48", "model JSON says 40", "but the model JSON says 40", "make them equal",
     ),
-    "masks anew without a tokenizer": (
+    "new masks without a tokenizer": (
         both(edited("model.json", "bert_token_file", None), words("--dynamic_masking")), "--dynamic_masking", "needs the tokenizer", "needs the tokenizer's special tokens", "bert_token_file"
     ),
 }  # fmt: skip

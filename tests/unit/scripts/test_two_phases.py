@@ -74,7 +74,7 @@ def passed_on(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"zero_optimization": {"stage": 1}}, "ZeRO stage 0 in fp32, but this run uses stage 1 in fp32"),
         ({"bf16": {"enabled": True}}, "stage 0 in fp32, but this run uses stage 0 in bf16"),
@@ -82,7 +82,7 @@ def passed_on(folder: Path) -> list[str]:
     ],
 )
 def test_phases_that_cannot_follow_each_other_are_refused_before_the_first(
-    change: dict[str, object], told: str, tmp_path: Path
+    change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     words = write_phases(tmp_path)
     engine = json.loads((tmp_path / "deepspeed.json").read_text())
@@ -91,7 +91,7 @@ def test_phases_that_cannot_follow_each_other_are_refused_before_the_first(
     flags, rest = build_parser().parse_known_args([*words, *passed_on(tmp_path)])
     with pytest.raises(UserError, match="phase 2 cannot start from phase 1") as caught:
         check_phases(flags, (0, 1), rest)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     check_phases(flags, (1,), rest)  # phase 2 resumes from its own checkpoint
 
 
@@ -111,16 +111,16 @@ def test_a_launcher_that_ends_with_0_before_the_last_step_has_failed(
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [(2, "would end the same way"), (1, "resumes from its last checkpoint"), (STOPPED_EXIT_CODE, "resumes from")],
 )
 def test_the_advice_follows_the_code(
-    code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Chain, "run", lambda *_: code)
     assert main([*write_phases(tmp_path), *passed_on(tmp_path)]) == code
     assert f"phase 1 ended with code {code}; " in (advice := capsys.readouterr().err)
-    assert told in advice
+    assert message in advice
 
 
 def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_with(

@@ -137,7 +137,7 @@ def test_orthogonalized_singular_values_are_near_one() -> None:
     [
         (None, torch.optim.AdamW),
         ({"type": "AdamW"}, torch.optim.AdamW),
-        ({"type": "Adam"}, torch.optim.AdamW),  # DeepSpeed's Adam decays as AdamW does unless told otherwise
+        ({"type": "Adam"}, torch.optim.AdamW),  # DeepSpeed's Adam decays as AdamW does by default
         ({"type": "Adam", "params": {"adam_w_mode": False}}, torch.optim.Adam),
         ({"type": "Adam", "params": {"bias_correction": False}}, Lamb),
         ({"type": "Lamb", "params": {"max_coeff": 0.3, "bias_correction": False}}, Lamb),
