@@ -246,7 +246,7 @@ CHECKPOINTS = {
         state_with(seeds=1), "bert_pretraining.json", "another version", "expected the keys of this version", "Use the version that wrote it"
     ),
     "skips that are none": (
-        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "expected [first, end] with 0 <= first < end)", "remove it to leave out only what"
+        both(RESUMED, replaced("out/saved_models/tiny/skips.json", "[[9, 3]]")), "skips.json", "[9, 3]", "expected [first, end] with 0 <= first < end)", "remove it to skip only the samples"
     ),
 }  # fmt: skip
 

@@ -138,7 +138,7 @@ PREDICT = {
     "a config of no known model": (
         both(edited("hf/config.json", "model_type", "none"), words("a [MASK]")), "hf", "cannot be loaded", "expected a folder that scripts/export_hf.py wrote", "export it again"
     ),
-    "no mask": (words("a word"), "'a word'", "has no [MASK]", "where a word is to be guessed", "put one"),
+    "no mask": (words("a word"), "'a word'", "has no [MASK]", "where a word should be predicted", "Put one"),
     "a text too long": (words("word1 " * 100 + "[MASK]"), "word1", "tokens", "but the model has 32 positions", "Shorten"),
     "more guesses than tokens": (words("--top", "1000", "a [MASK]"), "--top 1000", "61 tokens", "the model has 61 tokens", "at most"),
 }  # fmt: skip

@@ -51,7 +51,7 @@ FLAGS = {
     "a malformed batch schedule": (words("--batch_schedule", "fast"), "--batch_schedule", "found 'fast'", "expected a single value, or comma-separated points tokens:value", "0:0.30,100M"),
     "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows per step", "multiple of 8, a micro-step's rows on all ranks", "use multiples"),
     "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "expected 1, the default", "drop the flag"),
-    "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "CUDA only", "fused layer is CUDA only", "drop the"),
+    "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "finds no CUDA device", "fused layer needs CUDA", "Drop the flag"),
     "a fused layer for what it does not compute": (
         both(edited("model.json", "bert_model_config.position_embedding_type", "relative_key"), words("--deepspeed_transformer_kernel")),
         "--deepspeed_transformer_kernel", "does not compute position_embedding_type 'relative_key'", "expected dense attention with absolute positions, gelu and", "change the model",
