@@ -413,7 +413,7 @@ def test_library_logs_are_in_a_file_and_not_on_the_console(tmp_path: Path, capfd
     ("flags", "words"),
     [
         (["--deepspeed_sparse_attention"], "needs a block 'sparse_attention'"),
-        (["--deepspeed_transformer_kernel"], "CUDA only"),
+        (["--deepspeed_transformer_kernel"], "needs CUDA"),
         (["--normalize_invertible", "--no-preln"], "saves no memory"),
     ],
 )
