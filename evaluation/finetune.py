@@ -214,6 +214,7 @@ def _predict(trainer: Trainer, features: Features) -> Any:
     """Outputs in the order of the inputs; the longest are computed first, so that batches have little padding."""
     order = sorted(range(len(features.inputs)), key=lambda i: -len(features.inputs[i]["input_ids"]))
     inputs = _inputs_of(features)
+    trainer.args.train_sampling_strategy = "sequential"  # grouping by length would reorder the predictions too
     outputs = trainer.predict([inputs[i] for i in order]).predictions  # type: ignore[arg-type]
     back = np.argsort(order)
     if isinstance(outputs, tuple):

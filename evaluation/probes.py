@@ -70,7 +70,7 @@ def cosine_similarities(first: Tensor, second: Tensor) -> np.ndarray:
 def similarity_correlation(first: Tensor, second: Tensor, scores: Sequence[float]) -> float:
     """Spearman's correlation of cosine similarities with scores that people gave; 0 where it is undefined."""
     similarities = cosine_similarities(first, second)
-    if np.ptp(similarities) == 0 or not np.isfinite(similarities).all():
+    if np.ptp(similarities) == 0 or np.ptp(scores) == 0 or not np.isfinite(similarities).all():
         return 0.0
     return float(stats.spearmanr(similarities, np.asarray(scores)).statistic)
 

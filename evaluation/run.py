@@ -133,10 +133,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert data is not None
     data = [_limited(item, flags.max_train_rows, flags.max_dev_rows) for item in data]
     _join_ranks(machine.deepspeed)
-    return _evaluate(flags, models, data, setting, machine)
+    command = shlex.join(["python", "-m", "evaluation.run", *(sys.argv[1:] if argv is None else argv)])
+    return _evaluate(flags, models, data, setting, machine, command)
 
 
-def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machine: Any) -> int:
+def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machine: Any, command: str) -> int:
     from evaluation import ranks
     from evaluation.cells import CellStore
     from evaluation.plots import write_plots
@@ -168,7 +169,7 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
         raise UserError(f"no model can do any of the tasks: {results[0].results[0]['unavailable']}. See --help.")
     if not ranks.is_first():
         return 0
-    report = make_report(plan, results, store, shlex.join(["python", "-m", "evaluation.run", *sys.argv[1:]]))
+    report = make_report(plan, results, store, command)
     for text in report["warnings"]:
         console.warn(text)
     write_gold(data, flags.output)

@@ -91,7 +91,9 @@ class ProgressLine:
 
     def advance(self, share: float) -> None:
         if share > self.share:
-            self.bar.update(self.cost * (share - self.share))
+            gain = self.cost * (share - self.share)
+            self.bar.total = max(self.bar.total, self.bar.n + gain)
+            self.bar.update(gain)
             self.share = share
 
     def leave_out(self, cost: float) -> None:

@@ -23,8 +23,9 @@ def make_windows(
     With labels, each has the positions of the first answer's first and last token, or twice that of the first token
     ([CLS]) where the window does not hold the whole answer.
     """
-    questions = [_shortened(tokenizer, row["question"]) for row in rows]
-    room = limit - MAX_QUESTION_TOKENS - tokenizer.num_special_tokens_to_add(pair=True)
+    max_question = min(MAX_QUESTION_TOKENS, limit // 3)
+    questions = [_shortened(tokenizer, row["question"], max_question) for row in rows]
+    room = limit - max_question - tokenizer.num_special_tokens_to_add(pair=True)
     batch = tokenizer(
         questions,
         [row["context"] for row in rows],
@@ -49,9 +50,9 @@ def make_windows(
     return inputs, windows
 
 
-def _shortened(tokenizer: Any, question: str) -> str:
+def _shortened(tokenizer: Any, question: str, limit: int) -> str:
     offsets = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    return question if len(offsets) <= MAX_QUESTION_TOKENS else question[: offsets[MAX_QUESTION_TOKENS - 1][1]]
+    return question if len(offsets) <= limit else question[: offsets[limit - 1][1]]
 
 
 def _positions(answers: Sequence[tuple[str, int]], offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int]:
