@@ -48,7 +48,7 @@ def load_all(tasks: Sequence[Task], data: Path | None) -> list[TaskData]:
 
 def load_data(task: Task, data: Path | None) -> TaskData:
     held_out = any(names == [HELD_OUT] for names in task.dev.values())
-    folder, paths = _locate(task, data)
+    paths = _locate(task, data)
     tables = {name: read_files(task, found) for name, found in paths.items()}
     notes = [
         f"{table.where}: skipped {table.num_malformed} rows with a wrong number of columns"
@@ -63,13 +63,23 @@ def load_data(task: Task, data: Path | None) -> TaskData:
         rows = dict.fromkeys(task.dev, part)
         notes.append(f"{task.name}: {len(part)} rows, drawn from the only file, are held out of training and scored on")
     _check_metrics_defined(task, rows, labels)
-    digests = [file_digest(path) if path.is_file() else str(path) for found in paths.values() for path in found]
-    digest = hashlib.sha256(repr([task.model_dump(), digests, folder.name]).encode()).hexdigest()[:16]
+    digests = [_content_digest(path) for found in paths.values() for path in found]
+    digest = hashlib.sha256(repr([task.model_dump(), digests]).encode()).hexdigest()[:16]
     return TaskData(task, labels, train, rows, digest, tuple(notes))
 
 
-def _locate(task: Task, data: Path | None) -> tuple[Path, dict[str, tuple[Path, ...]]]:
-    """The folder that has the task's files, and the files of each split."""
+def _content_digest(path: Path) -> str:
+    """Of a file's bytes; of a folder, whose files may be many, of their names and sizes; of a hub dataset, its name."""
+    if path.is_file():
+        return file_digest(path)
+    if not path.is_dir():
+        return str(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return repr([(str(file.relative_to(path)), file.stat().st_size) for file in files])
+
+
+def _locate(task: Task, data: Path | None) -> dict[str, tuple[Path, ...]]:
+    """The files of each split, from the first folder that has them all."""
     wanted = ({"train": task.train} if task.train else {}) | {
         split: names for split, names in task.dev.items() if names != [HELD_OUT]
     }
@@ -77,7 +87,7 @@ def _locate(task: Task, data: Path | None) -> tuple[Path, dict[str, tuple[Path, 
         assert task.dataset is not None
         local = None if data is None else data / task.dataset
         root = local if local is not None and local.is_dir() else Path(task.dataset)
-        return root, {split: (root / names[0],) for split, names in wanted.items()}
+        return {split: (root / names[0],) for split, names in wanted.items()}
     if data is None and not all(Path(folder).is_absolute() for folder in task.folders):
         raise UserError(f"task {task.name}: needs --data, the folder that holds {task.folders[0]}.")
     missing: list[str] = []
@@ -85,7 +95,7 @@ def _locate(task: Task, data: Path | None) -> tuple[Path, dict[str, tuple[Path, 
         root = (data or Path()) / folder
         found = {split: _matches(root, names) for split, names in wanted.items()}
         if all(found.values()):
-            return root, found
+            return found
         if any(found.values()):
             missing += [f"{root / wanted[split][0]}" for split, paths in found.items() if not paths]
     expected = f"{' or '.join(task.folders[:2])} with {', '.join(names[0] for names in wanted.values())}"

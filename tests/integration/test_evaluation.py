@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from evaluation import compare, run
 from tests.support import PROJECT
-from tests.unit.evaluation.tiny import NOUNS, save_model, write_pairs, write_reviews
+from tests.unit.evaluation.tiny import NOUNS, make_tokenizer, save_model, write_pairs, write_reviews
 
 QUICK = ["--epochs", "5", "--learning_rate", "3e-3", "--batch_size", "8", "--warmup", "0.1"]
 
@@ -221,6 +222,39 @@ def test_a_model_without_a_masked_head_is_left_out_of_minimal_pairs(
     assert "not available" in (tmp_path / "out" / "report.md").read_text()
     with pytest.raises(UserError, match="no model can do any of the tasks"):
         run.main(["--model", str(encoder), *words])
+
+
+def test_other_architectures_go_through_the_same_command(folder: Path, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2,
+                             "num_attention_heads": 2, "intermediate_size": 48, "pad_token_id": 0}  # fmt: skip
+    configs = {
+        "roberta": transformers.RobertaConfig(**sizes, max_position_embeddings=33, type_vocab_size=1),
+        "modernbert": transformers.ModernBertConfig(
+            **sizes, max_position_embeddings=64, global_attn_every_n_layers=2, local_attention=8
+        ),
+    }
+    for name, config in configs.items():
+        transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    words = [
+        "--tasks",
+        str(folder / "reviews.csv"),
+        "blimp",
+        "--text",
+        "text",
+        "--label",
+        "stars",
+        "--data",
+        str(folder),
+    ]
+    words += ["--seeds", "1", "--untrained_seeds", "0", "--epochs", "1", "--max_train_rows", "16"]
+    assert (
+        run.main(["--model", *(str(tmp_path / name) for name in configs), *words, "--output", str(tmp_path / "o")]) == 0
+    )
+    for name in configs:
+        assert result_of(read_report(tmp_path / "o"), "blimp", name)["scorer"] == "stock"
+        assert 0 <= result_of(read_report(tmp_path / "o"), "reviews", name)["values"]["accuracy"][0] <= 1
 
 
 def test_all_mistakes_are_reported_at_once_with_exit_code_2(folder: Path, tmp_path: Path) -> None:
