@@ -41,7 +41,7 @@ _POOLER = "pooler"
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """One model under evaluation. `untrained` stands for the same architecture with fresh weights."""
+    """One model under evaluation."""
 
     name: str
     path: Path

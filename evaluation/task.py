@@ -13,6 +13,7 @@ Kind = Literal["classify", "pair", "regress", "tokens", "span", "minimal_pairs",
 Format = Literal["tsv", "csv", "jsonl", "conll", "squad", "folders", "dataset"]
 
 TASK_FOLDER = Path(__file__).with_name("tasks")
+HELD_OUT = "<held out of train>"  # as a file name: the split is cut from the training file
 GROUPS = {
     "glue": ("cola", "sst2", "mrpc", "stsb", "rte", "wnli", "qnli", "qqp", "mnli"),
     "small": ("cola", "sst2", "mrpc", "rte"),
@@ -128,10 +129,10 @@ def load_task(path: Path) -> Task:
 
 
 def make_task(content: Mapping[str, Any], where: str) -> Task:
+    """A checked task. File names may be given without a list, and one evaluation split without a name."""
     content = dict(content)
-    for key in ("train",):
-        if isinstance(content.get(key), str):
-            content[key] = [content[key]]
+    if isinstance(content.get("train"), str):
+        content["train"] = [content["train"]]
     if isinstance(dev := content.get("dev"), str | list):
         content["dev"] = {"dev": dev}
     if isinstance(content.get("dev"), dict):
@@ -205,6 +206,3 @@ def task_of_table(path: Path, columns: Mapping[str, str | None]) -> Task:
         },
         str(path),
     )
-
-
-HELD_OUT = "<held out of train>"  # as a file name: the split is cut from the training file
