@@ -1,0 +1,230 @@
+"""Compare two models side by side, with a paired test on the rows that both were scored on.
+
+python -m evaluation.compare OUT                    the two models of one run
+python -m evaluation.compare OUT:ours OUT:bert      two models of a run, by name
+python -m evaluation.compare OUT1 OUT2              two runs of one model each
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from common.console import console
+from common.errors import Problems, UserError, nearest, run_command
+from common.files import write_atomically
+from common.help import Parser
+from evaluation.task import make_task
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model of one run."""
+
+    folder: Path
+    report: Json
+    model: str
+
+    def result(self, task: Json) -> Json | None:
+        return next((r for r in task["results"] if r["model"] == self.model and not r["untrained"]), None)
+
+
+class Line(NamedTuple):
+    task: str
+    metric: str
+    num_rows: int
+    num_seeds: int
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    corrected: float
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m evaluation.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN[:MODEL]", help="output folders of evaluation.run")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table as JSON too")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    first, second = open_sides(flags.runs)
+    lines, notes = compare_sides(first, second)
+    for note in notes:
+        console.warn(note)
+    if not lines:
+        raise UserError(
+            "the two have no task in common that was scored on the same rows. Evaluate both with --tasks alike."
+        )
+    console.say(table(first, second, lines))
+    if flags.output is not None:
+        content = {
+            "first": _side_name(first),
+            "second": _side_name(second),
+            "lines": [line._asdict() for line in lines],
+        }
+        write_atomically(flags.output, json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def open_sides(words: Sequence[str]) -> tuple[Side, Side]:
+    if len(words) > 2:
+        raise UserError(f"{len(words)} runs were given, expected one or two. See --help.")
+    problems = Problems()
+    opened = [problems.attempt(lambda word=word: _open(word)) for word in words]  # type: ignore[misc]
+    problems.raise_if_any()
+    choices = [choice for choice in opened if choice is not None]
+    if len(choices) == 1:
+        folder, report, names = choices[0]
+        if len(names) != 2:
+            raise UserError(f"{folder}: has {len(names)} models ({', '.join(names)}), expected two. Name a second run.")
+        return Side(folder, report, names[0]), Side(folder, report, names[1])
+    sides = []
+    for folder, report, names in choices:
+        if len(names) != 1:
+            raise UserError(f"{folder}: has {len(names)} models. Name one: {folder}:{names[0]}.")
+        sides.append(Side(folder, report, names[0]))
+    return sides[0], sides[1]
+
+
+def _open(word: str) -> tuple[Path, Json, list[str]]:
+    """RUN or RUN:MODEL → the folder, its report, and the models that are meant."""
+    path, _, name = (word, "", "") if Path(word).is_dir() else word.rpartition(":")
+    folder = Path(path)
+    try:
+        report = json.loads((folder / "report.json").read_text())
+        names = [model["name"] for model in report["models"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{word}: has no report.json that can be read ({error}). Expected an output folder of evaluation.run, or "
+            "FOLDER:MODEL."
+        ) from None
+    if name and name not in names:
+        raise UserError(f"{word}: the run has no model {name!r}{nearest(name, names)} (found {', '.join(names)}).")
+    return folder, report, [name] if name else names
+
+
+def compare_sides(first: Side, second: Side) -> tuple[list[Line], list[str]]:
+    """One line per task and metric, and notes about what could not be compared."""
+    from evaluation.significance import compare, holm  # scipy and scikit-learn take a second to import
+
+    others = {task["name"]: task for task in second.report["tasks"]}
+    lines, notes = [], []
+    if first.report["protocol"]["name"] != second.report["protocol"]["name"]:
+        names = [side.report["protocol"]["name"] for side in (first, second)]
+        notes.append(f"the runs follow different protocols ({names[0]} and {names[1]})")
+    for task in first.report["tasks"]:
+        other = others.get(task["name"])
+        reason = _obstacle(first, task, second, other)
+        if reason is not None or other is None:
+            notes.append(f"{task['title']}: not compared, because {reason}")
+            continue
+        results = (first.result(task), second.result(other))
+        seeds = sorted(set(results[0]["seeds"]) & set(results[1]["seeds"]))  # type: ignore[index]
+        if task["kind"] in ("minimal_pairs", "cloze"):
+            seeds = results[0]["seeds"][:1]  # type: ignore[index]
+        for metric in task["metrics"]:
+            (a, value_a), (b, value_b) = (_parts(side, task, metric, seeds) for side in (first, second))
+            compared = compare(_metric(first, task, metric), a, b)
+            lines.append(
+                Line(task["title"], metric, task["num_rows"], len(seeds), value_a, value_b, *compared, corrected=1.0)
+            )
+    corrected = holm([line.p_value for line in lines])
+    return [line._replace(corrected=p) for line, p in zip(lines, corrected, strict=True)], notes
+
+
+def _obstacle(first: Side, task: Json, second: Side, other: Json | None) -> str | None:
+    if other is None:
+        return f"{_side_name(second)} was not evaluated on it"
+    if task["dev_digest"] != other["dev_digest"]:
+        return "the two were scored on different rows"
+    for side, entry in ((first, side_result := first.result(task)), (second, second.result(other))):
+        if entry is None or "unavailable" in entry:
+            return f"{_side_name(side)} has no score"
+    assert side_result is not None
+    other_result = second.result(other)
+    assert other_result is not None
+    if task["kind"] not in ("minimal_pairs", "cloze") and not set(side_result["seeds"]) & set(other_result["seeds"]):
+        return "they share no seed"
+    return None
+
+
+def _gold(side: Side, task: Json) -> Json:
+    path = side.folder / "gold" / f"{task['task']}.json"
+    try:
+        content: Json = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({error}). Run evaluation.run again; it keeps what is finished."
+        ) from None
+    return content
+
+
+def _metric(side: Side, task: Json, name: str) -> Any:
+    from evaluation.scores import metrics_of
+
+    gold = _gold(side, task)
+    return metrics_of(make_task(gold["task"], task["task"]), gold["num_labels"])[name]
+
+
+def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tuple[list[Any], float]:
+    """Per-row numbers of the metric for each seed, and its mean over these seeds."""
+    from evaluation.scores import parts_of
+
+    own = next(item for item in side.report["tasks"] if item["name"] == task["name"])
+    entry = side.result(own)
+    assert entry is not None
+    gold, metric = _gold(side, own)["gold"][own["split"]], _metric(side, own, metric_name)
+    places = [entry["seeds"].index(seed) for seed in seeds] if len(entry["seeds"]) > 1 else [0]
+    parts = []
+    for place in places:
+        path = side.folder / entry["cells"][place]
+        try:
+            predictions = json.loads(path.read_text())["result"]["predictions"][own["split"]]
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{path}: cannot be read ({error}). Run evaluation.run again; it redoes this cell."
+            ) from None
+        parts.append(parts_of(metric, gold, predictions))
+    return parts, fmean(entry["values"][metric_name][place] for place in places)
+
+
+def _side_name(side: Side) -> str:
+    return f"{side.folder}:{side.model}"
+
+
+def table(first: Side, second: Side, lines: Sequence[Line]) -> str:
+    shown = [
+        f"A: {_side_name(first)}",
+        f"B: {_side_name(second)}",
+        "",
+        "| task | metric | n | seeds | A | B | B − A [95 % interval] | p | p, corrected |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for line in lines:
+        difference = f"{100 * line.difference:+.1f} [{100 * line.low:+.1f}, {100 * line.high:+.1f}]"
+        shown.append(
+            f"| {line.task} | {line.metric} | {line.num_rows:,} | {line.num_seeds} | {100 * line.first:.1f} | "
+            f"{100 * line.second:.1f} | {difference} | {line.p_value:.4f} | {line.corrected:.4f} |"
+        )
+    shown += [
+        "",
+        "p: paired permutation test over rows, two-sided; corrected for the number of lines (Holm). The interval is a "
+        "paired bootstrap over rows. Neither covers seeds that were not run.",
+    ]
+    return "\n".join(shown)
+
+
+if __name__ == "__main__":
+    run_command(main)

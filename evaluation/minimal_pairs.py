@@ -1,0 +1,147 @@
+"""Minimal pairs and cloze, zero-shot: does the model prefer what people accept?"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.errors import UserError
+from evaluation.encoding import Encoded, encode, mask_id_of
+from evaluation.likelihood import Masking, Scorer, make_queries, score_sentences
+
+GAP = re.compile(r"\[MASK\]|<mask>|_{3,}")
+SENTENCES_AT_ONCE = 2000  # between two reports of progress
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Scores of P pairs: 1 where the good sentence is more probable, 0 where the bad one is, ½ for a tie."""
+
+    by_sum: np.ndarray  # [P]
+    by_mean: np.ndarray  # [P] by the mean per token
+    good: np.ndarray  # [P] summed log-probabilities
+    bad: np.ndarray  # [P]
+    num_shortened: int  # sentences that were longer than the model's positions
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.by_sum.mean())
+
+
+def score_pairs(
+    scorer: Scorer,
+    tokenizer: Any,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    masking: Masking = "token",
+    max_positions: int = 512,
+    progress: Callable[[int], None] | None = None,
+) -> PairScores:
+    """Score (good, bad) sentences. `progress` is called with numbers of finished pairs."""
+    parts, num_shortened = [], 0
+    step = SENTENCES_AT_ONCE // 2
+    for first in range(0, len(pairs), step):
+        chosen = pairs[first : first + step]
+        encoded = encode(tokenizer, [sentence for pair in chosen for sentence in pair])
+        short = [sentence.shortened(max_positions) for sentence in encoded]
+        num_shortened += sum(len(item.ids) > max_positions for item in encoded)
+        scores = score_sentences(scorer, short, mask_id_of(tokenizer), masking)
+        parts.append((scores.sums.reshape(-1, 2), scores.means.reshape(-1, 2)))
+        if progress is not None:
+            progress(len(chosen))
+    sums, means = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return PairScores(_preferred(sums), _preferred(means), sums[:, 0], sums[:, 1], num_shortened)
+
+
+def _preferred(scores: np.ndarray) -> np.ndarray:
+    return (np.sign(scores[:, 0] - scores[:, 1]) + 1) / 2
+
+
+def minimal_pair_accuracy(
+    scorer: Scorer, tokenizer: Any, pairs: Sequence[tuple[str, str]], masking: Masking = "token"
+) -> float:
+    """Share of pairs whose good sentence is the more probable one."""
+    return score_pairs(scorer, tokenizer, pairs, masking=masking).accuracy
+
+
+@dataclass(frozen=True)
+class ClozeScores:
+    correct: np.ndarray  # [N] 1, 0, or a share where choices tie
+    reciprocal_ranks: np.ndarray  # [N]
+    chosen: list[str | None]  # the preferred choice; None where there are no choices
+    num_shortened: int
+
+
+def score_cloze(
+    scorer: Scorer, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_positions: int = 512
+) -> ClozeScores:
+    """Rows with `text` (one gap: [MASK] or ___), `answer` and perhaps `choices`.
+
+    With choices, all tokens of a choice are masked together, and the choice with the highest mean log-probability is
+    taken, so that long ones are not at a disadvantage. Without, the answer's tokens compete with the whole vocabulary.
+    """
+    candidates = [(row, choice) for row in rows for choice in (row.get("choices") or [row["answer"]])]
+    encoded = [_fill(tokenizer, row, choice) for row, choice in candidates]
+    num_shortened = sum(len(sentence.ids) > max_positions for sentence, _ in encoded)
+    wanted = [(sentence, [(hidden, hidden)]) for sentence, hidden in encoded]
+    if num_shortened:
+        raise UserError(
+            f"{num_shortened} texts with a gap are longer than the {max_positions} positions of the model; "
+            "cutting could remove the gap. Shorten the texts."
+        )
+    queries = make_queries(wanted, mask_id_of(tokenizer))
+    answers = scorer.answer(queries, with_ranks=True)
+    assert answers.ranks is not None
+    counts = np.bincount(queries.owners, minlength=len(wanted))
+    means = np.bincount(queries.owners, answers.log_probs, len(wanted)) / np.maximum(counts, 1)
+    worst = np.ones(len(wanted), dtype=np.int64)
+    np.maximum.at(worst, queries.owners, answers.ranks)
+    inverse = np.bincount(queries.owners, 1.0 / answers.ranks, len(wanted)) / np.maximum(counts, 1)
+    return _judge_cloze(rows, means, worst, inverse, num_shortened)
+
+
+def _judge_cloze(
+    rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray, num_shortened: int
+) -> ClozeScores:
+    correct, reciprocal, place = [], [], 0
+    chosen: list[str | None] = []
+    for row in rows:
+        choices = row.get("choices")
+        if not choices:
+            correct.append(float(worst[place] == 1))
+            reciprocal.append(float(inverse[place]))
+            chosen.append(None)
+            place += 1
+            continue
+        scores = means[place : place + len(choices)]
+        place += len(choices)
+        own = scores[choices.index(row["answer"])]
+        best = scores == scores.max()
+        correct.append(float(own == scores.max()) / int(best.sum()))
+        reciprocal.append(1.0 / (1 + int((scores > own).sum())))
+        chosen.append(choices[int(scores.argmax())])
+    return ClozeScores(np.array(correct), np.array(reciprocal), chosen, num_shortened)
+
+
+def _fill(tokenizer: Any, row: dict[str, Any], choice: str) -> tuple[Encoded, tuple[int, ...]]:
+    """The text with `choice` in its gap, and the positions of the tokens that come from it."""
+    gaps = list(GAP.finditer(row["text"]))
+    if len(gaps) != 1:
+        raise UserError(
+            f"line {row.get('line', '?')}: has {len(gaps)} gaps, expected one [MASK] or ___ in {row['text']!r}."
+        )
+    if row.get("choices") and row["answer"] not in row["choices"]:
+        raise UserError(f"line {row.get('line', '?')}: the answer {row['answer']!r} is not among {row['choices']!r}.")
+    start, end = gaps[0].span()
+    (sentence,) = encode(tokenizer, [row["text"][:start] + choice + row["text"][end:]])
+    last = start + len(choice)
+    hidden = tuple(
+        position
+        for position, ((first, stop), word) in enumerate(zip(sentence.offsets, sentence.words, strict=True))
+        if word is not None and first < last and stop > start
+    )
+    if not hidden:
+        raise UserError(f"line {row.get('line', '?')}: {choice!r} has no tokens in this vocabulary.")
+    return sentence, hidden

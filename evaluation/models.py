@@ -1,0 +1,186 @@
+"""Models to evaluate: Hugging Face folders, loaded by the stock Auto classes."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from common.errors import Problems, UserError
+from common.files import file_digest
+from evaluation.task import Kind
+
+HEADS: dict[Kind, str] = {
+    "classify": "AutoModelForSequenceClassification",
+    "pair": "AutoModelForSequenceClassification",
+    "regress": "AutoModelForSequenceClassification",
+    "tokens": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+    "minimal_pairs": "AutoModelForMaskedLM",
+    "cloze": "AutoModelForMaskedLM",
+}
+# Positions of these start after the padding token's id, so that many rows of their tables are never used.
+_OFFSET_POSITIONS = frozenset(
+    "roberta xlm-roberta xlm-roberta-xl camembert roberta-prelayernorm longformer mpnet data2vec-text".split()
+)
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "merges.txt",
+)
+_POOLER = "pooler"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """One model under evaluation."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def config(self) -> Any:
+        return transformers.AutoConfig.from_pretrained(self.path, local_files_only=True)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return transformers.AutoTokenizer.from_pretrained(self.path, local_files_only=True)
+
+    @cached_property
+    def max_positions(self) -> int:
+        """Longest row, special tokens included, that the model and its tokenizer take."""
+        positions = getattr(self.config, "max_position_embeddings", None) or 512
+        if self.config.model_type in _OFFSET_POSITIONS:
+            positions -= (self.config.pad_token_id or 0) + 1
+        return int(min(positions, self.tokenizer.model_max_length))
+
+    @cached_property
+    def num_parameters(self) -> int:
+        with torch.device("meta"):
+            return sum(p.numel() for p in transformers.AutoModel.from_config(self.config).parameters())
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the weights, the configuration and the tokenizer."""
+        files = [p for p in sorted(self.path.iterdir()) if p.suffix in (".safetensors", ".bin") or p.name in _IDENTITY]
+        return _digest([(path.name, file_digest(path)) for path in files])
+
+    @cached_property
+    def architecture_digest(self) -> str:
+        """Of the configuration and the tokenizer: equal for models that differ in weights alone."""
+        files = [self.path / name for name in _IDENTITY if (self.path / name).is_file()]
+        config = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+        tokenizer = [(path.name, file_digest(path)) for path in files if path.name != "config.json"]
+        return _digest([json.dumps(config, sort_keys=True, default=str), tokenizer])
+
+
+_IDENTITY = ("config.json", *_TOKENIZER_FILES, "tokenizer_config.json")
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+
+def open_models(named_paths: Sequence[tuple[str | None, Path]]) -> list[ModelFolder]:
+    """Check the folders; all mistakes are reported at once. A folder without a name is named by its last part."""
+    problems = Problems()
+    models = [ModelFolder(name or path.resolve().name, path) for name, path in named_paths]
+    for model in models:
+        problems.attempt(lambda model=model: _check(model))  # type: ignore[misc]
+    names = [model.name for model in models]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.add(f"--model: two models have the name {name!r}. Name them: --model first=DIR second=DIR.")
+    for name in names:
+        if name == "untrained" or "/" in name or name.startswith("."):
+            problems.add(f"--model {name}=…: is not usable as a name. Give another, such as --model first=DIR.")
+    problems.raise_if_any()
+    return models
+
+
+def _check(model: ModelFolder) -> None:
+    path = model.path
+    if not path.is_dir():
+        raise UserError(
+            f"--model {path}: is not a folder. Expected a Hugging Face folder; a model of the hub can be fetched with "
+            f"`hf download NAME --local-dir DIR`."
+        )
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"--model {path}: has no config.json. Expected a Hugging Face folder; a checkpoint of this project becomes "
+            "one with scripts/export_hf.py."
+        )
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"--model {path}: has no tokenizer (expected one of {', '.join(_TOKENIZER_FILES)}). Copy the tokenizer "
+            "that the model was trained with into the folder."
+        )
+    if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
+        raise UserError(f"--model {path}: has no weights (expected model.safetensors). Export or download it again.")
+    try:
+        config, tokenizer = model.config, model.tokenizer
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"--model {path}: stock transformers cannot load its config or tokenizer ({reason}).") from None
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"--model {path}: the tokenizer has {len(tokenizer):,} tokens, but the model {config.vocab_size:,}. "
+            "Put the tokenizer that the model was trained with into the folder."
+        )
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"--model {path}: the tokenizer has no padding token. Set pad_token in tokenizer_config.json.")
+
+
+def load_model(model: ModelFolder, kind: Kind, num_labels: int, *, untrained: bool, start: Path | None = None) -> Any:
+    """The stock model with a head for `kind`; a fresh head is drawn from torch's generator.
+
+    `untrained`: all weights are drawn. `start`: take the encoder from this folder instead of the model's own.
+    """
+    auto = getattr(transformers, HEADS[kind])
+    options: dict[str, Any] = {}
+    if HEADS[kind].endswith(("SequenceClassification", "TokenClassification")):
+        options["num_labels"] = num_labels
+        options["problem_type"] = "regression" if kind == "regress" else "single_label_classification"
+    folder = start or model.path
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        if untrained:
+            return auto.from_config(config)
+        loaded, info = auto.from_pretrained(
+            folder, config=config, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"--model {folder}: stock transformers cannot load it as {HEADS[kind]} ({reason}).") from None
+    _check_loaded(folder, loaded, info)
+    return loaded.float()
+
+
+def _check_loaded(folder: Path, loaded: Any, info: dict[str, Any]) -> None:
+    """A fresh head is expected; fresh weights in the encoder would make every score meaningless."""
+    prefix = f"{loaded.base_model_prefix}."
+    fresh = set(info["missing_keys"]) | {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
+    in_encoder = sorted(name for name in fresh if name.startswith(prefix) and _POOLER not in name)
+    if in_encoder:
+        raise UserError(
+            f"--model {folder}: {len(in_encoder)} weights of the encoder are missing or of another shape (such as "
+            f"{in_encoder[0]}). The weights do not belong to config.json; export or download the model again."
+        )
+
+
+def lacks_masked_head(model: ModelFolder) -> bool:
+    """Whether the folder has no weights for predicting masked tokens, as sentence encoders have none."""
+    loaded, info = transformers.AutoModelForMaskedLM.from_pretrained(
+        model.path, local_files_only=True, output_loading_info=True
+    )
+    tied = set(getattr(loaded, "_tied_weights_keys", None) or {})
+    return any(
+        not name.startswith(f"{loaded.base_model_prefix}.") and name not in tied for name in info["missing_keys"]
+    )

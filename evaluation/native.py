@@ -1,0 +1,134 @@
+"""Our own model in evaluation: Hugging Face folders loaded into it, masks filled in and states pooled on packed tokens.
+
+This is the only module of the package that uses nvidia.
+
+B rows, S padded length, T real tokens, U rows whose final state is needed, H hidden size.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from common.errors import UserError
+from evaluation.likelihood import Answers, Queries, empty_answers, entries_by_input, make_batch, put_answers
+from nvidia.interop.hugging_face import from_hugging_face, is_pre_ln
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
+from nvidia.unpadding import plan_packing, plan_with_rows, real_tokens
+
+WEIGHTS = "model.safetensors"
+TOKENS_AT_ONCE = 4096  # large enough for the products to run at the processor's speed, small enough for its cache
+HEAD_ROWS = 128  # rows of scores at a time: each is as long as the vocabulary
+
+
+def load_native(folder: Path) -> PreTrainingModel:
+    """A Hugging Face folder as our model, for scoring. Raises UserError with the reason where that is not possible."""
+    return to_native(read_weights(folder), json.loads((folder / "config.json").read_text()), str(folder))
+
+
+def to_native(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str) -> PreTrainingModel:
+    """Weights and config.json's content of a stock masked language model as our model."""
+    try:
+        state, own_config = from_hugging_face(tensors, config)
+        model = (BertForPreTrainingPreLN if is_pre_ln(state) else BertForPreTraining)(own_config)
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except (RuntimeError, TypeError, KeyError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{where}: weights and config.json do not fit each other ({reason})") from None
+    # Scores of masked tokens need neither the pooler nor the sentence head.
+    missing = [name for name in missing if not name.startswith(("bert.pooler.", "cls.seq_relationship."))]
+    if missing or unexpected:
+        raise UserError(f"{where}: our model needs {missing[:3]} and does not know {unexpected[:3]}")
+    return model.eval()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from one safetensors file or from several with an index."""
+    index = folder / f"{WEIGHTS}.index.json"
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [WEIGHTS]
+        return {name: tensor for file in names for name, tensor in load_file(folder / file).items()}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError(f"{folder}: its weights cannot be read as safetensors ({error})") from None
+
+
+class PackedScorer:
+    """Our model with real tokens only, the last block and the head on masked rows only."""
+
+    def __init__(self, model: PreTrainingModel, pad_id: int = 0, tokens_at_once: int = TOKENS_AT_ONCE) -> None:
+        self.model, self.pad_id, self.tokens_at_once = model, pad_id, tokens_at_once
+
+    @torch.inference_mode()
+    def answer(self, queries: Queries, with_ranks: bool = False) -> Answers:
+        log_probs, ranks = empty_answers(queries, with_ranks)
+        order, starts = entries_by_input(queries)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for chosen in self._batches(queries):
+                entries = np.concatenate([order[starts[number] : starts[number + 1]] for number in chosen])
+                self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), log_probs, ranks)
+        finally:
+            self.model.train(was_training)
+        return Answers(log_probs, ranks)
+
+    def _batches(self, queries: Queries) -> list[np.ndarray]:
+        """Numbers of inputs, the longest first, so that rows of one length are together."""
+        lengths = np.array([len(ids) for ids in queries.inputs])
+        by_length = np.argsort(-lengths, kind="stable")
+        batches, first = [], 0
+        while first < len(by_length):
+            size = max(1, self.tokens_at_once // int(lengths[by_length[first]]))
+            batches.append(by_length[first : first + size])
+            first += size
+        return batches
+
+    def _answer_batch(self, batch: Any, log_probs: np.ndarray, ranks: np.ndarray | None) -> None:
+        device = next(self.model.parameters()).device
+        ids, mask, targets = batch.ids.to(device), batch.mask.to(device), batch.targets.to(device)
+        flat = (batch.rows * ids.shape[1] + batch.positions).to(device)  # [e] in the flattened batch
+        wanted = torch.zeros(ids.numel(), dtype=torch.bool, device=device).index_fill(0, flat, True).view(ids.shape)
+        packing, used = plan_with_rows(real_tokens(mask), wanted)  # used: [U] packed positions
+        states = self.model.encode_rows(ids, torch.zeros_like(ids), packing, used)  # [U, H]
+        place = torch.empty(ids.numel(), dtype=torch.long, device=device)
+        place[packing.indices[used]] = torch.arange(len(used), device=device)
+        needed = place[flat]  # [e] which row of `states` an entry reads
+        for part in torch.arange(len(flat), device=device).split(HEAD_ROWS):
+            scores = self.model.cls.predictions(states[needed[part]]).float()
+            put_answers(log_probs, ranks, batch.entries[part.cpu().numpy()], scores, targets[part])
+
+
+@torch.inference_mode()
+def mean_states(model: PreTrainingModel, rows: Sequence[Sequence[int]], tokens_at_once: int = TOKENS_AT_ONCE) -> Tensor:
+    """[N, H] fp32 on the CPU: the mean of the final states of each row's tokens."""
+    device = next(model.parameters()).device
+    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+    result = torch.empty(len(rows), model.config.hidden_size)
+    was_training = model.training
+    model.eval()
+    try:
+        first = 0
+        while first < len(order):
+            chosen = order[first : first + max(1, tokens_at_once // len(rows[order[first]]))]
+            first += len(chosen)
+            ids = torch.zeros(len(chosen), len(rows[chosen[0]]), dtype=torch.long)
+            mask = torch.zeros_like(ids)
+            for place, row in enumerate(chosen):
+                ids[place, : len(rows[row])] = torch.as_tensor(rows[row])
+                mask[place, : len(rows[row])] = 1
+            ids, mask = ids.to(device), mask.to(device)
+            packing = plan_packing(real_tokens(mask))
+            states = model.encode_rows(ids, torch.zeros_like(ids), packing, None).float()  # [T, H]
+            sums = states.new_zeros(len(chosen), states.shape[1]).index_add_(0, packing.sequence_of, states)
+            result[chosen] = (sums / mask.sum(1, keepdim=True)).cpu()
+    finally:
+        model.train(was_training)
+    return result

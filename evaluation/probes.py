@@ -1,0 +1,85 @@
+"""Probes: quick measures of a model in memory, without fine-tuning. Every one is deterministic.
+
+N rows, H hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from evaluation.encoding import encode
+from evaluation.minimal_pairs import minimal_pair_accuracy
+from evaluation.native import PackedScorer, mean_states
+
+__all__ = [
+    "PackedScorer",
+    "cosine_similarities",
+    "logistic_probe",
+    "minimal_pair_accuracy",
+    "nearest_neighbour_accuracy",
+    "pooled_features",
+    "similarity_correlation",
+    "stock_features",
+]
+
+
+def pooled_features(model: Any, tokenizer: Any, texts: Sequence[str], max_tokens: int = 128) -> Tensor:
+    """[N, H] mean final states of our model on texts, each cut to `max_tokens`."""
+    return mean_states(model, [sentence.shortened(max_tokens).ids for sentence in encode(tokenizer, texts)])
+
+
+@torch.inference_mode()
+def stock_features(
+    model: Any, tokenizer: Any, texts: Sequence[str], max_tokens: int = 128, batch_size: int = 64
+) -> Tensor:
+    """The same from a stock AutoModel."""
+    device = next(model.parameters()).device
+    parts = []
+    for first in range(0, len(texts), batch_size):
+        batch = tokenizer(
+            list(texts[first : first + batch_size]), padding=True, truncation=True, max_length=max_tokens,
+            return_tensors="pt",
+        ).to(device)  # fmt: skip
+        states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state.float()
+        mask = batch["attention_mask"][..., None].to(states)
+        parts.append(((states * mask).sum(1) / mask.sum(1)).cpu())
+    return torch.cat(parts)
+
+
+def logistic_probe(
+    train: Tensor, train_labels: Sequence[int], dev: Tensor, dev_labels: Sequence[int], strength: float = 1.0
+) -> float:
+    """Accuracy on `dev` of logistic regression on frozen features [N, H]. `strength` is the inverse regularization."""
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+    classifier.fit(train.numpy(), np.asarray(train_labels))
+    return float(classifier.score(dev.numpy(), np.asarray(dev_labels)))
+
+
+def cosine_similarities(first: Tensor, second: Tensor) -> np.ndarray:
+    """[N] of two sets of features [N, H], row by row."""
+    return torch.nn.functional.cosine_similarity(first, second).numpy()
+
+
+def similarity_correlation(first: Tensor, second: Tensor, scores: Sequence[float]) -> float:
+    """Spearman's correlation of cosine similarities with scores that people gave; 0 where it is undefined."""
+    similarities = cosine_similarities(first, second)
+    if np.ptp(similarities) == 0 or np.ptp(scores) == 0 or not np.isfinite(similarities).all():
+        return 0.0
+    return float(stats.spearmanr(similarities, np.asarray(scores)).statistic)
+
+
+def nearest_neighbour_accuracy(first: Tensor, second: Tensor) -> float:
+    """Share of rows of `first` whose nearest row of `second`, by cosine, is the one of the same number.
+
+    Features are centred before, because the states of encoders share a large common part.
+    """
+    normed = [torch.nn.functional.normalize(part - part.mean(0), dim=1) for part in (first, second)]
+    nearest = (normed[0] @ normed[1].T).argmax(1)
+    return float((nearest == torch.arange(len(first))).float().mean())

@@ -1,0 +1,56 @@
+"""The processes of one evaluation: which this is, and what all of them must agree on."""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def num_ranks() -> int:
+    """As the launcher set it; 1 under plain python."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_first() -> bool:
+    return rank() == 0
+
+
+def device() -> torch.device:
+    return (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+
+
+def all_ranks_take_from_first(make: Callable[[], T]) -> T:
+    """Run `make` on rank 0 and give its result to all ranks. A collective; an error of rank 0 is raised on all."""
+    if num_ranks() == 1:
+        return make()
+    box: list[Any] = [None, None]
+    if is_first():
+        try:
+            box[0] = make()
+        except Exception as error:  # raised below, on every rank
+            box[1] = error
+    dist.broadcast_object_list(box, src=0)
+    if box[1] is not None:
+        raise box[1]
+    return box[0]
+
+
+def all_ranks_gather(part: list[Any]) -> list[Any]:
+    """The parts of all ranks, in the order of ranks. A collective."""
+    if num_ranks() == 1:
+        return part
+    parts: list[Any] = [None] * num_ranks()
+    dist.all_gather_object(parts, part)
+    return [item for one in parts for item in one]

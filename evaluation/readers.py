@@ -1,0 +1,269 @@
+"""Readers: files as they are published → rows of named fields."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError, nearest
+from evaluation.conll import read_conll
+from evaluation.task import Task
+
+Row = dict[str, Any]
+MAX_MALFORMED_SHARE = 0.01  # more rows with a wrong number of columns mean that the file has another format
+NO_LABELS = (
+    "Score on a file with labels: the test files of GLUE and CLUE are published without them, their development files "
+    "have them"
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one split and what the reader had to leave out."""
+
+    paths: tuple[Path, ...]
+    rows: list[Row]
+    num_malformed: int = 0
+
+    @property
+    def where(self) -> str:
+        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
+
+
+def read_files(task: Task, paths: tuple[Path, ...]) -> Table:
+    """Rows with the fields of the task's kind, in the order of the files."""
+    rows: list[Row] = []
+    num_malformed = 0
+    for path in paths:
+        read, malformed = READERS[task.format](path, task)
+        if not read:
+            raise UserError(f"{path}: has no rows. Expected at least one; check that the file was copied completely.")
+        rows += read
+        num_malformed += malformed
+    return Table(paths, rows, num_malformed)
+
+
+def read_tsv(path: Path, task: Task) -> tuple[list[Row], int]:
+    """Tab-separated values without any quoting, as GLUE's are: a lone quotation mark is text."""
+    # Not splitlines(): that also splits at form feeds and at U+2028, which occur inside sentences.
+    lines = _read_text(path).split("\n")
+    return _tabular(path, task, ((n, line.rstrip("\r").split("\t")) for n, line in enumerate(lines, 1) if line.strip()))
+
+
+def read_csv(path: Path, task: Task) -> tuple[list[Row], int]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB is less than a long article
+
+    def records() -> Iterator[tuple[int, list[str]]]:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream)
+            try:
+                for record in reader:
+                    if record:
+                        yield reader.line_num, record
+            except csv.Error as error:
+                raise UserError(
+                    f"{path}, line {reader.line_num}: is not valid CSV ({error}). Export it again."
+                ) from None
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error) from None
+
+    return _tabular(path, task, records())
+
+
+def _tabular(path: Path, task: Task, records: Iterable[tuple[int, list[str]]]) -> tuple[list[Row], int]:
+    iterator = iter(records)
+    first = next(iterator, None)
+    if first is None:
+        return [], 0
+    width = len(first[1])
+    if task.header:
+        places = {field: _place(path, column, first[1], field) for field, column in task.columns.items()}
+    else:
+        places = {field: int(column) for field, column in task.columns.items()}
+        for field, place in places.items():
+            if not -width <= place < width:
+                raise UserError(
+                    f"{path}: has {width} columns, but {field!r} is column {place} (counted from 0). "
+                    f'Correct "columns" of task {task.name}. {NO_LABELS if field == "label" else ""}'.rstrip()
+                )
+    rows, malformed, first_malformed = [], 0, 0
+    for number, record in iterator if task.header else (first, *iterator):
+        if len(record) != width:
+            malformed, first_malformed = malformed + 1, first_malformed or number
+            continue
+        rows.append({field: record[place] for field, place in places.items()} | {"line": number})
+    if malformed > max(3, MAX_MALFORMED_SHARE * (len(rows) + malformed)):
+        raise UserError(
+            f"{path}: {malformed} of {malformed + len(rows)} rows do not have the {width} columns of the first row "
+            f"(the first is line {first_malformed}). The file is damaged or not in the format {task.format!r}."
+        )
+    return rows, malformed
+
+
+def _place(path: Path, column: str | int, header: list[str], field: str) -> int:
+    if isinstance(column, int):
+        return column
+    if column in header:
+        return header.index(column)
+    listed = ", ".join(repr(name) for name in header[:12])
+    hint = nearest(column, header)
+    remedy = f"{NO_LABELS}." if field == "label" and not hint else "Name the column as the file does."
+    raise UserError(f"{path}: has no column {column!r}{hint} (found {listed}). {remedy}")
+
+
+def read_jsonl(path: Path, task: Task) -> tuple[list[Row], int]:
+    """One JSON object per line; a file that is one JSON array of objects is read too."""
+    text = _read_text(path)
+    records: Iterable[tuple[int, Any]]
+    if text.lstrip().startswith("["):
+        records = enumerate(_parse_json(path, text, None), 1)
+    else:
+        lines = enumerate(text.split("\n"), 1)
+        records = ((number, _parse_json(path, line, number)) for number, line in lines if line.strip())
+    rows = []
+    for number, record in records:
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, line {number}: expected a JSON object, found a {type(record).__name__}.")
+        rows.append(_pick(f"{path}, line {number}", task, record) | {"line": number})
+    return rows, 0
+
+
+def _pick(where: str, task: Task, record: Row) -> Row:
+    row = {}
+    for field, column in task.columns.items():
+        if column in record:
+            value = record[str(column)]
+            row[field] = value if isinstance(value, list) else _as_text(value)
+        elif field not in ("group", "choices"):
+            remedy = f"{NO_LABELS}." if field == "label" else "Name the key as the file does."
+            raise UserError(f"{where}: has no key {column!r} (found {', '.join(map(repr, record))}). {remedy}")
+    return row
+
+
+def _as_text(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_folders(path: Path, task: Task) -> tuple[list[Row], int]:
+    """A folder per label with one text per file, as aclImdb has it."""
+    labels = task.labels or sorted(folder.name for folder in path.iterdir() if folder.is_dir())
+    rows = []
+    for label in labels:
+        files = sorted((path / label).glob("*.txt"))
+        if not files:
+            raise UserError(f"{path / label}: has no .txt files. Expected a folder of texts for each label.")
+        rows += [{"text": _read_text(file), "label": label, "line": file.name} for file in files]
+    return rows, 0
+
+
+def read_squad(path: Path, task: Task) -> tuple[list[Row], int]:
+    """SQuAD 1.1 and 2.0: one row per question."""
+    content = _parse_json(path, _read_text(path), None)
+    rows, misplaced = [], 0
+    try:
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                context = paragraph["context"]
+                for question in paragraph["qas"]:
+                    answers = [(answer["text"], int(answer["answer_start"])) for answer in question["answers"]]
+                    misplaced += any(not context.startswith(text, start) for text, start in answers)
+                    rows.append(
+                        {
+                            "id": str(question["id"]),
+                            "question": question["question"].lstrip(),
+                            "context": context,
+                            "answers": [] if question.get("is_impossible") else answers,
+                            "line": question["id"],
+                        }
+                    )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: does not have SQuAD's layout ({type(error).__name__}: {error}). Expected data → paragraphs → "
+            f"context, qas → id, question, answers → text, answer_start. {NO_LABELS}."
+        ) from None
+    if misplaced > max(3, MAX_MALFORMED_SHARE * len(rows)):
+        raise UserError(
+            f"{path}: {misplaced} of {len(rows)} questions have an answer that is not in the text at answer_start. "
+            "The offsets are counted in characters, not in bytes; copy the file again."
+        )
+    return rows, 0
+
+
+def _read_conll(path: Path, task: Task) -> tuple[list[Row], int]:
+    return read_conll(path, _read_text(path), int(task.columns["tokens"]), int(task.columns["label"])), 0
+
+
+def read_dataset(path: Path, task: Task) -> tuple[list[Row], int]:
+    """One split of a Hugging Face dataset. `path` is a folder of save_to_disk, or a name on the hub, with the split."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            f'task {task.name}: format "dataset" needs the package datasets. Install it: pip install datasets'
+        ) from None
+    name, split = str(path.parent), path.name
+    try:
+        loaded: Any = datasets.load_from_disk(name) if Path(name).is_dir() else None
+        if loaded is None:
+            loaded = datasets.load_dataset(name, task.configuration, split=split)
+        elif isinstance(loaded, datasets.DatasetDict):
+            loaded = loaded[split]
+    except Exception as error:  # the library raises many kinds, also of network libraries
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"dataset {name}, split {split!r}: cannot be loaded ({type(error).__name__}: {reason}). "
+            "Check the name, the split and the network, or save it below --data with save_to_disk."
+        ) from None
+    decode = {column: _label_decoder(feature) for column, feature in loaded.features.items()}
+    rows = []
+    for number, record in enumerate(loaded):
+        named = {column: decode[column](value) for column, value in record.items()}
+        rows.append(_pick(f"dataset {name}, split {split!r}, row {number}", task, named) | {"line": number})
+    return rows, 0
+
+
+def _label_decoder(feature: Any) -> Callable[[Any], Any]:
+    """Class numbers → names; -1, which stands for "no label", stays."""
+    inner = getattr(feature, "feature", None)
+    if hasattr(feature, "int2str"):
+        return lambda value: feature.int2str(value) if value >= 0 else "-1"
+    if inner is not None and hasattr(inner, "int2str"):
+        return lambda values: [inner.int2str(value) for value in values]
+    return lambda value: value
+
+
+READERS: dict[str, Callable[[Path, Task], tuple[list[Row], int]]] = {
+    "tsv": read_tsv,
+    "csv": read_csv,
+    "jsonl": read_jsonl,
+    "conll": _read_conll,
+    "squad": read_squad,
+    "folders": read_folders,
+    "dataset": read_dataset,
+}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        # newline="\n": a carriage return inside a row is no end of it.
+        with path.open(encoding="utf-8-sig", newline="\n") as stream:
+            return stream.read()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from None
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
+    return UserError(
+        f"{path}: is not UTF-8 text (byte {error.start}). Convert it: iconv -f latin1 -t utf-8 {path.name}"
+    )
+
+
+def _parse_json(path: Path, text: str, line: int | None) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = path if line is None else f"{path}, line {line}"
+        raise UserError(f"{where}: is not valid JSON ({error}). Expected one object per line.") from None

@@ -1,0 +1,306 @@
+"""Reports: JSON with everything, Markdown for people, a section for the model card."""
+
+import json
+import math
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.files import write_atomically
+from evaluation.cells import CellStore
+from evaluation.models import ModelFolder
+from evaluation.runner import PROTOCOLS, Plan, TaskResult
+from evaluation.scores import gold_of, majority_scores, metrics_of, parts_of
+from evaluation.significance import NUM_RESAMPLES, summarize
+from evaluation.task_data import TaskData
+
+FORMAT = 1
+Json = dict[str, Any]
+
+
+def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, command: str) -> Json:
+    tasks = [_task_entry(data, split, results, store) for data in plan.tasks for split in data.dev]
+    report = {
+        "format": FORMAT,
+        "command": command,
+        "protocol": {
+            "name": plan.protocol,
+            "meaning": PROTOCOLS[plan.protocol],
+            "setting": plan.setting.as_dict(),
+            "seeds": list(plan.seeds),
+            "untrained_seeds": list(plan.untrained_seeds),
+            "masking": plan.masking,
+        },
+        "machine": _machine(),
+        "models": [_model_entry(model) for model in plan.models],
+        "tasks": tasks,
+        "warnings": warnings_of(plan, results),
+    }
+    report["averages"] = {model.name: _average(tasks, model.name) for model in plan.models}
+    return report
+
+
+def _machine() -> Json:
+    packages = ("torch", "transformers", "accelerate", "tokenizers", "scikit-learn")
+    return {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _model_entry(model: ModelFolder) -> Json:
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "model_type": model.config.model_type,
+        "num_parameters": model.num_parameters,
+        "digest": model.digest,
+    }
+
+
+def _task_entry(data: TaskData, split: str, results: Sequence[TaskResult], store: CellStore) -> Json:
+    task = data.task
+    own = [result for result in results if result.data is data]
+    return {
+        "name": task.split_name(split),
+        "task": task.name,
+        "split": split,
+        "title": task.shown_name if len(task.dev) == 1 else f"{task.shown_name} {split}",
+        "kind": task.kind,
+        "metrics": task.metrics,
+        "num_train": len(data.train),
+        "num_rows": len(data.dev[split]),
+        "dev_digest": data.dev_digest(split),
+        "majority": majority_scores(data)[split],
+        "notes": list(data.notes),
+        "results": [_result_entry(result, split, store) for result in own],
+    }
+
+
+def _result_entry(result: TaskResult, split: str, store: CellStore) -> Json:
+    entry: Json = {"model": result.model.name, "untrained": result.untrained}
+    unavailable = next((r["unavailable"] for r in result.results if "unavailable" in r), None)
+    if unavailable is not None:
+        return entry | {"unavailable": unavailable}
+    metrics = metrics_of(result.data.task, len(result.data.labels))
+    gold = gold_of(result.data, split)
+    entry |= {
+        "seeds": [cell.seed for cell in result.cells],
+        "setting": None if result.setting is None else result.setting.as_dict(),
+        "values": {name: [r["scores"][split][name] for r in result.results] for name in metrics},
+        "summary": {},
+        "num_collapsed": sum(r["collapsed"] is not None for r in result.results),
+        "collapsed": {str(c.seed): r["collapsed"] for c, r in zip(result.cells, result.results, strict=True)
+                      if r["collapsed"]},
+        "seconds": [round(r["seconds"], 2) for r in result.results],
+        "cpu_seconds": [round(r["cpu_seconds"], 2) for r in result.results],
+        "steps": [r["steps"] for r in result.results],
+        "num_shortened": result.results[0]["num_shortened"],
+        "cells": [str(store.path_of(cell).relative_to(store.root.parent)) for cell in result.cells],
+    }  # fmt: skip
+    for name, metric in metrics.items():
+        parts = [parts_of(metric, gold, r["predictions"][split]) for r in result.results]
+        entry["summary"][name] = summarize(metric, parts, entry["values"][name])._asdict()
+    if result.selection:
+        entry["selection"] = result.selection
+    if result.setting is None:
+        entry["scorer"] = result.results[0]["scorer"]
+        entry["groups"] = _groups(result, split)
+    return entry
+
+
+def _groups(result: TaskResult, split: str) -> dict[str, float]:
+    """Mean of the main metric for each group of rows, over seeds."""
+    rows = result.data.dev[split]
+    names = np.array([str(row.get("group", "")) for row in rows])
+    values = np.mean([r["predictions"][split][result.data.task.main_metric] for r in result.results], axis=0)
+    if (names == "").all():
+        return {}
+    return {str(name): float(values[names == name].mean()) for name in np.unique(names)}
+
+
+def _average(tasks: Sequence[Json], model: str) -> float | None:
+    """Mean over tasks of the mean of each task's metrics, as GLUE has it; None where a task is missing."""
+    values: dict[str, list[float]] = {}
+    for task in tasks:
+        entry = find_result(task, model)
+        if entry is None or "unavailable" in entry:
+            return None
+        means = [entry["summary"][name]["mean"] for name in task["metrics"]]
+        values.setdefault(task["task"], []).append(statistics.fmean(means))
+    return statistics.fmean(statistics.fmean(part) for part in values.values())
+
+
+def find_result(task: Json, model: str, untrained: bool = False) -> Json | None:
+    return next((r for r in task["results"] if r["model"] == model and r["untrained"] == untrained), None)
+
+
+def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
+    """What a reader of the scores must know."""
+    found = [note for data in plan.tasks for note in data.notes]
+    for result in results:
+        name = f"{result.data.task.shown_name}, {result.model.name}{' (untrained)' if result.untrained else ''}"
+        for cell, one in zip(result.cells, result.results, strict=True):
+            if "unavailable" in one:
+                found.append(f"{name}: not scored, because {one['unavailable']}")
+            elif one["collapsed"]:
+                remedy = "a lower --learning_rate or more --warmup may help"
+                found.append(f"{name}: seed {cell.seed} collapsed: {one['collapsed']}; it counts in the mean; {remedy}")
+        shortened = {} if result.untrained else result.results[0].get("num_shortened", {})
+        limit = min(result.data.task.max_length, result.model.max_positions)
+        if result.data.task.is_zero_shot:
+            limit = result.model.max_positions
+        for split, count in shortened.items():
+            if count:
+                found.append(f"{name}: {count:,} rows of {split} were longer than {limit} tokens and were cut")
+    return list(dict.fromkeys(found))
+
+
+def write_reports(report: Json, output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "report.json", json.dumps(report, indent=1) + "\n")
+    write_atomically(output / "report.md", markdown(report))
+    for model in report["models"]:
+        write_atomically(output / f"model_card_{model['name']}.md", card_section(report, model["name"]))
+
+
+def write_gold(tasks: Sequence[TaskData], output: Path) -> None:
+    """Gold labels of every split, so that two runs can be compared without the data."""
+    (output / "gold").mkdir(parents=True, exist_ok=True)
+    for data in tasks:
+        content = {
+            "task": data.task.model_dump(),
+            "num_labels": len(data.labels),
+            "gold": {split: gold_of(data, split) for split in data.dev},
+        }
+        write_atomically(output / "gold" / f"{data.task.name}.json", json.dumps(content))
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
+
+
+def shown_score(entry: Json | None, metric: str) -> str:
+    """mean ± deviation [interval], and how many seeds collapsed."""
+    if entry is None:
+        return "–"
+    if "unavailable" in entry:
+        return "not available"
+    summary = entry["summary"][metric]
+    deviation = "" if summary["std"] is None else f" ± {100 * summary['std']:.1f}"
+    collapsed = f", {entry['num_collapsed']} of {len(entry['seeds'])} collapsed" if entry["num_collapsed"] else ""
+    return f"{percent(summary['mean'])}{deviation} [{percent(summary['low'])}, {percent(summary['high'])}]{collapsed}"
+
+
+def markdown(report: Json) -> str:
+    protocol, names = report["protocol"], [model["name"] for model in report["models"]]
+    seeds = len(protocol["seeds"])
+    lines = [
+        "# Evaluation",
+        "",
+        f"Protocol `{protocol['name']}`: {protocol['meaning']}.",
+        f"{_setting_sentence(protocol)} {seeds} seed{'s' if seeds > 1 else ''}.",
+        "Scores are mean ± standard deviation over seeds and, in brackets, a 95 % bootstrap interval over seeds and "
+        f"rows ({NUM_RESAMPLES} resamples), all × 100. *Majority* needs no model; *untrained* is the same architecture "
+        "with fresh weights, fine-tuned alike.",
+        "",
+        "| task | metric | n | majority | " + " | ".join(f"{name} | untrained" for name in names) + " |",
+        "|---|---|---|---|" + "---|---|" * len(names),
+    ]
+    for task in report["tasks"]:
+        for metric in task["metrics"]:
+            cells = [
+                shown_score(find_result(task, name, untrained), metric) for name in names for untrained in (False, True)
+            ]
+            start = f"| {task['title']} | {metric} | {task['num_rows']:,} | {percent(task['majority'][metric])} | "
+            lines.append(start + " | ".join(cells) + " |")
+    averages = [f"{percent(report['averages'][name])} | " for name in names]
+    lines += [f"| **average** | | | | {' | '.join(averages)}|", ""]
+    lines += _chosen_settings(report) + _times(report)
+    if report["warnings"]:
+        lines += ["## Warnings", "", *(f"- {text}" for text in report["warnings"]), ""]
+    machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    lines += ["## How", "", f"    {report['command']}", "", f"{machine}.", ""]
+    return "\n".join(lines)
+
+
+def _setting_sentence(protocol: Json) -> str:
+    setting = protocol["setting"]
+    return (
+        f"Learning rate {setting['learning_rate']:g}, batch {setting['batch_size']}, {setting['epochs']:g} epochs, "
+        f"warm-up {setting['warmup']:.0%}, weight decay {setting['weight_decay']:g}, {setting['precision']}."
+    )
+
+
+def _chosen_settings(report: Json) -> list[str]:
+    chosen = [
+        f"| {task['title']} | {entry['model']} | {entry['setting']['learning_rate']:g} | "
+        f"{entry['setting']['batch_size']} | {len(entry['selection'])} |"
+        for task in report["tasks"]
+        for entry in task["results"]
+        if not entry["untrained"] and entry.get("selection")
+    ]
+    if not chosen:
+        return []
+    head = ["| task | model | learning rate | batch | settings tried |", "|---|---|---|---|---|"]
+    return ["## Chosen on rows held out of train", "", *head, *chosen, ""]
+
+
+def _times(report: Json) -> list[str]:
+    lines = [
+        "## Time per cell",
+        "",
+        "| task | train rows | model | steps | seconds | CPU seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    seen = set()
+    for task in report["tasks"]:
+        for entry in task["results"]:
+            if entry["untrained"] or "unavailable" in entry or (task["task"], entry["model"]) in seen:
+                continue
+            seen.add((task["task"], entry["model"]))
+            seconds, cpu = (statistics.fmean(entry[key]) for key in ("seconds", "cpu_seconds"))
+            how = entry.get("scorer") or entry["steps"][0]
+            lines.append(
+                f"| {task['title']} | {task['num_train']:,} | {entry['model']} | {how} | {seconds:.1f} | {cpu:.1f} |"
+            )
+    return [*lines, ""]
+
+
+def card_section(report: Json, model: str) -> str:
+    """A section for the model's card, in Markdown."""
+    protocol = report["protocol"]
+    lines = [
+        "## Evaluation",
+        "",
+        f"Protocol `{protocol['name']}`: {protocol['meaning']}. {_setting_sentence(protocol)} Mean ± standard "
+        f"deviation over {len(protocol['seeds'])} seeds [95 % bootstrap interval], × 100.",
+        "",
+        "| task | metric | n | score | untrained | majority |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task in report["tasks"]:
+        for metric in task["metrics"]:
+            own, fresh = find_result(task, model), find_result(task, model, untrained=True)
+            lines.append(
+                f"| {task['title']} | {metric} | {task['num_rows']:,} | {shown_score(own, metric)} | "
+                f"{shown_score(fresh, metric)} | {percent(task['majority'][metric])} |"
+            )
+    return "\n".join([*lines, ""])

@@ -1,0 +1,254 @@
+"""Evaluate encoders: fine-tune them on labelled tasks, score minimal pairs, and write a report.
+
+    python -m evaluation.run --model DIR --tasks small blimp --data DATA --output OUT
+    python -m evaluation.run --model ours=DIR1 bert=DIR2 --tasks reviews.csv --text text --label stars --output OUT
+
+Run the same command again to resume after an interruption.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.console import console
+from common.errors import Problems, UserError, run_command
+from common.files import check_folder_to_write
+from common.help import HelpFormatter, Parser, positive_int, whole_number
+from evaluation.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
+from evaluation.task_data import TaskData, load_all
+
+RATES, BATCHES = (2e-5, 5e-5, 1e-4), (16, 32)
+
+
+class _Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="python -m evaluation.run", description=__doc__, formatter_class=_Formatter)
+    what = parser.add_argument_group("what is evaluated")
+    what.add_argument("--model", nargs="+", required=True, metavar="[NAME=]DIR", help="Hugging Face folders")
+    what.add_argument(
+        "--tasks", nargs="+", required=True, metavar="TASK",
+        help=f"groups ({', '.join(GROUPS)}), shipped tasks ({', '.join(shipped_tasks())}), task files (.json), or "
+        "labelled tables (.csv, .tsv, .jsonl)",
+    )  # fmt: skip
+    what.add_argument("--data", type=Path, metavar="DIR", help="folder that holds the data of the tasks")
+    what.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for cells and reports")
+    what.add_argument("--text", metavar="COLUMN", help="column of the text in labelled tables")
+    what.add_argument("--text_pair", metavar="COLUMN", help="column of a second text in labelled tables")
+    what.add_argument("--label", metavar="COLUMN", help="column of the label in labelled tables")
+    what.add_argument(
+        "--max_train_rows", type=positive_int, metavar="N", help="train on N rows of each task, for a trial"
+    )
+    what.add_argument(
+        "--max_dev_rows", type=positive_int, metavar="N", help="score on N rows of each split, for a trial"
+    )
+    how = parser.add_argument_group("protocol")
+    how.add_argument(
+        "--protocol", choices=("fixed", "sweep", "transfer"), default="fixed", help="see docs/evaluation.md"
+    )
+    how.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="runs of each fine-tuning")
+    how.add_argument("--first_seed", type=whole_number, default=1, metavar="N", help="seeds are N, N + 1, …")
+    how.add_argument(
+        "--untrained_seeds", type=whole_number, default=1, metavar="N", help="runs of the same architecture untrained"
+    )
+    how.add_argument("--learning_rate", type=_positive, default=5e-5, metavar="LR", help="peak learning rate")
+    how.add_argument("--batch_size", type=positive_int, default=32, metavar="N", help="rows per step, over all ranks")
+    how.add_argument("--epochs", type=_positive, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument(
+        "--warmup", type=_share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate"
+    )
+    how.add_argument("--weight_decay", type=_share, default=0.01, metavar="W", help="weight decay of AdamW")
+    how.add_argument("--sweep_learning_rates", type=_positive, nargs="+", default=RATES, metavar="LR", help="for sweep")
+    how.add_argument(
+        "--sweep_batch_sizes", type=positive_int, nargs="+", default=BATCHES, metavar="N", help="for sweep"
+    )
+    how.add_argument(
+        "--masking", choices=("token", "word", "word_l2r"), default="token",
+        help="of minimal pairs: mask each token in turn, each whole word, or a token and those after it in its word",
+    )  # fmt: skip
+    run = parser.add_argument_group("execution")
+    run.add_argument("--scorer", choices=("auto", "packed", "stock"), default="auto", help="for zero-shot tasks")
+    run.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of fine-tuning")
+    run.add_argument("--micro_batch_size", type=positive_int, metavar="N", help="rows per device and forward pass")
+    run.add_argument("--keep_models", action="store_true", help="save the fine-tuned models below OUTPUT/models")
+    run.add_argument("--deepspeed_config", type=Path, metavar="FILE", help="DeepSpeed JSON, for the deepspeed launcher")
+    run.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher passes it
+    return parser
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    from evaluation import ranks  # torch and transformers take seconds to import; --help and typos need neither
+
+    console.enabled = ranks.is_first()
+    problems = Problems()
+    tasks = problems.attempt(lambda: _choose(flags))
+    check_folder_to_write(flags.output, "--output", problems)
+    deepspeed = problems.attempt(lambda: _read_deepspeed(flags.deepspeed_config))
+    data = problems.attempt(lambda: load_all(tasks, flags.data)) if tasks else None
+
+    from evaluation.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
+    from evaluation.models import open_models
+
+    quiet_libraries()
+    models = problems.attempt(lambda: open_models(_named_paths(flags.model)))
+    setting = Setting(
+        flags.learning_rate, flags.batch_size, flags.epochs, flags.warmup, flags.weight_decay, flags.precision
+    )
+    machine = Machine(ranks.num_ranks(), flags.micro_batch_size, deepspeed_settings(deepspeed) if deepspeed else None)
+    sizes = flags.sweep_batch_sizes if flags.protocol == "sweep" else [flags.batch_size]
+    for size in sizes:
+        problems.attempt(lambda size=size: machine.spread(size))  # type: ignore[misc]
+    problems.raise_if_any()
+    assert models is not None
+    assert data is not None
+    data = [_limited(item, flags.max_train_rows, flags.max_dev_rows) for item in data]
+    _join_ranks(machine.deepspeed)
+    command = shlex.join(["python", "-m", "evaluation.run", *(sys.argv[1:] if argv is None else argv)])
+    return _evaluate(flags, models, data, setting, machine, command)
+
+
+def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machine: Any, command: str) -> int:
+    from evaluation import ranks
+    from evaluation.cells import CellStore
+    from evaluation.plots import write_plots
+    from evaluation.report import make_report, markdown, write_gold, write_reports
+    from evaluation.runner import Plan, Runner
+
+    seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
+    plan = Plan(
+        models,
+        data,
+        seeds,
+        range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
+        flags.protocol,
+        setting,
+        flags.sweep_learning_rates,
+        flags.sweep_batch_sizes,
+        flags.masking,
+        flags.scorer,
+        flags.keep_models,
+    )
+    if ranks.is_first():
+        flags.output.mkdir(parents=True, exist_ok=True)
+    store = CellStore(flags.output)
+    runner = Runner(plan, store, machine)
+    results = runner.run()
+    if store.num_damaged:
+        console.warn(f"{store.num_damaged} damaged or half-written cells below {store.root} were computed again")
+    if all("unavailable" in result.results[0] for result in results):
+        raise UserError(f"no model can do any of the tasks: {results[0].results[0]['unavailable']}. See --help.")
+    if not ranks.is_first():
+        return 0
+    report = make_report(plan, results, store, command)
+    for text in report["warnings"]:
+        console.warn(text)
+    write_gold(data, flags.output)
+    write_reports(report, flags.output)
+    write_plots(report, flags.output)
+    console.say(markdown(report))
+    console.say(
+        f"{runner.num_computed} cells computed, {runner.num_resumed} kept from before. "
+        f"{flags.output / 'report.md'}, report.json, scores.png and a section for the model card are written."
+    )
+    return 0
+
+
+def _choose(flags: Any) -> list[Any]:
+    columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
+    tasks = choose_tasks(flags.tasks, columns)
+    if flags.protocol == "transfer":
+        known = {task.name for task in tasks}
+        sources = {task.starts_from for task in tasks if task.starts_from} - known
+        for name in sorted(sources & set(shipped_tasks())):
+            tasks.append(load_task(TASK_FOLDER / f"{name}.json"))
+            console.say(f"--protocol transfer: task {name} is added, because others start from its model")
+        if not any(task.starts_from for task in tasks):
+            raise UserError('--protocol transfer: none of the tasks has "starts_from". Use --protocol fixed.')
+    return tasks
+
+
+def _named_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
+    """[NAME=]DIR; a folder that has "=" in its own name is taken as it is."""
+    split = [
+        (None, Path(word)) if Path(word).exists() or "=" not in word else word.partition("=")[::2] for word in words
+    ]
+    return [(name or None, Path(path)) for name, path in split]
+
+
+def _read_deepspeed(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--deepspeed_config {path}: cannot be read as JSON ({error}). Correct the file.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--deepspeed_config {path}: is a JSON {type(content).__name__}, expected an object.")
+    return content
+
+
+def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> TaskData:
+    """The same random rows for every run with the same limits."""
+
+    def some(rows: list[Any], limit: int | None) -> list[Any]:
+        if limit is None or len(rows) <= limit:
+            return rows
+        chosen = np.random.default_rng(0).permutation(len(rows))[:limit]
+        return [rows[i] for i in sorted(chosen)]
+
+    limited = replace(data, train=some(data.train, max_train), dev={k: some(v, max_dev) for k, v in data.dev.items()})
+    before, after = (len(item.train) + sum(map(len, item.dev.values())) for item in (data, limited))
+    if before == after:
+        return data
+    sizes = f"{len(limited.train):,} of {len(data.train):,} rows to train on, "
+    sizes += ", ".join(f"{len(limited.dev[split]):,} of {len(rows):,} of {split}" for split, rows in data.dev.items())
+    note = f"{data.task.name}: a trial on a part of the data ({sizes}); not comparable with published scores"
+    return replace(limited, notes=(*data.notes, note))
+
+
+def _join_ranks(deepspeed: dict[str, Any] | None) -> None:
+    """Start the process group of a launched run, by the stock Trainer's own arguments."""
+    from evaluation import ranks
+
+    if ranks.num_ranks() > 1:
+        import torch
+        from transformers import TrainingArguments
+
+        arguments = TrainingArguments(
+            output_dir="unused", use_cpu=not torch.cuda.is_available(), report_to="none", deepspeed=deepspeed
+        )
+        assert arguments.world_size == ranks.num_ranks()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,245 @@
+"""Protocols: which cells a run consists of, and getting each of them done once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from common.console import console
+from evaluation import ranks
+from evaluation.cells import Cell, CellStore, Result
+from evaluation.finetune import Machine, Outcome, Setting, fine_tune
+from evaluation.likelihood import Masking
+from evaluation.models import ModelFolder
+from evaluation.scores import collapse_reason, score
+from evaluation.task_data import TaskData, selection_split
+from evaluation.zero_shot import Unavailable, score_zero_shot
+
+Protocol = Literal["fixed", "sweep", "transfer"]
+PROTOCOLS: dict[Protocol, str] = {
+    "fixed": "one setting for all tasks, fixed in advance; the evaluation files are scored once per seed",
+    "sweep": "learning rate and batch size chosen per model and task on rows held out of train; the evaluation files "
+    "are scored once per seed, with the chosen setting and the whole training file",
+    "transfer": "as fixed, but tasks that name a task to start from are fine-tuned from its model of the same seed",
+}
+
+DEFAULT_SETTING = Setting()
+
+
+@dataclass(frozen=True)
+class Plan:
+    models: Sequence[ModelFolder]
+    tasks: Sequence[TaskData]
+    seeds: Sequence[int]
+    untrained_seeds: Sequence[int]
+    protocol: Protocol = "fixed"
+    setting: Setting = DEFAULT_SETTING
+    learning_rates: Sequence[float] = ()  # of sweep
+    batch_sizes: Sequence[int] = ()
+    masking: Masking = "token"
+    scorer: str = "auto"
+    keep_models: bool = False
+
+    def candidates(self) -> list[Setting]:
+        if self.protocol != "sweep":
+            return [self.setting]
+        return [
+            replace(self.setting, learning_rate=rate, batch_size=size)
+            for size in self.batch_sizes
+            for rate in self.learning_rates
+        ]
+
+    def starts(self) -> dict[str, str]:
+        """Under "transfer": task → the task whose model it starts from."""
+        if self.protocol != "transfer":
+            return {}
+        names = {data.task.name for data in self.tasks}
+        return {
+            data.task.name: data.task.starts_from
+            for data in self.tasks
+            if data.task.starts_from in names and data.task.starts_from is not None
+        }
+
+
+@dataclass
+class TaskResult:
+    """All seeds of one model on one task."""
+
+    model: ModelFolder
+    data: TaskData
+    untrained: bool
+    setting: Setting | None
+    cells: list[Cell] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    selection: list[dict[str, Any]] = field(default_factory=list)  # of sweep: every setting with its held-out score
+
+
+class ProgressLine:
+    """One line over all cells, with the time that is left."""
+
+    def __init__(self, total: float) -> None:
+        self.bar = console.progress(
+            total=total,
+            in_lines=True,
+            smoothing=0.0,
+            bar_format="{percentage:3.0f}% |{bar:20}| {elapsed}, ETA {remaining}: {desc}",
+        )
+        self.share = self.cost = 0.0
+
+    def begin(self, cell: Cell) -> None:
+        self.share, self.cost = 0.0, cell.cost
+        self.bar.set_description_str(cell.description, refresh=False)
+
+    def advance(self, share: float) -> None:
+        if share > self.share:
+            gain = self.cost * (share - self.share)
+            self.bar.total = max(self.bar.total, self.bar.n + gain)
+            self.bar.update(gain)
+            self.share = share
+
+    def leave_out(self, cost: float) -> None:
+        """A cell that was finished before takes no time, and must not make the others look fast."""
+        self.bar.total = max(self.bar.total - cost, self.bar.n)
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+class Runner:
+    def __init__(self, plan: Plan, store: CellStore, machine: Machine) -> None:
+        self.plan, self.store, self.machine = plan, store, machine
+        self.starts = plan.starts()
+        self.done: dict[str, Result] = {}
+        self.num_computed = self.num_resumed = 0
+        self.progress: ProgressLine | None = None
+
+    def run(self) -> list[TaskResult]:
+        self.progress = ProgressLine(self._total_cost())
+        try:
+            return [
+                self._run_task(model, data, untrained, seeds)
+                for data in self._ordered()
+                for untrained, seeds in ((False, self.plan.seeds), (True, self.plan.untrained_seeds))
+                for model in self.plan.models
+                if seeds
+            ]
+        finally:
+            self.progress.close()
+
+    def _ordered(self) -> list[TaskData]:
+        """Tasks that others start from come first."""
+        sources = set(self.starts.values())
+        return sorted(self.plan.tasks, key=lambda data: data.task.name not in sources)
+
+    def _run_task(self, model: ModelFolder, data: TaskData, untrained: bool, seeds: Sequence[int]) -> TaskResult:
+        if data.task.is_zero_shot:
+            result = TaskResult(model, data, untrained, None)
+            scoring = f"{self.plan.masking},{self.plan.scorer}"
+            # Nothing is drawn for a trained model: one seed says all.
+            for seed in seeds if untrained else seeds[:1]:
+                cell = Cell(model, data, seed, None, untrained, scoring=scoring)
+                result.cells.append(cell)
+                result.results.append(self.obtain(cell))
+            return result
+        setting, selection = self._choose_setting(model, data)
+        result = TaskResult(model, data, untrained, setting, selection=selection)
+        for seed in seeds:
+            cell = self._cell(model, data, seed, setting, untrained)
+            result.cells.append(cell)
+            result.results.append(self.obtain(cell))
+        return result
+
+    def _cell(self, model: ModelFolder, data: TaskData, seed: int, setting: Setting, untrained: bool) -> Cell:
+        name = data.task.name
+        keeps = name in self.starts.values() or (self.plan.keep_models and not untrained)
+        return Cell(model, data, seed, setting, untrained, start=self.starts.get(name), keeps_model=keeps)
+
+    def _choose_setting(self, model: ModelFolder, data: TaskData) -> tuple[Setting, list[dict[str, Any]]]:
+        """The setting with the best score on rows held out of train, with the first seed; the first of equals."""
+        candidates = self.plan.candidates()
+        if len(candidates) == 1:
+            return candidates[0], []
+        reduced, tried = selection_split(data), []
+        for setting in candidates:
+            cell = Cell(model, reduced, self.plan.seeds[0], setting, purpose="select")
+            value = self.obtain(cell)["scores"]["selection"][data.task.main_metric]
+            tried.append({"setting": setting.as_dict(), "score": value})
+        best = max(range(len(candidates)), key=lambda i: tried[i]["score"])
+        return candidates[best], tried
+
+    def _total_cost(self) -> float:
+        total = 0.0
+        num_choices = len(self.plan.candidates())
+        for data in self.plan.tasks:
+            for model in self.plan.models:
+                cell = Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting)
+                num_cells = len(self.plan.seeds) + len(self.plan.untrained_seeds)
+                if data.task.is_zero_shot:
+                    num_cells = 1 + len(self.plan.untrained_seeds)
+                elif num_choices > 1:
+                    num_cells += num_choices
+                total += num_cells * cell.cost
+        return total
+
+    def obtain(self, cell: Cell) -> Result:
+        """A cell's result: of this run, of an earlier one, or computed now. A collective."""
+        assert self.progress is not None
+        if cell.key in self.done:
+            self.progress.leave_out(cell.cost)
+            return self.done[cell.key]
+        result = ranks.all_ranks_take_from_first(lambda: self.store.read(cell))
+        if result is not None:
+            self.num_resumed += 1
+            self.progress.leave_out(cell.cost)
+        else:
+            self.num_computed += 1
+            self.progress.begin(cell)
+            result = self._compute(cell)
+            self.progress.advance(1.0)
+            if ranks.is_first():
+                self.store.write(cell, result)
+        self.done[cell.key] = result
+        return result
+
+    def _compute(self, cell: Cell) -> Result:
+        assert self.progress is not None
+        if cell.setting is None:
+            try:
+                outcome, scorer = score_zero_shot(
+                    cell.model, cell.data, self.plan.masking, self.plan.scorer, cell.seed, self.progress.advance,
+                    untrained=cell.untrained,
+                )  # fmt: skip
+            except Unavailable as reason:
+                return {"unavailable": str(reason)}
+            return _as_result(cell, outcome) | {"scorer": scorer}
+        start = None
+        if cell.start is not None:
+            source = next(data for data in self.plan.tasks if data.task.name == cell.start)
+            first = self._cell(cell.model, source, cell.seed, cell.setting, cell.untrained)
+            self.obtain(first)
+            start = self.store.model_path(first)
+            self.progress.begin(cell)
+        outcome = fine_tune(
+            cell.model,
+            cell.data,
+            cell.setting,
+            cell.seed,
+            self.machine,
+            self.progress.advance,
+            untrained=cell.untrained and start is None,
+            start=start,
+            keep=self.store.model_path(cell) if cell.keeps_model else None,
+        )
+        return _as_result(cell, outcome)
+
+
+def _as_result(cell: Cell, outcome: Outcome) -> Result:
+    return {
+        "predictions": outcome.predictions,
+        "scores": score(cell.data, outcome.predictions),
+        "collapsed": collapse_reason(cell.data, outcome.predictions, outcome.failure),
+        "losses": outcome.losses,
+        "steps": outcome.steps,
+        "seconds": outcome.seconds,
+        "cpu_seconds": outcome.cpu_seconds,
+        "num_shortened": outcome.num_shortened,
+    }

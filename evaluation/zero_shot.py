@@ -1,0 +1,99 @@
+"""Zero-shot tasks of a run: our own model where it can hold the weights, stock transformers everywhere else."""
+
+import time
+from typing import Any
+
+import torch
+import transformers
+
+from common.errors import UserError
+from evaluation import ranks
+from evaluation.finetune import Outcome, Progress
+from evaluation.likelihood import Masking, Scorer, StockScorer
+from evaluation.minimal_pairs import score_cloze, score_pairs
+from evaluation.models import ModelFolder, lacks_masked_head, load_model
+from evaluation.native import PackedScorer, load_native, to_native
+from evaluation.task import Task
+from evaluation.task_data import TaskData
+
+SCORERS = ("auto", "packed", "stock")
+
+
+class Unavailable(Exception):
+    """A model cannot do a task at all, such as filling in masks without a head for it."""
+
+
+def make_scorer(model: ModelFolder, task: Task, which: str, untrained: bool, seed: int) -> tuple[Scorer, str]:
+    """A scorer and its name, "packed" or "stock"."""
+    pad = model.tokenizer.pad_token_id
+    if model.tokenizer.mask_token_id is None:
+        raise Unavailable(f"the tokenizer of {model.name} has no mask token")
+    stock = None
+    if untrained:
+        transformers.set_seed(seed)
+        stock = load_model(model, task.kind, 0, untrained=True)
+    if which != "stock":
+        try:
+            native = (
+                load_native(model.path) if stock is None else to_native(stock.state_dict(), stock.config.to_dict(), "")
+            )
+            return PackedScorer(native.to(ranks.device()), pad), "packed"
+        except UserError as error:
+            if which == "packed":
+                raise UserError(f"--scorer packed: {error}. Pass --scorer stock.") from None
+    if stock is None:
+        if lacks_masked_head(model):
+            raise Unavailable(f"{model.name} has no head for masked tokens")
+        stock = load_model(model, task.kind, 0, untrained=False)
+    return StockScorer(stock.to(ranks.device()), pad), "stock"
+
+
+def score_zero_shot(
+    model: ModelFolder,
+    data: TaskData,
+    masking: Masking,
+    which: str,
+    seed: int,
+    progress: Progress,
+    *,
+    untrained: bool = False,
+) -> tuple[Outcome, str]:
+    """Values per row for each metric, and which scorer gave them. Each rank takes a run of the rows."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    scorer, name = make_scorer(model, data.task, which, untrained, seed)
+    outcome = Outcome({}, [], 0, 0.0)
+    total = sum(len(rows) for rows in data.dev.values())
+    done = 0
+    for split, rows in data.dev.items():
+        first, last = (len(rows) * part // ranks.num_ranks() for part in (ranks.rank(), ranks.rank() + 1))
+        own = rows[first:last]
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count * ranks.num_ranks()
+            progress(min(1.0, done / total))
+
+        with torch.inference_mode():
+            values, shortened = _score_rows(scorer, model, data.task, own, masking, report)
+        values = [ranks.all_ranks_gather(list(part)) for part in values]
+        metrics = ("accuracy", "accuracy_of_mean" if data.task.kind == "minimal_pairs" else "reciprocal_rank")
+        outcome.predictions[split] = dict(zip(metrics, values, strict=True))  # type: ignore[assignment]
+        outcome.num_shortened[split] = sum(ranks.all_ranks_gather([shortened]))
+    outcome.seconds, outcome.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    return outcome, name
+
+
+def _score_rows(
+    scorer: Scorer, model: ModelFolder, task: Task, rows: list[dict[str, Any]], masking: Masking, report: Any
+) -> tuple[list[list[float]], int]:
+    if not rows:
+        return [[], []], 0
+    if task.kind == "minimal_pairs":
+        pairs = [(row["good"], row["bad"]) for row in rows]
+        scored = score_pairs(
+            scorer, model.tokenizer, pairs, masking=masking, max_positions=model.max_positions, progress=report
+        )
+        return [scored.by_sum.tolist(), scored.by_mean.tolist()], scored.num_shortened
+    cloze = score_cloze(scorer, model.tokenizer, rows, max_positions=model.max_positions)
+    report(len(rows))
+    return [cloze.correct.tolist(), cloze.reciprocal_ranks.tolist()], cloze.num_shortened
