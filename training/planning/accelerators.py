@@ -21,8 +21,8 @@ MEMORY_EFFICIENCY = 0.90
 LINK_EFFICIENCY = 0.80
 INTRA_NODE_LATENCY = 5e-6  # seconds per hop
 INTER_NODE_LATENCY = 15e-6
-# Host seconds to launch a kernel in eager PyTorch: the lower limit of a micro-step, however fast the accelerator is.
-LAUNCH_SECONDS = 5e-6
+# Host seconds per kernel in eager PyTorch: the lower limit of a micro-step, however fast the accelerator is.
+LAUNCH_SECONDS = 8e-6
 # Memory that neither tensors nor buffers use: CUDA context, libraries and NCCL, and the allocator's fragmentation.
 CONTEXT_GIB = 1.5
 FRAGMENTATION = 0.04
@@ -103,8 +103,8 @@ def parse_gpus(text: str) -> GpusText:
     found = _GPUS.fullmatch(text)
     if found is None:
         raise UserError(
-            f"--gpus {text!r}: expected GPUs per node, nodes and the accelerator's name, as in 8x128:H100 (8:H100 for one "
-            f"node, H100 for one GPU)"
+            f"--gpus {text!r}: expected GPUs per node, nodes and the accelerator, as in 8x128:H100 (8:H100 for "
+            f"one node, H100 for one GPU)"
         )
     per_node, nodes = int(found["per_node"] or 1), int(found["nodes"] or 1)
     if per_node < 1 or nodes < 1 or per_node * nodes > 10**6:
@@ -119,10 +119,10 @@ def find_accelerator(name: str, table: Mapping[str, Accelerator]) -> Accelerator
         return by_lower[name.lower()]
     known = ", ".join([*table, MEASURED_HERE])
     longer = [entry for entry in table if entry.lower().startswith(name.lower())]
-    if longer:
+    if len(longer) > 1:
         raise UserError(f"--gpus: {name!r} can be {' or '.join(longer)}; give the whole name")
     near = closest(name.lower(), [*by_lower, MEASURED_HERE])
-    hint = f"; did you mean {by_lower[near].name if near in by_lower else near!r}?" if near else ""
+    hint = f"; did you mean {by_lower[near].name if near in by_lower else near!r}?" if near is not None else ""
     raise UserError(
         f"--gpus: unknown accelerator {name!r}{hint} (known: {known}). Pass one of these, or add yours with "
         f"--accelerators FILE"

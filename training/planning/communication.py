@@ -13,6 +13,7 @@ from training.planning.workload import BYTES, ParameterCount
 BACKWARD_SHARE = 2 / 3  # of a micro-step: what a reduction can hide behind
 # Share of that time in which a reduction really proceeds: it competes with the products for cores and memory.
 OVERLAP = 0.8
+PREFETCHED = 50_000_000  # elements that ZeRO-3 gathers at a time by default
 SMALL_COLLECTIVES = 6  # per step: masked tokens, norm, overflow, loss and counters
 
 
@@ -76,7 +77,8 @@ def estimate_communication(
     reduce_once = (one_way if needs_half else both_ways)(size, cluster) + (buckets - 1) * _latency(cluster)
     reduce = reductions * reduce_once
     gathers = _gathers(parameters, zero, micro_steps)
-    gather = gathers * all_gather_seconds(size, cluster)
+    messages = ceil(parameters.total / (PREFETCHED if zero.stage == 3 else zero.all_gather_bucket))
+    gather = gathers * (all_gather_seconds(size, cluster) + (messages - 1) * _latency(cluster))
     small = SMALL_COLLECTIVES * 2 * _latency(cluster)
     if zero.stage == 3:
         hidden = OVERLAP * micro_step_seconds * micro_steps if zero.overlaps else 0.0

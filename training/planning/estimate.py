@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nvidia.config import BertConfig
 from training.planning.accelerators import GIB, Cluster
 from training.planning.communication import Communication, estimate_communication
 from training.planning.compute import MicroStep, estimate_micro_step, optimizer_seconds
 from training.planning.memory import Memory, ZeroSettings, estimate_memory
-from training.planning.workload import Batch, Execution, RowLengths, count_parameters, flops_per_row
+from training.planning.workload import Batch, Execution, PlannedModel
 
 
 @dataclass(frozen=True)
@@ -99,17 +98,18 @@ class Estimate:
         }
 
 
-def estimate(config: BertConfig, lengths: RowLengths, cluster: Cluster, configuration: Configuration) -> Estimate:
+def estimate(model: PlannedModel, cluster: Cluster, configuration: Configuration) -> Estimate:
+    config, lengths = model.config, model.lengths
     accelerator, execution, zero = cluster.accelerator, configuration.execution, configuration.zero
     batch, world_size = Batch(configuration.micro, lengths), cluster.world_size
-    micro_step = estimate_micro_step(config, batch, execution, accelerator)
-    parameters = count_parameters(config, execution.is_pre_ln, zero.persistence_threshold)
+    micro_step = estimate_micro_step(config, batch, execution, accelerator, zero.stage)
+    parameters = model.parameters(zero.persistence_threshold)
     updated = parameters.total / (world_size if zero.stage > 0 else 1)
     rows = configuration.micro * configuration.accumulation * world_size
     return Estimate(
         configuration=configuration,
         world_size=world_size,
-        memory=estimate_memory(config, batch.heaviest(), execution, zero, world_size),
+        memory=estimate_memory(config, batch.heaviest(), execution, zero, world_size, parameters),
         usable_gib=accelerator.usable_gib,
         micro_step=micro_step,
         communication=estimate_communication(
@@ -117,6 +117,6 @@ def estimate(config: BertConfig, lengths: RowLengths, cluster: Cluster, configur
         ),
         optimizer_seconds=optimizer_seconds(updated, execution.bytes, accelerator),
         tokens_per_step=rows * lengths.mean,
-        model_flops_per_step=rows * flops_per_row(config, lengths),
+        model_flops_per_step=rows * model.flops_per_row,
         peak_flops=world_size * accelerator.peak_flops[execution.precision],
     )

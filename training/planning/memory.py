@@ -9,7 +9,7 @@ from typing import Any
 
 from nvidia.config import BertConfig
 from training.planning.activations import estimate_activations
-from training.planning.workload import BYTES, Batch, Execution, ParameterCount, count_parameters
+from training.planning.workload import BYTES, Batch, Execution, ParameterCount
 
 MASTER = 4  # bytes of a master weight, and of an element of optimizer state
 ALL_REDUCE_ELEMENTS = 500_000_000  # gradients that DeepSpeed flattens at a time at stage 0
@@ -92,10 +92,14 @@ class Memory:
 
 
 def estimate_memory(
-    config: BertConfig, batch: Batch, execution: Execution, zero: ZeroSettings, world_size: int
+    config: BertConfig,
+    batch: Batch,
+    execution: Execution,
+    zero: ZeroSettings,
+    world_size: int,
+    parameters: ParameterCount,
 ) -> Memory:
     """The peak of a rank by part. Gradients count whole, though with one micro-step they appear as activations go."""
-    parameters = count_parameters(config, execution.is_pre_ln, zero.persistence_threshold)
     activations = estimate_activations(config, batch, execution)
     states = estimate_states(parameters, execution.precision, zero, world_size)
     return Memory(

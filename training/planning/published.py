@@ -9,7 +9,7 @@ from nvidia.config import BertConfig
 from training.planning.accelerators import Cluster, read_table
 from training.planning.estimate import Configuration, Estimate, estimate
 from training.planning.memory import ZeroSettings
-from training.planning.workload import Execution, RowLengths
+from training.planning.workload import Execution, PlannedModel, RowLengths
 
 NVIDIA = "NVIDIA DeepLearningExamples, BERT for PyTorch, 21.11"
 MOSAIC = "MosaicML llm-foundry, scripts/train/benchmarking"
@@ -43,7 +43,8 @@ class Published:
 
     def _estimate(self) -> Estimate:
         cluster = Cluster(read_table()[self.accelerator], *self.gpus)
-        return estimate(self.config, self.lengths, cluster, self.configuration)
+        model = PlannedModel(self.config, self.lengths, self.configuration.execution.is_pre_ln)
+        return estimate(model, cluster, self.configuration)
 
     @property
     def error(self) -> float:

@@ -1,6 +1,6 @@
 """The fastest configuration that fits, and the DeepSpeed JSON for it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from training.planning.accelerators import GIB, Accelerator, Cluster
 from training.planning.estimate import Configuration, Estimate, estimate
 from training.planning.inputs import BATCH_KEYS, EngineInput
 from training.planning.memory import ZeroSettings
-from training.planning.workload import NOTHING, Execution, RowLengths, count_parameters, plan_execution
+from training.planning.workload import NOTHING, Execution, PlannedModel, plan_execution
 
 STAGES = (0, 1, 2, 3)
 MAX_MICRO = 4096
-WORTH_MORE_MEMORY = 0.01  # a configuration must be this much faster to be preferred to a simpler one
+WORTH_IT = 0.03  # a configuration must be this much faster to be preferred to a simpler one: less is within the error
 MIN_BUCKET = 5_000_000  # elements; smaller reductions are bound by latency
 BUCKETS = 8  # into which a model's gradients are divided, so that reductions can begin early
 
@@ -24,21 +24,18 @@ BUCKETS = 8  # into which a model's gradients are divided, so that reductions ca
 class Workspace:
     """What stays the same while configurations are compared."""
 
-    config: BertConfig
-    lengths: RowLengths
+    model: PlannedModel
     engine: EngineInput
     precision: str
-    is_pre_ln: bool
 
     def execution(self, accelerator: Accelerator, choice: Checkpointing = NOTHING) -> Execution:
-        return plan_execution(
-            self.config, self.precision, accelerator.device, accelerator.compute_capability, self.is_pre_ln, choice
-        )
+        device, capability = accelerator.device, accelerator.compute_capability
+        return plan_execution(self.model.config, self.precision, device, capability, self.model.is_pre_ln, choice)
 
     def estimate(self, cluster: Cluster, micro: int, zero: ZeroSettings, choice: Checkpointing = NOTHING) -> Estimate:
         accumulation = max(1, self.engine.total_rows // (micro * cluster.world_size))
         execution = self.execution(cluster.accelerator, choice)
-        return estimate(self.config, self.lengths, cluster, Configuration(micro, accumulation, zero, execution))
+        return estimate(self.model, cluster, Configuration(micro, accumulation, zero, execution))
 
 
 def check_precision(precision: str, accelerator: Accelerator) -> None:
@@ -77,38 +74,40 @@ def allowed_stages(content: Mapping[str, Any]) -> tuple[int, ...]:
 def tuned_settings(workspace: Workspace, stage: int, overlaps: bool) -> ZeroSettings:
     """The JSON's settings at a stage, with buckets for this model's size where the JSON does not name any."""
     zero = ZeroSettings.of(workspace.engine.content, stage)
+    if stage == 0:
+        return zero
     given = workspace.engine.content.get("zero_optimization", {})
-    total = count_parameters(workspace.config, workspace.is_pre_ln).total
+    total = workspace.model.parameters().total
     bucket = max(MIN_BUCKET, -(-total // BUCKETS // 2) * 2)
     return replace(
         zero,
-        overlaps=overlaps and stage > 0,
+        overlaps=overlaps,
         reduce_bucket=zero.reduce_bucket if "reduce_bucket_size" in given else bucket,
         all_gather_bucket=zero.all_gather_bucket if "allgather_bucket_size" in given else max(bucket, MIN_BUCKET),
     )
 
 
-def candidates(workspace: Workspace, cluster: Cluster) -> Iterator[Estimate]:
-    """Every configuration of the JSON's step that makes sense on the cluster."""
-    rows_per_rank = workspace.engine.total_rows // cluster.world_size
-    choices = recomputation_choices(workspace.config, workspace.execution(cluster.accelerator))
+def candidates(workspace: Workspace, cluster: Cluster, micros: Sequence[int] | None = None) -> Iterator[Estimate]:
+    """Every configuration of the JSON's step that makes sense on the cluster, or those with `micros` alone."""
+    micros = micro_batches(workspace.engine.total_rows // cluster.world_size) if micros is None else micros
+    choices = recomputation_choices(workspace.model.config, workspace.execution(cluster.accelerator))
     for stage in allowed_stages(workspace.engine.content):
         for overlaps in (True, False) if stage and cluster.world_size > 1 else (False,):
             zero = tuned_settings(workspace, stage, overlaps)
             for choice in choices:
-                for micro in micro_batches(rows_per_rank):
+                for micro in micros:
                     yield workspace.estimate(cluster, micro, zero, choice)
 
 
 def recommend(workspace: Workspace, cluster: Cluster) -> Estimate | None:
-    """The fastest that fits; of those within a percent the one with the simplest settings and the least memory."""
+    """The fastest that fits; of those about as fast the one with the simplest settings and the least memory."""
     if workspace.engine.total_rows % cluster.world_size:
         return None
     fitting = [found for found in candidates(workspace, cluster) if found.fits]
     if not fitting:
         return None
     best = max(found.tokens_per_second for found in fitting)
-    near = [found for found in fitting if found.tokens_per_second >= (1 - WORTH_MORE_MEMORY) * best]
+    near = [found for found in fitting if found.tokens_per_second >= (1 - WORTH_IT) * best]
     return min(near, key=_complexity)
 
 
@@ -120,14 +119,14 @@ def _complexity(found: Estimate) -> tuple[int, int, float]:
 
 def explain_no_fit(workspace: Workspace, cluster: Cluster, table: Mapping[str, Accelerator]) -> str:
     """What the least would need, and where it would fit."""
-    least = min(candidates(workspace, cluster), key=lambda found: found.memory.peak)
+    least = min(candidates(workspace, cluster, [1]), key=lambda found: found.memory.peak)
     configuration, accelerator = least.configuration, cluster.accelerator
     larger = [
         other.name
         for other in table.values()
         if workspace.precision in other.peak_flops
         and other.memory_gib > accelerator.memory_gib
-        and recommend(workspace, replace(cluster, accelerator=other)) is not None
+        and any(found.fits for found in candidates(workspace, replace(cluster, accelerator=other), [1]))
     ]
     remedy = f"It would fit on {', '.join(larger)}" if larger else "It fits on no accelerator of the table"
     zero = workspace.engine.content.get("zero_optimization", {})

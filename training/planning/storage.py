@@ -12,7 +12,7 @@ MAX_BYTES_PER_WRITER = 1e9  # per second: one process that serializes and writes
 
 @dataclass(frozen=True)
 class StorageLoad:
-    """Bytes and seconds. Ranks together decode each block of the data about once, so reading does not grow with them."""
+    """Bytes and seconds. Ranks together read each block of the data about once."""
 
     read_bytes_per_second: float
     is_row_size_measured: bool

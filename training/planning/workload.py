@@ -160,6 +160,20 @@ def count_parameters(
     )
 
 
+class PlannedModel:
+    """A model and its rows, with what follows from them computed once: plans compare thousands of configurations."""
+
+    def __init__(self, config: BertConfig, lengths: RowLengths, is_pre_ln: bool = True) -> None:
+        self.config, self.lengths, self.is_pre_ln = config, lengths, is_pre_ln
+        self.flops_per_row = flops_per_row(config, lengths)
+        self._counts: dict[int, ParameterCount] = {}
+
+    def parameters(self, persistence_threshold: int = 100_000) -> ParameterCount:
+        if persistence_threshold not in self._counts:
+            self._counts[persistence_threshold] = count_parameters(self.config, self.is_pre_ln, persistence_threshold)
+        return self._counts[persistence_threshold]
+
+
 def _parameter_sizes(config: BertConfig, is_pre_ln: bool) -> list[tuple[int, bool]]:
     """(elements, whether it is a matrix of the encoder's linear layers) of each parameter."""
     hidden, bias = config.hidden_size, config.use_bias
