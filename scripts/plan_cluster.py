@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
 from common.console import console
-from common.errors import Problems, run_command
+from common.errors import Problems, UserError, run_command
 from common.help import HelpFormatter, Parser, positive_int
 from training.planning.accelerators import MEASURED_HERE, Accelerator, Cluster, find_accelerator, parse_gpus, read_table
 from training.planning.inputs import describe_lengths, measure_lengths, read_engine, read_model, write_json
@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = problems.attempt(
             lambda: describe_lengths(flags.max_seq_length, flags.mean_tokens, flags.max_predictions_per_seq)
         )
+    problems.attempt(lambda: check_target(flags.write))
     problems.raise_if_any()
     assert table is not None
     assert cluster is not None
@@ -122,6 +123,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.write is not None:
         console.say(f"written: {flags.write}")
     return 0
+
+
+def check_target(path: Path | None) -> None:
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise UserError(f"--write {path}: expected a file in a folder that exists; create the folder, or give another")
 
 
 def find_cluster(text: str, table: dict[str, Accelerator], problems: Problems) -> Cluster:

@@ -14,6 +14,8 @@ BACKWARD_SHARE = 2 / 3  # of a micro-step: what a reduction can hide behind
 # Share of that time in which a reduction really proceeds: it competes with the products for cores and memory.
 OVERLAP = 0.8
 PREFETCHED = 50_000_000  # elements that ZeRO-3 gathers at a time by default
+# Passes over the gradients beside a reduction: DeepSpeed flattens, scales and copies back, reading and writing each.
+GRADIENT_PASSES = 6
 SMALL_COLLECTIVES = 6  # per step: masked tokens, norm, overflow, loss and counters
 
 
@@ -75,7 +77,8 @@ def estimate_communication(
     needs_half = zero.stage == 3 or (zero.stage > 0 and zero.reduces_to_owners)
     buckets = ceil(parameters.total / zero.reduce_bucket)
     reduce_once = (one_way if needs_half else both_ways)(size, cluster) + (buckets - 1) * _latency(cluster)
-    reduce = reductions * reduce_once
+    copies = GRADIENT_PASSES * size / cluster.accelerator.streaming_bytes_per_s if zero.stage < 3 else 0.0
+    reduce = reductions * (reduce_once + copies)
     gathers = _gathers(parameters, zero, micro_steps)
     messages = ceil(parameters.total / (PREFETCHED if zero.stage == 3 else zero.all_gather_bucket))
     gather = gathers * (all_gather_seconds(size, cluster) + (messages - 1) * _latency(cluster))

@@ -9,21 +9,22 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.multiprocessing.spawn import spawn
+from torch.nn import functional
 
 from common.errors import UserError
 from nvidia.config import BertConfig
+from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
 from training.settings.precision import avoid_broken_amx, find_abilities
 
 TOKENS = 2048  # rows of the measured products
-STREAMED = 1 << 28  # bytes of the measured copy
 REDUCED = 1 << 25  # bytes of the measured all-reduce
 ROUNDS = 5
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def measure_here(config: BertConfig, ranks: int) -> Accelerator:
+def measure_here(config: BertConfig, ranks: int, clock: Callable[[], float] = time.perf_counter) -> Accelerator:
     """What each of `ranks` processes gets on this machine; takes a few seconds."""
     avoid_broken_amx()
     is_cuda = torch.cuda.is_available()
@@ -31,19 +32,19 @@ def measure_here(config: BertConfig, ranks: int) -> Accelerator:
         raise UserError(f"--gpus {ranks}:{MEASURED_HERE}: this machine has {torch.cuda.device_count()} GPUs")
     device = torch.device("cuda" if is_cuda else "cpu")
     threads = torch.get_num_threads()
-    if not is_cuda:
+    if not is_cuda and "OMP_NUM_THREADS" not in os.environ:  # as ranks share the cores
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     try:
         abilities = find_abilities()
         peaks = {
-            name: MatmulProbe(config, TOKENS, dtype, device).measure_speed()
+            name: MatmulProbe(config, TOKENS, dtype, device, clock).measure_speed()
             for name, dtype in _DTYPES.items()
             if abilities.can(name)
         }
-        streamed = measure_memory(device)
+        streamed = measure_memory(device, config.hidden_size, clock)
     finally:
         torch.set_num_threads(threads)
-    link = measure_link(ranks) if ranks > 1 else streamed
+    link = measure_link(ranks, clock) if ranks > 1 else streamed
     return Accelerator(
         name=MEASURED_HERE,
         memory_gib=_memory_gib(is_cuda) / (1 if is_cuda else ranks),
@@ -59,31 +60,33 @@ def measure_here(config: BertConfig, ranks: int) -> Accelerator:
     )
 
 
-def measure_memory(device: torch.device) -> float:
-    """Bytes per second that a copy reads and writes."""
-    source = torch.ones(STREAMED, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
+def measure_memory(device: torch.device, width: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes per second that the model's kernels between products read and write: norm, activation, dropout and sum."""
+    x = torch.randn(TOKENS, width, device=device)
 
-    def copy() -> None:
-        target.copy_(source)
+    def run() -> None:
+        normed = functional.layer_norm(x, (width,))
+        dropout_add(functional.gelu(normed), x, 0.1, training=True)
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return 2 * STREAMED / _best_seconds(copy)
+    return (2 + 2 + 3) * x.nbytes / _best_seconds(run, clock)
 
 
-def measure_link(ranks: int) -> float:
+def measure_link(ranks: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes per second of a link of the ring, from an all-reduce between processes of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     queue = processes.get_context("spawn").SimpleQueue()
-    spawn(_reduce, args=(ranks, port, queue), nprocs=ranks)
+    spawn(_reduce, args=(ranks, port, queue, clock), nprocs=ranks)
     seconds = float(queue.get())
     return 2 * (ranks - 1) / ranks * REDUCED / seconds
 
 
-def _reduce(rank: int, ranks: int, port: int, queue: "processes.SimpleQueue[float]") -> None:
+def _reduce(
+    rank: int, ranks: int, port: int, queue: "processes.SimpleQueue[float]", clock: Callable[[], float]
+) -> None:
     is_cuda = torch.cuda.is_available()
     if is_cuda:
         torch.cuda.set_device(rank)
@@ -97,21 +100,21 @@ def _reduce(rank: int, ranks: int, port: int, queue: "processes.SimpleQueue[floa
         if is_cuda:
             torch.cuda.synchronize()
 
-    seconds = _best_seconds(reduce)
+    seconds = _best_seconds(reduce, clock)
     if rank == 0:
         queue.put(seconds)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _best_seconds(action: Callable[[], None]) -> float:
+def _best_seconds(action: Callable[[], None], clock: Callable[[], float]) -> float:
     """Without the first, which pays for allocations."""
     action()
     seconds = []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began = clock()
         action()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
     return min(seconds)
 
 

@@ -59,11 +59,6 @@ class ZeroSettings:
             accumulates_in_fp32=str(content.get("data_types", {}).get("grad_accum_dtype", "")).endswith("32"),
         )
 
-    @property
-    def keeps_parameters_gathered(self) -> bool:
-        """Whether ZeRO-3 keeps a whole model of less than a billion parameters from its forward to its backward use."""
-        return self.stage == 3 and min(self.max_live_parameters, self.max_reuse_distance) > 0
-
 
 @dataclass(frozen=True)
 class Memory:
