@@ -1,6 +1,7 @@
 """Throughput that others have published, and what the formulas predict for the same model, data and machines.
 
-The efficiencies of A100 and H100 in the table come from the two MPT-7B rows; no other row was used to set anything.
+The efficiencies of A100 and H100 in the table come from the two MPT-7B rows. docs/planning.md says which properties of
+the other rows' implementations were chosen with their figures in view.
 """
 
 from dataclasses import dataclass
