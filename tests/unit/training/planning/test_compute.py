@@ -1,0 +1,103 @@
+"""Predicted work against torch's FLOP counter and the kernels that the model launches."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from nvidia.checkpointing import Checkpointing
+from tests.unit.training.planning.measuring import (
+    LENGTHS,
+    MASKED,
+    as_on_a_gpu,
+    build_model,
+    make_batch,
+    small_batch,
+    small_config,
+)
+from training.planning import compute
+from training.planning.accelerators import read_table
+from training.planning.compute import count_kernels, estimate_micro_step, executed_flops
+from training.planning.workload import flops_per_row, plan_execution
+
+LONG = ((400, 300), 400, 60)
+CASES: list[tuple[dict[str, Any], Checkpointing, Any]] = [
+    ({}, Checkpointing(), None),
+    ({}, Checkpointing(), LONG),
+    ({"attention_backend": "plain"}, Checkpointing(), None),
+    ({"hidden_act": "geglu", "sentence_head": "none"}, Checkpointing(), None),
+    ({}, Checkpointing(layers=2), None),
+    ({"attention_backend": "plain"}, Checkpointing(attention=True), None),
+    ({}, Checkpointing(norm=True), None),
+    ({}, Checkpointing(norm=True, activation=True), None),
+]
+
+
+@pytest.mark.parametrize(("changes", "choice", "rows"), CASES)
+def test_executed_flops_are_those_that_torch_counts(changes: dict[str, Any], choice: Checkpointing, rows: Any) -> None:
+    config = small_config(**changes)
+    model = build_model(config, choice=choice)
+    with FlopCounterMode(display=False) as counter:
+        model(make_batch(*(rows or ()))).backward()
+    found = executed_flops(
+        config, small_batch(*(rows or ())), plan_execution(config, "fp32", "cpu", None, True, choice)
+    )
+    assert found == pytest.approx(counter.get_total_flops(), rel=0.005)
+
+
+def test_model_flops_are_what_runs_report() -> None:
+    """They count no recomputed scores and no padding, so they are a little less than what is executed."""
+    config, batch = small_config(), small_batch()
+    model = flops_per_row(config, batch.lengths) * batch.rows
+    executed = executed_flops(config, batch, plan_execution(config, "fp32", "cpu", None))
+    assert 0.9 * executed < model < executed
+
+
+class _KernelCounter(TorchDispatchMode):
+    VIEWS = (
+        *("view", "transpose", "t.default", "permute", "select", "slice", "unbind", "expand", "detach", "alias"),
+        *("split", "narrow", "unsqueeze", "squeeze", "_unsafe_view", "empty", "as_strided", "_reshape_alias", "chunk"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not any(f"aten.{view}" in str(func) for view in self.VIEWS):
+            self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_number_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for layers in (2, 5):
+        config = small_config(num_hidden_layers=layers)
+        model = build_model(config, "bf16", "meta")
+        with as_on_a_gpu(monkeypatch, sum(LENGTHS), MASKED * len(LENGTHS)), _KernelCounter() as counter:
+            model(make_batch(device="meta")).backward()
+        expected = count_kernels(config, plan_execution(config, "bf16", "cuda", None))
+        assert sum(counter.counts.values()) == pytest.approx(expected, rel=0.1)
+
+
+def test_time_grows_with_the_batch_and_is_bound_by_the_host_below() -> None:
+    config, accelerator = small_config(), read_table()["H100"]
+    execution = plan_execution(config, "bf16", "cuda", (9, 0))
+    small, large = (
+        estimate_micro_step(config, small_batch(LENGTHS * times), execution, accelerator) for times in (1, 5000)
+    )
+    assert small.seconds == small.launch_seconds > small.device_seconds
+    assert large.seconds == large.device_seconds > large.launch_seconds
+    assert large.flops == pytest.approx(5000 * small.flops)
+    with_hooks = estimate_micro_step(config, small_batch(), execution, accelerator, zero_stage=3)
+    assert with_hooks.seconds == pytest.approx(compute.ZERO3_HOST_TIME * small.seconds)
+
+
+def test_a_fast_memory_helps_what_products_do_not_bind() -> None:
+    config, table = small_config(), read_table()
+    execution = plan_execution(config, "bf16", "cuda", (9, 0))
+    batch = small_batch(LENGTHS * 5000)
+    h100, h200 = (estimate_micro_step(config, batch, execution, table[name]) for name in ("H100", "H200"))
+    assert h200.memory_seconds < h100.memory_seconds
+    assert h200.flops == h100.flops

@@ -1,0 +1,219 @@
+"""Time of one micro-step and of the optimizer step on one device: products by FLOPs, everything else by bytes moved.
+
+B rows, S padded length, T real tokens, U used tokens, M masked tokens, H hidden size, I intermediate size, V tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nvidia.config import BertConfig
+from training.planning.accelerators import Accelerator
+from training.planning.workload import Batch, Execution, wide_size
+
+BACKWARD_PRODUCTS = 2  # of a linear layer: for its input and for its weight
+# Products of attention in the backward pass, in forwards: fused kernels compute the scores again.
+FUSED_ATTENTION_BACKWARD = 2.5
+PLAIN_ATTENTION_BACKWARD = 2.0
+LONG_ROW_SCORES = 1 << 17  # of all heads: from here on the CPU's attention leaves out queries that nobody reads
+# Kernels of a block in eager PyTorch, forward and backward, and of embeddings, heads and loss; a test counts them.
+KERNELS_PER_LAYER = 60
+KERNELS_OUTSIDE = 128
+# Host time of a micro-step with ZeRO-3's hooks around every module, in host times without them (docs/planning.md).
+ZERO3_HOST_TIME = 2.2
+# Bytes that the optimizer step moves per parameter it updates: the norm and unscaling of the gradient, the gradient,
+# two moments and the weight read, moments and weight written, and in half precision the casts of both.
+OPTIMIZER_BYTES = {4: 40, 2: 54}
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` products [rows, inner] · [inner, columns] of a forward pass."""
+
+    part: str  # projection, attention, output, wide, narrow (the feed-forward part's two), or head
+    rows: float
+    inner: float
+    columns: float
+    count: float = 1.0
+
+    @property
+    def is_attention(self) -> bool:
+        """Scores, or their product with the values: of activations, not of a weight."""
+        return self.part == "attention"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.inner * self.columns * self.count
+
+    def bytes(self, size: int) -> float:
+        moved = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
+        return size * moved * self.count
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Seconds of a micro-step's parts, and what they consist of."""
+
+    flops: float  # executed, recomputation included
+    bytes: float  # moved by all kernels but products
+    product_seconds: float
+    memory_seconds: float
+    launch_seconds: float  # of the host, during which the device computes
+
+    @property
+    def device_seconds(self) -> float:
+        return self.product_seconds + self.memory_seconds
+
+    @property
+    def seconds(self) -> float:
+        return max(self.device_seconds, self.launch_seconds)
+
+
+def estimate_micro_step(
+    config: BertConfig, batch: Batch, execution: Execution, accelerator: Accelerator, zero_stage: int = 0
+) -> MicroStep:
+    """Forward and backward of one micro-batch on one device."""
+    hooks = ZERO3_HOST_TIME if zero_stage == 3 else 1.0
+    speed, bandwidth = accelerator.matmul_flops(execution.precision), accelerator.streaming_bytes_per_s
+    flops = seconds = 0.0
+    for product in forward_products(config, batch, execution):
+        times = 1 + _backward_factor(product, execution) + _recomputed_share(product, execution)
+        flops += times * product.flops
+        # A fused attention kernel reads and writes its scores nowhere.
+        moved = 0.0 if product.is_attention else product.bytes(execution.bytes)
+        seconds += times * max(product.flops / speed, moved / bandwidth)
+    moved = traffic(config, batch, execution)
+    return MicroStep(
+        flops=flops,
+        bytes=moved,
+        product_seconds=seconds,
+        memory_seconds=moved / bandwidth,
+        launch_seconds=accelerator.launch_seconds * count_kernels(config, execution) * hooks,
+    )
+
+
+def optimizer_seconds(parameters: float, precision_bytes: int, accelerator: Accelerator) -> float:
+    """To update `parameters` of them, once per step."""
+    return parameters * OPTIMIZER_BYTES[precision_bytes] / accelerator.streaming_bytes_per_s
+
+
+def count_kernels(config: BertConfig, execution: Execution) -> float:
+    recomputed = 1 / 3 if execution.checkpointing.layers else 0.0
+    return config.num_hidden_layers * KERNELS_PER_LAYER * (1 + recomputed) + KERNELS_OUTSIDE
+
+
+def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
+    """Of all products that a micro-step executes, forward and backward."""
+    return sum(
+        product.flops * (1 + _backward_factor(product, execution) + _recomputed_share(product, execution))
+        for product in forward_products(config, batch, execution)
+    )
+
+
+def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> Iterator[Product]:
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    last = batch.used if execution.shortens_last_block else batch.tokens
+    for rows, count in ((batch.tokens, layers - 1), (last, 1)):
+        if count:
+            yield Product("output", rows, hidden, hidden, count)
+            yield Product("wide", rows, hidden, wide_size(config), count)
+            yield Product("narrow", rows, config.intermediate_size, hidden, count)
+    pairs = batch.padded_pairs if execution.pads_attention else batch.pairs
+    some = _leaves_queries_out(config, batch, execution)
+    full_layers = layers - 1 if some else layers
+    yield Product("projection", batch.tokens, hidden, 3 * hidden, full_layers)
+    yield Product("attention", pairs, hidden, 1, 2 * full_layers)
+    if some:
+        yield Product("projection", batch.used, hidden, hidden)
+        yield Product("projection", batch.tokens, hidden, 2 * hidden)
+        yield Product("attention", pairs * batch.used / batch.tokens, hidden, 1, 2)
+    yield Product("head", batch.masked, hidden, hidden)
+    yield Product("head", batch.masked, hidden, config.vocab_size)
+    if config.has_sentence_head:
+        yield Product("head", batch.rows, hidden, hidden)
+        yield Product("head", batch.rows, hidden, 2)
+
+
+def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
+    """Whether the last block's attention computes the used queries alone."""
+    is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
+    return execution.backend == "grouped" and is_long
+
+
+def _backward_factor(product: Product, execution: Execution) -> float:
+    if not product.is_attention:
+        return BACKWARD_PRODUCTS
+    return PLAIN_ATTENTION_BACKWARD if execution.backend == "plain" else FUSED_ATTENTION_BACKWARD
+
+
+def _recomputed_share(product: Product, execution: Execution) -> float:
+    """Forward passes of this product that the backward pass repeats."""
+    choice = execution.checkpointing
+    if product.part == "head":
+        return 0.0
+    if choice.layers:
+        # Recomputation ends before a chunk's last product.
+        return 1.0 - 1 / choice.layers if product.part == "narrow" else 1.0
+    if choice.attention and product.is_attention:
+        return 1.0
+    is_after_norm = product.part == "projection" or (product.part == "wide" and not choice.activation)
+    return 1.0 if choice.norm and execution.is_pre_ln and is_after_norm else 0.0
+
+
+def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
+    """Bytes that kernels other than products read and write in a micro-step, forward and backward."""
+    blocks = (config.num_hidden_layers - 1) * _attention_traffic(config, batch, execution, batch.tokens)
+    last = batch.used if execution.shortens_last_block else batch.tokens
+    blocks += _attention_traffic(config, batch, execution, last)
+    wide = (config.num_hidden_layers - 1) * batch.tokens + last
+    blocks += wide * _wide_traffic(config, execution)
+    if execution.checkpointing.layers:
+        blocks *= 4 / 3  # a third of it is the forward pass, which is repeated
+    return blocks + _outside_traffic(config, batch, execution)
+
+
+def _norm_bytes(config: BertConfig, execution: Execution) -> float:
+    """Of one layer norm per row: read, write; backward reads twice for its input and twice for its weights."""
+    fused = 7 * execution.bytes
+    casts = 0 if execution.has_fused_norm else 40  # to fp32 and back, in both directions, and fp32 kernels
+    return config.hidden_size * (fused + casts)
+
+
+def _residual_bytes(config: BertConfig, execution: Execution) -> float:
+    """Of the end of a branch per row: dropout and sum, their backward, the sum of the two branches' gradients."""
+    dropout = (4 * execution.bytes + 2) if config.hidden_dropout_prob else 0
+    bias = execution.bytes if config.use_bias else 0
+    return config.hidden_size * (6 * execution.bytes + dropout + bias)
+
+
+def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float) -> float:
+    e, hidden = execution.bytes, config.hidden_size
+    bias = 3 * hidden * e * batch.tokens if config.use_bias else 0
+    around = batch.tokens * _norm_bytes(config, execution) + rows * _residual_bytes(config, execution) + bias
+    fused = 12 * hidden * e * batch.tokens  # read q, k, v, write; backward reads five and writes three of this size
+    if execution.backend == "plain":
+        # Written by the product, masked, softmax in fp32, cast, dropped and read again; backward as much.
+        per_score = 24 if execution.has_fused_norm else 60
+        return around + fused + config.num_attention_heads * batch.padded_pairs * per_score
+    if execution.pads_attention:  # unpack, and pack the context, in both directions
+        return around + fused + 16 * hidden * e * batch.padded_tokens
+    return around + fused
+
+
+def _wide_traffic(config: BertConfig, execution: Execution) -> float:
+    """Of the feed-forward part per row."""
+    e, inner = execution.bytes, config.intermediate_size
+    is_gated = wide_size(config) > inner
+    activation = (
+        inner * e * (17 if is_gated else 5)
+    )  # of a gated one: gelu, product, their backward, both halves joined
+    bias = wide_size(config) * e if config.use_bias else 0
+    again = inner * e * 2 if execution.checkpointing.activation else 0
+    return _norm_bytes(config, execution) + _residual_bytes(config, execution) + activation + bias + again
+
+
+def _outside_traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
+    """Embeddings, and the loss: scores cast to fp32, log-softmax, and back."""
+    e, hidden = execution.bytes, config.hidden_size
+    embeddings = batch.tokens * (10 * hidden * e + _norm_bytes(config, execution))
+    per_score = 20 + (12 if e < 4 else 0)
+    return embeddings + batch.masked * (config.num_tokens * per_score + _norm_bytes(config, execution))

@@ -1,0 +1,160 @@
+"""The fastest configuration that fits, and the DeepSpeed JSON for it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.errors import UserError
+from nvidia.checkpointing import Checkpointing, default_chunk
+from nvidia.config import BertConfig
+from training.planning.accelerators import GIB, Accelerator, Cluster
+from training.planning.estimate import Configuration, Estimate, estimate
+from training.planning.inputs import BATCH_KEYS, EngineInput
+from training.planning.memory import ZeroSettings
+from training.planning.workload import NOTHING, Execution, PlannedModel, plan_execution
+
+STAGES = (0, 1, 2, 3)
+MAX_MICRO = 4096
+WORTH_IT = 0.03  # a configuration must be this much faster to be preferred to a simpler one: less is within the error
+MIN_BUCKET = 5_000_000  # elements; smaller reductions are bound by latency
+BUCKETS = 8  # into which a model's gradients are divided, so that reductions can begin early
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What stays the same while configurations are compared."""
+
+    model: PlannedModel
+    engine: EngineInput
+    precision: str
+
+    def execution(self, accelerator: Accelerator, choice: Checkpointing = NOTHING) -> Execution:
+        device, capability = accelerator.device, accelerator.compute_capability
+        return plan_execution(self.model.config, self.precision, device, capability, self.model.is_pre_ln, choice)
+
+    def estimate(self, cluster: Cluster, micro: int, zero: ZeroSettings, choice: Checkpointing = NOTHING) -> Estimate:
+        accumulation = max(1, self.engine.total_rows // (micro * cluster.world_size))
+        execution = self.execution(cluster.accelerator, choice)
+        return estimate(self.model, cluster, Configuration(micro, accumulation, zero, execution))
+
+
+def check_precision(precision: str, accelerator: Accelerator) -> None:
+    if precision not in accelerator.peak_flops:
+        known = ", ".join(key for key in accelerator.peak_flops if key != "tf32")
+        raise UserError(f"{accelerator.name} does not compute in {precision} (it can do {known}); pass --precision")
+
+
+def recomputation_choices(config: BertConfig, execution: Execution) -> list[Checkpointing]:
+    """Cheapest first."""
+    is_plain = execution.backend == "plain"
+    choices = [NOTHING, Checkpointing(activation=True)]
+    if is_plain:
+        choices += [Checkpointing(attention=True), Checkpointing(activation=True, attention=True)]
+    if execution.is_pre_ln:
+        choices.append(Checkpointing(activation=True, norm=True, attention=is_plain))
+    chunks = sorted({1, default_chunk(config.num_hidden_layers)}, reverse=True)
+    return choices + [Checkpointing(layers=chunk) for chunk in chunks]
+
+
+def micro_batches(rows_per_rank: int) -> list[int]:
+    """All that divide a rank's share of the step."""
+    return [micro for micro in range(1, min(rows_per_rank, MAX_MICRO) + 1) if rows_per_rank % micro == 0]
+
+
+def allowed_stages(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """LAMB needs whole parameters; offloading needs a partition."""
+    optimizer = str(content.get("optimizer", {}).get("type", "AdamW")).lower()
+    if optimizer == "lamb":
+        return (0,)
+    stages = STAGES[:3] if optimizer == "muon" else STAGES
+    configured = ZeroSettings.of(content)
+    return tuple(stage for stage in stages if stage > 0 or not configured.offloads_optimizer)
+
+
+def tuned_settings(workspace: Workspace, stage: int, overlaps: bool) -> ZeroSettings:
+    """The JSON's settings at a stage, with buckets for this model's size where the JSON does not name any."""
+    zero = ZeroSettings.of(workspace.engine.content, stage)
+    if stage == 0:
+        return zero
+    given = workspace.engine.content.get("zero_optimization", {})
+    total = workspace.model.parameters().total
+    bucket = max(MIN_BUCKET, -(-total // BUCKETS // 2) * 2)
+    return replace(
+        zero,
+        overlaps=overlaps,
+        reduce_bucket=zero.reduce_bucket if "reduce_bucket_size" in given else bucket,
+        all_gather_bucket=zero.all_gather_bucket if "allgather_bucket_size" in given else max(bucket, MIN_BUCKET),
+    )
+
+
+def candidates(workspace: Workspace, cluster: Cluster, micros: Sequence[int] | None = None) -> Iterator[Estimate]:
+    """Every configuration of the JSON's step that makes sense on the cluster, or those with `micros` alone."""
+    micros = micro_batches(workspace.engine.total_rows // cluster.world_size) if micros is None else micros
+    choices = recomputation_choices(workspace.model.config, workspace.execution(cluster.accelerator))
+    for stage in allowed_stages(workspace.engine.content):
+        for overlaps in (True, False) if stage and cluster.world_size > 1 else (False,):
+            zero = tuned_settings(workspace, stage, overlaps)
+            for choice in choices:
+                for micro in micros:
+                    yield workspace.estimate(cluster, micro, zero, choice)
+
+
+def recommend(workspace: Workspace, cluster: Cluster) -> Estimate | None:
+    """The fastest that fits; of those about as fast the one with the simplest settings and the least memory."""
+    if workspace.engine.total_rows % cluster.world_size:
+        return None
+    fitting = [found for found in candidates(workspace, cluster) if found.fits]
+    if not fitting:
+        return None
+    best = max(found.tokens_per_second for found in fitting)
+    near = [found for found in fitting if found.tokens_per_second >= (1 - WORTH_IT) * best]
+    return min(near, key=_complexity)
+
+
+def _complexity(found: Estimate) -> tuple[int, int, float]:
+    choice = found.configuration.execution.checkpointing
+    recomputed = choice.activation + choice.attention + choice.norm + 4 * (choice.layers > 0)
+    return recomputed, found.configuration.zero.stage, found.memory.peak
+
+
+def explain_no_fit(workspace: Workspace, cluster: Cluster, table: Mapping[str, Accelerator]) -> str:
+    """What the least would need, and where it would fit."""
+    least = min(candidates(workspace, cluster, [1]), key=lambda found: found.memory.peak)
+    configuration, accelerator = least.configuration, cluster.accelerator
+    larger = [
+        other.name
+        for other in table.values()
+        if workspace.precision in other.peak_flops
+        and other.memory_gib > accelerator.memory_gib
+        and any(found.fits for found in candidates(workspace, replace(cluster, accelerator=other), [1]))
+    ]
+    remedy = f"It would fit on {', '.join(larger)}" if larger else "It fits on no accelerator of the table"
+    zero = workspace.engine.content.get("zero_optimization", {})
+    offload = (
+        "" if "offload_optimizer" in zero else '; or offload the optimizer ({"device": "cpu"}) in the DeepSpeed JSON'
+    )
+    return (
+        f"--gpus: the model does not fit on {cluster.world_size:,} × {accelerator.name}: ZeRO stage "
+        f"{configuration.zero.stage} with a micro-batch of {configuration.micro} and recomputation "
+        f"({configuration.recomputation}) needs {least.memory.peak / GIB:,.1f} GiB per rank, and "
+        f"{accelerator.usable_gib:,.1f} are usable. {remedy}; more GPUs help where ZeRO divides the states"
+        f" ({least.memory.states / GIB:,.1f} GiB){offload}"
+    )
+
+
+def deepspeed_json(found: Estimate, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's file with the recommended batch and ZeRO settings; everything else stays."""
+    configuration, zero = found.configuration, found.configuration.zero
+    made = {key: value for key, value in content.items() if key not in (*BATCH_KEYS, "zero_optimization")}
+    block = {**content.get("zero_optimization", {}), "stage": zero.stage}
+    if zero.stage:
+        block |= {"overlap_comm": zero.overlaps, "contiguous_gradients": zero.is_contiguous}
+        block |= {"reduce_bucket_size": zero.reduce_bucket, "allgather_bucket_size": zero.all_gather_bucket}
+    batch = (found.rows_per_step, configuration.micro, configuration.accumulation)
+    precision = configuration.execution.precision
+    for name in ("fp16", "bf16", "bfloat16"):
+        if isinstance(made.get(name), dict):
+            made[name] = {**made[name], "enabled": name == precision}
+    if precision in ("fp16", "bf16"):
+        made.setdefault(precision, {"enabled": True})
+    return {**dict(zip(BATCH_KEYS, batch, strict=True)), **made, "zero_optimization": block}

@@ -1,0 +1,206 @@
+"""What a micro-step computes: the model, the rows of a micro-batch, and how the model runs on a device.
+
+B rows, S padded length, T real tokens, U used tokens (first and masked ones), M masked tokens, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from nvidia.activations import is_gated
+from nvidia.attention.backends import BackendContext, choose_backend
+from nvidia.checkpointing import Checkpointing
+from nvidia.config import BertConfig
+from training.metrics.flops import model_flops
+
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+NOTHING = Checkpointing()  # is recomputed
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """What is known of the data: a row's padded length, and means over rows."""
+
+    width: int  # S
+    mean: float  # real tokens per row
+    mean_square: float  # of real tokens per row: attention's work
+    mean_masked: float  # predictions per row
+
+    @classmethod
+    def of(cls, width: int, lengths: Sequence[float], mean_masked: float) -> "RowLengths":
+        count = len(lengths)
+        return cls(width, sum(lengths) / count, sum(length * length for length in lengths) / count, mean_masked)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of `rows` average rows; the other sizes follow."""
+
+    rows: int  # B
+    lengths: RowLengths
+
+    def heaviest(self) -> "Batch":
+        """The same rows with three standard deviations more tokens: what memory must hold."""
+        given = self.lengths
+        spread = max(0.0, given.mean_square - given.mean**2) ** 0.5
+        mean = min(float(given.width), given.mean + 3 * spread / self.rows**0.5)
+        ratio = mean / given.mean
+        heavier = RowLengths(given.width, mean, given.mean_square * ratio**2, given.mean_masked * ratio)
+        return replace(self, lengths=heavier)
+
+    @property
+    def tokens(self) -> float:
+        return self.rows * self.lengths.mean
+
+    @property
+    def padded_tokens(self) -> float:
+        return float(self.rows * self.lengths.width)
+
+    @property
+    def masked(self) -> float:
+        return self.rows * self.lengths.mean_masked
+
+    @property
+    def used(self) -> float:
+        return min(self.rows + self.masked, self.tokens)
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs within the real rows."""
+        return self.rows * self.lengths.mean_square
+
+    @property
+    def padded_pairs(self) -> float:
+        return self.rows * float(self.lengths.width) ** 2
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the model's operations run: they decide what is computed, stored and moved."""
+
+    precision: str
+    device: str
+    backend: str  # of attention
+    has_fused_norm: bool  # one kernel in the parameters' type; ours casts to fp32 and back in half precision
+    is_pre_ln: bool = True
+    checkpointing: Checkpointing = NOTHING
+    shortens_last_block: bool = True  # ours computes the last block's feed-forward part for used tokens only
+
+    @property
+    def bytes(self) -> int:
+        """Of an activation."""
+        return BYTES[self.precision]
+
+    @property
+    def keeps_masks(self) -> bool:
+        """Dropout on a CPU draws its mask again in the backward pass."""
+        return self.device != "cpu"
+
+    @property
+    def pads_attention(self) -> bool:
+        return self.backend == "plain" or (self.backend == "sdpa" and self.device != "cpu")
+
+    def with_checkpointing(self, choice: Checkpointing) -> "Execution":
+        return replace(self, checkpointing=choice)
+
+
+def plan_execution(
+    config: BertConfig,
+    precision: str,
+    device: str,
+    capability: tuple[int, int] | None,
+    is_pre_ln: bool = True,
+    checkpointing: Checkpointing = NOTHING,
+) -> Execution:
+    """How this project's model runs on a device."""
+    context = BackendContext(
+        device=device,
+        dtype=_DTYPES[precision],
+        head_size=config.head_size,
+        dropout_prob=config.attention_probs_dropout_prob,
+        needs_plain=config.position_embedding_type != "absolute",
+        is_sparse=config.is_sparse,
+        capability=capability,
+    )
+    return Execution(
+        precision=precision,
+        device=device,
+        backend=choose_backend(config.attention_backend, context),
+        has_fused_norm=BYTES[precision] == 4,
+        is_pre_ln=is_pre_ln,
+        checkpointing=checkpointing,
+    )
+
+
+def wide_size(config: BertConfig) -> int:
+    """Columns of the first feed-forward product: a gate doubles them."""
+    return config.intermediate_size * (2 if is_gated(config.hidden_act) else 1)
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    total: int
+    encoder_matrices: int  # what Muon updates
+    small: int  # of parameters below ZeRO-3's persistence threshold
+    largest: int  # elements of the largest parameter
+
+
+def count_parameters(
+    config: BertConfig, is_pre_ln: bool = True, persistence_threshold: int = 100_000
+) -> ParameterCount:
+    """Every trainable parameter of the pretraining model, from the sizes of its parts."""
+    sizes = list(_parameter_sizes(config, is_pre_ln))
+    return ParameterCount(
+        total=sum(size for size, _ in sizes),
+        encoder_matrices=sum(size for size, is_hidden_matrix in sizes if is_hidden_matrix),
+        small=sum(size for size, _ in sizes if size < persistence_threshold),
+        largest=max(size for size, _ in sizes),
+    )
+
+
+class PlannedModel:
+    """A model and its rows, with what follows from them computed once: plans compare thousands of configurations."""
+
+    def __init__(self, config: BertConfig, lengths: RowLengths, is_pre_ln: bool = True) -> None:
+        self.config, self.lengths, self.is_pre_ln = config, lengths, is_pre_ln
+        self.flops_per_row = flops_per_row(config, lengths)
+        self._counts: dict[int, ParameterCount] = {}
+
+    def parameters(self, persistence_threshold: int = 100_000) -> ParameterCount:
+        if persistence_threshold not in self._counts:
+            self._counts[persistence_threshold] = count_parameters(self.config, self.is_pre_ln, persistence_threshold)
+        return self._counts[persistence_threshold]
+
+
+def _parameter_sizes(config: BertConfig, is_pre_ln: bool) -> list[tuple[int, bool]]:
+    """(elements, whether it is a matrix of the encoder's linear layers) of each parameter."""
+    hidden, bias = config.hidden_size, config.use_bias
+    norm = [(hidden, False)] * 2
+    sizes = [(config.vocab_size * hidden, False), (config.type_vocab_size * hidden, False), *norm]
+    if config.position_embedding_type == "absolute":
+        sizes.append((config.max_position_embeddings * hidden, False))
+    for layer in range(config.num_hidden_layers):
+        inner = config.num_heads(layer) * config.head_size
+        wide = wide_size(config)
+        sizes += [(hidden * inner, True)] * 4 + [(hidden * wide, True), (config.intermediate_size * hidden, True)]
+        sizes += ([(inner, False)] * 3 + [(hidden, False)] * 2 + [(wide, False)]) if bias else []
+        sizes += 2 * norm
+        if config.position_embedding_type != "absolute":
+            sizes.append(((2 * config.max_position_embeddings - 1) * config.head_size, False))
+    sizes += norm if is_pre_ln else []
+    sizes += [(hidden * hidden, False), (hidden, False), *norm, (config.vocab_size, False)]  # the masked-token head
+    if not config.tie_word_embeddings:
+        sizes.append((config.vocab_size * hidden, False))
+    if config.has_sentence_head:
+        sizes += [(hidden * hidden, False), (hidden, False), (2 * hidden, False), (2, False)]
+    return sizes
+
+
+def flops_per_row(config: BertConfig, lengths: RowLengths) -> float:
+    """Model FLOPs of an average row, forward and backward: the figure that runs report as their useful work."""
+    # Two rows whose lengths have this mean and this mean square stand for all of them.
+    spread = max(0.0, lengths.mean_square - lengths.mean**2) ** 0.5
+    pair = torch.tensor([lengths.mean - spread, lengths.mean + spread], dtype=torch.float64)
+    return model_flops(config, pair, num_masked=round(2e6 * lengths.mean_masked) / 1e6) / 2  # type: ignore[arg-type]
