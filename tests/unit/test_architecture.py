@@ -27,7 +27,7 @@ LAYERS = (
     ("training.inputs",),
     ("training.checkpoints",),
     ("training.export",),
-    ("training.faults",),
+    ("training.faults", "training.planning"),
     ("training",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -16,7 +16,7 @@ from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
-from training.settings.precision import avoid_broken_amx, find_abilities
+from training.runtime.precision import avoid_broken_amx, find_abilities
 
 TOKENS = 2048  # rows of the measured products
 REDUCED = 1 << 25  # bytes of the measured all-reduce

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nvidia.activations import is_gated
-from nvidia.attention.backends import BackendContext, choose_backend
+from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
 from training.metrics.flops import model_flops
