@@ -24,9 +24,9 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
-from evaluation.likelihood import StockScorer
-from evaluation.minimal_pairs import PairScores, score_pairs
-from evaluation.native import PackedScorer, to_native
+from evaluation.pseudo_likelihood.likelihood import StockScorer
+from evaluation.pseudo_likelihood.minimal_pairs import PairScores, score_pairs
+from evaluation.pseudo_likelihood.native import PackedScorer, to_native
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Shares of sentences by their number of tokens, without the two special ones, as in BLiMP under BERT's vocabulary.

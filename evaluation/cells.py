@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.files import write_atomically
-from evaluation.finetune import Setting
-from evaluation.models import ModelFolder
-from evaluation.task_data import TaskData
+from evaluation.finetuning.finetune import Setting
+from evaluation.finetuning.models import ModelFolder
+from evaluation.tasks.task_data import TaskData
 
 CELL_VERSION = 1
 Purpose = Literal["score", "select"]

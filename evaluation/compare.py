@@ -17,7 +17,7 @@ from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import write_atomically
 from common.help import Parser
-from evaluation.task import make_task
+from evaluation.tasks.task import make_task
 
 Json = dict[str, Any]
 
@@ -117,7 +117,7 @@ def _open(word: str) -> tuple[Path, Json, list[str]]:
 
 def compare_sides(first: Side, second: Side) -> tuple[list[Line], list[str]]:
     """One line per task and metric, and notes about what could not be compared."""
-    from evaluation.significance import compare, holm  # scipy and scikit-learn take a second to import
+    from evaluation.scoring.significance import compare, holm  # scipy and scikit-learn take a second to import
 
     others = {task["name"]: task for task in second.report["tasks"]}
     lines, notes = [], []
@@ -172,7 +172,7 @@ def _gold(side: Side, task: Json) -> Json:
 
 
 def _metric(side: Side, task: Json, name: str) -> Any:
-    from evaluation.scores import metrics_of
+    from evaluation.scoring.scores import metrics_of
 
     gold = _gold(side, task)
     return metrics_of(make_task(gold["task"], task["task"]), gold["num_labels"])[name]
@@ -180,7 +180,7 @@ def _metric(side: Side, task: Json, name: str) -> Any:
 
 def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tuple[list[Any], float]:
     """Per-row numbers of the metric for each seed, and its mean over these seeds."""
-    from evaluation.scores import parts_of
+    from evaluation.scoring.scores import parts_of
 
     own = next(item for item in side.report["tasks"] if item["name"] == task["name"])
     entry = side.result(own)

@@ -14,9 +14,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from evaluation.encoding import encode
-from evaluation.minimal_pairs import minimal_pair_accuracy
-from evaluation.native import PackedScorer, mean_states
+from evaluation.pseudo_likelihood.encoding import encode
+from evaluation.pseudo_likelihood.minimal_pairs import minimal_pair_accuracy
+from evaluation.pseudo_likelihood.native import PackedScorer, mean_states
 
 __all__ = [
     "PackedScorer",

@@ -14,11 +14,11 @@ import torch
 
 from common.files import write_atomically
 from evaluation.cells import CellStore
-from evaluation.models import ModelFolder
+from evaluation.finetuning.models import ModelFolder
 from evaluation.runner import PROTOCOLS, Plan, TaskResult
-from evaluation.scores import gold_of, majority_scores, metrics_of, parts_of
-from evaluation.significance import NUM_RESAMPLES, summarize
-from evaluation.task_data import TaskData
+from evaluation.scoring.scores import gold_of, majority_scores, metrics_of, parts_of
+from evaluation.scoring.significance import NUM_RESAMPLES, summarize
+from evaluation.tasks.task_data import TaskData
 
 FORMAT = 1
 Json = dict[str, Any]

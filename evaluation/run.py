@@ -21,8 +21,8 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser, positive_int, whole_number
-from evaluation.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
-from evaluation.task_data import TaskData, load_all
+from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
+from evaluation.tasks.task_data import TaskData, load_all
 
 RATES, BATCHES = (2e-5, 5e-5, 1e-4), (16, 32)
 
@@ -107,7 +107,7 @@ def _share(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
-    from evaluation import ranks  # torch and transformers take seconds to import; --help and typos need neither
+    from evaluation.finetuning import ranks  # slow to import; --help and typos do not need it
 
     console.enabled = ranks.is_first()
     problems = Problems()
@@ -116,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     deepspeed = problems.attempt(lambda: _read_deepspeed(flags.deepspeed_config))
     data = problems.attempt(lambda: load_all(tasks, flags.data)) if tasks else None
 
-    from evaluation.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
-    from evaluation.models import open_models
+    from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
+    from evaluation.finetuning.models import open_models
 
     quiet_libraries()
     models = problems.attempt(lambda: open_models(_named_paths(flags.model)))
@@ -138,8 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machine: Any, command: str) -> int:
-    from evaluation import ranks
     from evaluation.cells import CellStore
+    from evaluation.finetuning import ranks
     from evaluation.plots import write_plots
     from evaluation.report import make_report, markdown, write_gold, write_reports
     from evaluation.runner import Plan, Runner
@@ -238,7 +238,7 @@ def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> Task
 
 def _join_ranks(deepspeed: dict[str, Any] | None) -> None:
     """Start the process group of a launched run, by the stock Trainer's own arguments."""
-    from evaluation import ranks
+    from evaluation.finetuning import ranks
 
     if ranks.num_ranks() > 1:
         import torch

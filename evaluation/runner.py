@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from common.console import console
-from evaluation import ranks
 from evaluation.cells import Cell, CellStore, Result
-from evaluation.finetune import Machine, Outcome, Setting, fine_tune
-from evaluation.likelihood import Masking
-from evaluation.models import ModelFolder
-from evaluation.scores import collapse_reason, score
-from evaluation.task_data import TaskData, selection_split
+from evaluation.finetuning import ranks
+from evaluation.finetuning.finetune import Machine, Outcome, Setting, fine_tune
+from evaluation.finetuning.models import ModelFolder
+from evaluation.pseudo_likelihood.likelihood import Masking
+from evaluation.scoring.scores import collapse_reason, score
+from evaluation.tasks.task_data import TaskData, selection_split
 from evaluation.zero_shot import Unavailable, score_zero_shot
 
 Protocol = Literal["fixed", "sweep", "transfer"]

@@ -7,14 +7,14 @@ import torch
 import transformers
 
 from common.errors import UserError
-from evaluation import ranks
-from evaluation.finetune import Outcome, Progress
-from evaluation.likelihood import Masking, Scorer, StockScorer
-from evaluation.minimal_pairs import score_cloze, score_pairs
-from evaluation.models import ModelFolder, lacks_masked_head, load_model
-from evaluation.native import PackedScorer, load_native, to_native
-from evaluation.task import Task
-from evaluation.task_data import TaskData
+from evaluation.finetuning import ranks
+from evaluation.finetuning.finetune import Outcome, Progress
+from evaluation.finetuning.models import ModelFolder, lacks_masked_head, load_model
+from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, StockScorer
+from evaluation.pseudo_likelihood.minimal_pairs import score_cloze, score_pairs
+from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native
+from evaluation.tasks.task import Task
+from evaluation.tasks.task_data import TaskData
 
 SCORERS = ("auto", "packed", "stock")
 

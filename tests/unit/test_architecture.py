@@ -19,6 +19,8 @@ LAYERS = (
     ("nvidia", "data.text", "data.masking"),
     ("data.preparation", "data.stream"),
     ("nvidia.interop", "data"),
+    ("evaluation.tasks", "evaluation.pseudo_likelihood"),
+    ("evaluation.scoring", "evaluation.finetuning"),
     ("evaluation",),
     ("training.runtime", "training.plan", "training.optimizers"),
     ("training.metrics",),

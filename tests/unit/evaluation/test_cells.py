@@ -7,10 +7,10 @@ import pytest
 
 from common.errors import UserError
 from evaluation.cells import Cell, CellStore
-from evaluation.finetune import Machine, Setting, deepspeed_settings
-from evaluation.models import ModelFolder, open_models
-from evaluation.task import choose_tasks
-from evaluation.task_data import TaskData, load_data
+from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings
+from evaluation.finetuning.models import ModelFolder, open_models
+from evaluation.tasks.task import choose_tasks
+from evaluation.tasks.task_data import TaskData, load_data
 from tests.unit.evaluation.tiny import save_model, write_reviews
 
 RESULT = {"scores": {"held_out": {"accuracy": 0.1 + 0.2}}, "losses": [(1, 0.5)]}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from evaluation import probes
-from evaluation.native import to_native
+from evaluation.pseudo_likelihood.native import to_native
 from tests.unit.evaluation.tiny import make_model, make_tokenizer, sentence
 
 TOKENIZER = make_tokenizer()

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from evaluation.metrics import best_over_answers, entity_counts, exact_match, make_metric, normalized, overlap_f1
-from evaluation.significance import compare, holm, summarize
+from evaluation.scoring.metrics import (
+    best_over_answers,
+    entity_counts,
+    exact_match,
+    make_metric,
+    normalized,
+    overlap_f1,
+)
+from evaluation.scoring.significance import compare, holm, summarize
 
 GENERATOR = np.random.default_rng(0)
 GOLD, FOUND = GENERATOR.integers(0, 3, (2, 97))

@@ -10,10 +10,10 @@ import torch
 
 from benchmarks import minimal_pairs
 from common.errors import UserError
-from evaluation.encoding import Encoded, encode, mask_id_of
-from evaluation.likelihood import MASKINGS, StockScorer, make_queries, score_sentences
-from evaluation.minimal_pairs import minimal_pair_accuracy, score_cloze, score_pairs
-from evaluation.native import PackedScorer, load_native, to_native
+from evaluation.pseudo_likelihood.encoding import Encoded, encode, mask_id_of
+from evaluation.pseudo_likelihood.likelihood import MASKINGS, StockScorer, make_queries, score_sentences
+from evaluation.pseudo_likelihood.minimal_pairs import minimal_pair_accuracy, score_cloze, score_pairs
+from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native
 from tests.unit.evaluation.tiny import make_model, make_tokenizer, save_model, sentence
 
 TOKENIZER = make_tokenizer()
@@ -97,7 +97,7 @@ class PositionScorer:
     """Gives every token the log-probability -position: sums and means then prefer different sentences."""
 
     def answer(self, queries: Any, with_ranks: bool = False) -> Any:
-        from evaluation.likelihood import Answers
+        from evaluation.pseudo_likelihood.likelihood import Answers
 
         return Answers(-queries.positions.astype(np.float32), np.ones_like(queries.positions))
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
-from evaluation.features import IGNORED, Collator, make_features, mean_loss, read_outputs
-from evaluation.spans import Window, best_texts, make_windows
-from evaluation.task import make_task
+from evaluation.finetuning.features import IGNORED, Collator, make_features, mean_loss, read_outputs
+from evaluation.finetuning.spans import Window, best_texts, make_windows
+from evaluation.tasks.task import make_task
 from tests.unit.evaluation.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()

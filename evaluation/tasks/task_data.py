@@ -12,9 +12,9 @@ import numpy as np
 
 from common.errors import Problems, UserError, nearest
 from common.files import file_digest
-from evaluation.conll import to_bio
-from evaluation.readers import NO_LABELS, Row, Table, read_files
-from evaluation.task import HELD_OUT, Task
+from evaluation.tasks.conll import to_bio
+from evaluation.tasks.readers import NO_LABELS, Row, Table, read_files
+from evaluation.tasks.task import HELD_OUT, Task
 
 HELD_OUT_SHARE = 0.1
 MAX_HELD_OUT = 2000  # rows; more make a choice hardly surer

@@ -17,9 +17,9 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from common.errors import UserError
-from evaluation.features import Collator, Features, make_features, mean_loss, read_outputs
-from evaluation.models import ModelFolder, load_model
-from evaluation.task_data import TaskData
+from evaluation.finetuning.features import Collator, Features, make_features, mean_loss, read_outputs
+from evaluation.finetuning.models import ModelFolder, load_model
+from evaluation.tasks.task_data import TaskData
 
 Progress = Callable[[float], None]  # called with the finished share of a cell
 EVALUATION_BATCH_FACTOR = 4  # rows of a forward pass without gradients, per row of a training batch

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.metrics import Array, Metric, make_metric
-from evaluation.task import Task
-from evaluation.task_data import TaskData
+from evaluation.scoring.metrics import Array, Metric, make_metric
+from evaluation.tasks.task import Task
+from evaluation.tasks.task_data import TaskData
 
 
 def metrics_of(task: Task, num_labels: int) -> dict[str, Metric]:

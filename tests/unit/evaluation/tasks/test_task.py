@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from evaluation.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
+from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
 
 NO_COLUMNS = {"text": None, "text_pair": None, "label": None}
 GOOD = {"kind": "classify", "format": "csv", "metrics": ["accuracy"], "train": "a.csv", "dev": "b.csv",

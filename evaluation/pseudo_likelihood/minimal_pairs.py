@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
-from evaluation.encoding import Encoded, encode, mask_id_of
-from evaluation.likelihood import Masking, Scorer, make_queries, score_sentences
+from evaluation.pseudo_likelihood.encoding import Encoded, encode, mask_id_of
+from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, make_queries, score_sentences
 
 GAP = re.compile(r"\[MASK\]|<mask>|_{3,}")
 SENTENCES_AT_ONCE = 2000  # between two reports of progress

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evaluation import spans
-from evaluation.models import ModelFolder
-from evaluation.readers import Row
-from evaluation.task import Task
+from evaluation.finetuning import spans
+from evaluation.finetuning.models import ModelFolder
+from evaluation.tasks.readers import Row
+from evaluation.tasks.task import Task
 
 IGNORED = -100  # label of tokens that are not scored
 

@@ -13,7 +13,7 @@ import transformers
 
 from common.errors import Problems, UserError
 from common.files import file_digest
-from evaluation.task import Kind
+from evaluation.tasks.task import Kind
 
 HEADS: dict[Kind, str] = {
     "classify": "AutoModelForSequenceClassification",

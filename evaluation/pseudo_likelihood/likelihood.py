@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.encoding import Encoded
+from evaluation.pseudo_likelihood.encoding import Encoded
 
 Masking = Literal["token", "word", "word_l2r"]
 MASKINGS: tuple[Masking, ...] = ("token", "word", "word_l2r")

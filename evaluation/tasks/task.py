@@ -12,7 +12,7 @@ from common.errors import UserError, nearest
 Kind = Literal["classify", "pair", "regress", "tokens", "span", "minimal_pairs", "cloze"]
 Format = Literal["tsv", "csv", "jsonl", "conll", "squad", "folders", "dataset"]
 
-TASK_FOLDER = Path(__file__).with_name("tasks")
+TASK_FOLDER = Path(__file__).parent
 HELD_OUT = "<held out of train>"  # as a file name: the split is cut from the training file
 GROUPS = {
     "glue": ("cola", "sst2", "mrpc", "stsb", "rte", "wnli", "qnli", "qqp", "mnli"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.metrics import Array, Metric
+from evaluation.scoring.metrics import Array, Metric
 
 NUM_RESAMPLES = 1000
 NUM_PERMUTATIONS = 10_000

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from evaluation.task import TASK_FOLDER, choose_tasks, load_task
-from evaluation.task_data import load_all, load_data, selection_split
+from evaluation.tasks.task import TASK_FOLDER, choose_tasks, load_task
+from evaluation.tasks.task_data import load_all, load_data, selection_split
 
 HEADER = "sentence\tlabel\n"
 

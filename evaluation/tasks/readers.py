@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, nearest
-from evaluation.conll import read_conll
-from evaluation.task import Task
+from evaluation.tasks.conll import read_conll
+from evaluation.tasks.task import Task
 
 Row = dict[str, Any]
 MAX_MALFORMED_SHARE = 0.01  # more rows with a wrong number of columns mean that the file has another format

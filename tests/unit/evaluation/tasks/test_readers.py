@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from evaluation.conll import to_bio
-from evaluation.readers import read_files
-from evaluation.task import Task, make_task
-from evaluation.task_data import load_data
+from evaluation.tasks.conll import to_bio
+from evaluation.tasks.readers import read_files
+from evaluation.tasks.task import Task, make_task
+from evaluation.tasks.task_data import load_data
 
-SHIPPED = Path(__file__).resolve().parents[3] / "evaluation" / "tasks"
+SHIPPED = Path(__file__).resolve().parents[4] / "evaluation" / "tasks"
 
 
 def shipped(name: str) -> Task:

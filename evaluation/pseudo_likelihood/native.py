@@ -17,7 +17,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
-from evaluation.likelihood import Answers, Queries, empty_answers, entries_by_input, make_batch, put_answers
+from evaluation.pseudo_likelihood.likelihood import (
+    Answers,
+    Queries,
+    empty_answers,
+    entries_by_input,
+    make_batch,
+    put_answers,
+)
 from nvidia.interop.hugging_face import from_hugging_face, is_pre_ln
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN

@@ -1,0 +1,1 @@
+"""Models by stock Auto classes, fine-tuned by the stock Trainer."""

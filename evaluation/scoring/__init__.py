@@ -1,0 +1,1 @@
+"""Metrics, scores over seeds, bootstrap intervals and paired tests."""

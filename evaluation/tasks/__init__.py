@@ -1,0 +1,1 @@
+"""Tasks: their JSON files, readers of published formats, rows and labels."""
