@@ -58,5 +58,5 @@ def test_what_was_lost_at_the_very_end_is_trained_again(tmp_path: Path, capsys: 
     folder = tmp_path / "out" / "saved_models" / "tiny"
     (folder / TIME_SPENT).write_text('{"seconds": 3599.5}')
     run_here([*words, "--max_steps", "4"])
-    assert "what came after step 2 (59:5" in capsys.readouterr().out
+    assert "The steps after step 2 (59:5" in capsys.readouterr().out
     assert read_state(folder / "step_00000004").seconds < 600

@@ -86,12 +86,19 @@ def all_ranks_export(checkpoint: Path, output: Path, tokenizer: BertTokenizer | 
     """--export_dir: rank 0 exports the last checkpoint of a run. Collective.
 
     The weights come from the checkpoint's files, so every ZeRO stage is exported the same way, and a run that was
-    killed before this exports when it is started again. `metrics` may be missing: a full disk does not end a run.
+    killed before this exports when it is started again. Without readable `metrics` the model card has no figures.
     """
-    figures = metrics if metrics.is_file() else None
-    collectives.all_ranks_from_main(
-        lambda: export_checkpoint(checkpoint, output, tokenizer, figures, flag="--export_dir")
-    )
+
+    def export() -> None:
+        figures: Path | None = metrics
+        try:
+            last_validation(metrics)
+        except (OSError, UserError) as error:
+            console.warn(f"{error}. The model card is written without figures")
+            figures = None
+        export_checkpoint(checkpoint, output, tokenizer, figures, flag="--export_dir")
+
+    collectives.all_ranks_from_main(export)
     console.say(f"export: {output}")
 
 

@@ -62,7 +62,8 @@ def test_another_machine_whose_clock_is_an_hour_behind(
 
     write_other()
     thread = Watchdog(tmp_path, RankInfo(0, 0, 2, 2), StopRequests(), STUCK_SECONDS, leave=left.append)
-    thread.on_write = write_other if is_alive else None
+    if is_alive:
+        thread.call_with_each_write(write_other)
     with thread:
         deadline = time.monotonic() + 20
         while not left:
