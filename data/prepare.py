@@ -18,7 +18,9 @@ from data.preparation.executors import open_executor
 from data.preparation.pipeline import Pipeline, Summary, describe_damaged
 from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS
-from data.text.sources import count_formats, describe_sources, find_sources, is_url
+from data.text.documents import check_text_fields
+from data.text.files import is_url
+from data.text.sources import count_formats, describe_sources, find_sources
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 _SHARDS_FETCHED = 4  # of each split, for the report on output that is not a local folder
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not work_folder.is_begun(work, fingerprint):
             output_.refuse_to_replace(output, root, settings)
+    check_text_fields(sources, settings.text_field)
     job = Job(settings, str(work), root, str(work / "tokenizer"))
     started = time.perf_counter()
     with work_folder.remove_on_user_error(work), work_folder.resume_hint():

@@ -15,8 +15,8 @@ from data.preparation.executors import EXECUTORS
 from data.preparation.instances import OBJECTIVES
 from data.preparation.settings import Settings, default_predictions
 from data.preparation.work_folder import check_work_folder
+from data.text.files import is_url
 from data.text.layouts import LAYOUTS
-from data.text.sources import is_url
 
 WORK_NAME = ".work"
 
@@ -40,7 +40,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "input and output")
-    formats = "text, .jsonl, .xml wiki dumps or .parquet, optionally .gz .bz2 .zst; hf:NAME for a Hugging Face dataset"
+    formats = "text, .jsonl .json .csv .tsv .parquet, .xml wiki dumps, optionally .gz .bz2 .zst; hf:NAME for a dataset"
     flags.add("--input", nargs="+", required=True, metavar="PATH", help=f"files, folders, globs or URLs: {formats}")
     flags.add("--output_dir", required=True, metavar="DIR", help="folder or URL; shards go to DIR/<max_seq_length>")
     flags.add("--tokenizer_dir", metavar="DIR", help="where to save the tokenizer (default: <output_dir>/tokenizer)")
@@ -51,7 +51,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     layout = "of text files: one sentence per line, one paragraph per line, or running text"
     flags.add("--layout", choices=LAYOUTS, default="auto", help=layout)
     flags.add("--language", default="en", metavar="CODE", help="language of the text, for splitting sentences")
-    field = "field or column with the text in JSON Lines, Parquet and datasets"
+    field = "field or column with the text in JSON, CSV, TSV, Parquet and datasets"
     flags.add("--text_field", default="text", metavar="NAME", help=field)
     words = "drop shorter documents; each Chinese, Japanese, Thai or Khmer character counts as a word"
     flags.add("--min_document_words", type=int, default=3, metavar="N", help=words)

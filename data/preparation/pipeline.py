@@ -117,8 +117,7 @@ class Pipeline:
         parts: list[Source] = []
         for source in sources:
             if source in parts_of:
-                kind = {"wiki": "wikitext", "hf": "jsonl"}.get(source.format, source.format)
-                parts += [Source(path, kind) for path in parts_of[source]["parts"]]
+                parts += [Source(path, source.unpacked_format) for path in parts_of[source]["parts"]]
             else:
                 parts.append(source)
         tasks = _numbered(list(enumerate(pack_sources(parts))))

@@ -3,15 +3,17 @@
 import errno
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import SYSTEM_REMEDIES, UserError
 from data.text.compression import DAMAGED, is_damage
-from data.text.lines import LinePart, lines_of_range, read_line_parts, records_of_range
+from data.text.files import open_source
+from data.text.lines import LinePart, lines_of_range, read_line_parts
+from data.text.records import RECORD_FORMATS, check_text_field, decode, read_records
 from data.text.sentences import clean_line, cut_long, split_sentences, split_text
-from data.text.sources import Source, open_source
+from data.text.sources import Source
 from data.text.tables import named_records, parquet_values, saved_records
 from data.text.wikitext import Article, plain_text, read_articles
 
@@ -125,27 +127,14 @@ def _texts_of_records(source: Source, counts: Counter[str], text_field: str) -> 
     with open_source(source.path) as stream:
         if source.format == "parquet":
             for value in parquet_values(stream, source.path, source.start, source.stop, text_field):
-                yield _decode(value, counts) if isinstance(value, bytes) else value
+                yield decode(value, counts) if isinstance(value, bytes) else value
         elif source.format == "wikitext":  # a part of a dump, written by `unpack`
             for line in stream:
                 text, media = json.loads(line)
                 yield plain_text(Article(text, tuple(media)))
         else:
-            for line in records_of_range(stream, source.start, source.stop, counts):
-                try:
-                    record = json.loads(_decode(line, counts))
-                except (ValueError, RecursionError):
-                    counts["bad_json_lines"] += 1
-                else:
-                    yield record.get(text_field) if isinstance(record, dict) else None
-
-
-def _decode(content: bytes, counts: Counter[str]) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        counts["records_with_bad_utf8"] += 1
-        return content.decode(errors="ignore")
+            for record in read_records(stream, source.path, source.format, counts, source.start, source.stop):
+                yield record and record.get(text_field)
 
 
 class Unpacked(NamedTuple):
@@ -156,22 +145,43 @@ class Unpacked(NamedTuple):
 def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> Iterator[Unpacked]:
     """Yield the raw content of a stream, which only one process can read; cleaning it is most of the work.
 
-    The articles of a dump and the records of a dataset become JSON lines; lines of text and of JSON stay as they are.
+    The articles of a dump and the records of a dataset, an array or a table become JSON lines; lines of text and
+    of JSON stay as they are.
     """
     try:
         if source.is_named:
             assert source.stop is not None, "a dataset by name is cut into its files first"
-            for record in named_records(source.path, source.start, source.stop, text_field):
-                text = record.get(text_field)
-                content = json.dumps({text_field: text if isinstance(text, str) else None})
-                yield Unpacked(content.encode() + b"\n", True)
+            records = named_records(source.path, source.start, source.stop, text_field)
+            yield from (_json_line(record, text_field) for record in records)
             return
         with open_source(source.path) as stream:
             if source.format == "wiki":
                 for article in read_articles(stream, counts):
                     yield Unpacked(json.dumps(article).encode() + b"\n", True)
                 return
+            if source.format in RECORD_FORMATS and source.format != "jsonl":
+                for record in read_records(stream, source.path, source.format, counts):
+                    yield _json_line(record or {}, text_field)
+                return
             for part in read_line_parts(stream, 0):
                 yield Unpacked(part.content, part.ends_line if source.format == "jsonl" else part.is_blank_line)
     except Exception as error:
         _count_damage(error, source, counts)
+
+
+def _json_line(record: dict[str, Any], text_field: str) -> Unpacked:
+    text = record.get(text_field)
+    content = json.dumps({text_field: text if isinstance(text, str) else None})
+    return Unpacked(content.encode() + b"\n", True)
+
+
+def check_text_fields(sources: Sequence[Source], text_field: str) -> None:
+    """Refuse a file of records without the field, before hours of reading."""
+    for source in sources:
+        if source.format in RECORD_FORMATS and source.start == 0:
+            try:
+                with open_source(source.path) as stream:
+                    check_text_field(stream, source.path, source.format, text_field)
+            except Exception as error:
+                if not isinstance(error, OSError) and not is_damage(error):
+                    raise  # reading counts the others, or reports them

@@ -2,25 +2,32 @@
 
 import glob
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import fsspec
 
 from common.errors import Problems, UserError
 from data.shards.schema import SUFFIXES
-from data.text.compression import COMPRESSIONS, is_damage, open_binary
+from data.text.compression import COMPRESSIONS, is_damage
+from data.text.files import can_seek, is_url, open_source, read_sample, url_info
 from data.text.layouts import layout_of
+from data.text.records import json_kind
 from data.text.tables import HF_PREFIX, cut_parquet, cut_saved
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; where it is cut depends on the file alone, not on the number of workers
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
-_SAMPLE_BYTES = 2**16
-_BUFFER_BYTES = 2**17
+_FORMATS = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".xml": "wiki",
+    ".parquet": "parquet",
+}
+_IN_ONE_STREAM = ("json", "csv", "tsv")  # a line of it may be inside a record
+_UNPACKED = {"wiki": "wikitext", **dict.fromkeys(("hf", "json", "csv", "tsv"), "jsonl")}
 _MAX_IN_PACK = 1000  # sources read by one task
 _EXPANSION = 4  # estimated ratio of a compressed file's content to its size
 # The fields by which a file system reports that a file has changed; each has some of these.
@@ -31,7 +38,7 @@ class Source(NamedTuple):
     """A file, or a part of it: a range of its bytes, of a table's rows, or of a dataset's files."""
 
     path: str
-    format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
+    format: str  # sentences, paragraphs, running, jsonl, json, csv, tsv, wiki, wikitext, parquet or hf
     start: int = 0
     stop: int | None = None  # None = to the end
     size: int | None = None  # estimated bytes of text; None = unknown
@@ -43,7 +50,13 @@ class Source(NamedTuple):
             return True
         is_compressed = PurePosixPath(self.path).suffix.lower() in COMPRESSIONS
         is_large = self.size is not None and self.size >= RANGE_BYTES
-        return is_compressed and is_large and self.format in ("sentences", "paragraphs", "jsonl")
+        is_cut_later = is_compressed and self.format in ("sentences", "paragraphs", "jsonl")
+        return is_large and (is_cut_later or self.format in _IN_ONE_STREAM)
+
+    @property
+    def unpacked_format(self) -> str:
+        """The format of the parts into which a stream is unpacked."""
+        return _UNPACKED.get(self.format, self.format)
 
     @property
     def is_named(self) -> bool:
@@ -91,7 +104,7 @@ def describe_sources(sources: Sequence[Source]) -> list[Any]:
         if path.startswith(HF_PREFIX):
             described.append([path])
         elif is_url(path):
-            found = _url_info(path)
+            found = url_info(path)
             described.append([path, found.get("size"), {key: str(found[key]) for key in _VERSIONS if key in found}])
         elif Path(path).is_dir():  # a saved dataset, whose state holds a fingerprint of its content
             states = sorted(Path(path).rglob("state.json"))
@@ -100,25 +113,6 @@ def describe_sources(sources: Sequence[Source]) -> list[Any]:
             status = Path(path).stat()
             described.append([path, status.st_size, status.st_mtime_ns])
     return described
-
-
-def is_url(path: str) -> bool:
-    return "://" in path
-
-
-def open_source(path: str) -> IO[bytes]:
-    """Open the uncompressed content of a local file or a URL."""
-    if not is_url(path):
-        return open_binary(Path(path).open("rb"), path)
-    stream = fsspec.open(path, "rb").open()
-    if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` is slow and takes no limit
-        stream = io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
-    return open_binary(stream, path)
-
-
-def _url_info(path: str) -> dict[str, Any]:
-    system, name = fsspec.core.url_to_fs(path)
-    return system.info(name)
 
 
 def _expand(given: str) -> list[str]:
@@ -175,28 +169,20 @@ def _cut(path: str, layout: str) -> list[Source]:
             f"the text that it was made from, or a pattern that leaves it out"
         )
     found = _FORMATS.get(inner) or (detect_layout(path) if layout == "auto" else layout)
+    if found == "jsonl":
+        found = json_kind(read_sample(path))
     if found == "parquet":
         return _cut_table(path, "parquet")
-    size = _url_info(path).get("size") if is_url(path) else Path(path).stat().st_size
+    size = url_info(path).get("size") if is_url(path) else Path(path).stat().st_size
     if is_compressed or size is None:
         return [Source(path, found, size=size and size * _EXPANSION)]
-    is_whole = found in ("wiki", "running") or size <= RANGE_BYTES  # running text is a single document
-    if is_whole or (is_url(path) and not _can_seek(path)):
+    is_whole = found in ("wiki", "running", *_IN_ONE_STREAM) or size <= RANGE_BYTES  # running text is a single document
+    if is_whole or (is_url(path) and not can_seek(path)):
         return [Source(path, found, size=size)]
     bounds = [*range(0, size, RANGE_BYTES), size]
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
-
-
-def _can_seek(path: str) -> bool:
-    """Try it: a streamed HTTP file claims that it can. If a file cannot be opened, reading it reports why."""
-    try:
-        with open_source(path) as stream:
-            stream.seek(1)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _cut_table(path: str, found: str) -> list[Source]:
@@ -216,11 +202,4 @@ def _cut_table(path: str, found: str) -> list[Source]:
 
 def detect_layout(path: str) -> str:
     """Detect how a text file is laid out, from its beginning."""
-    try:
-        with open_source(path) as stream:
-            sample = stream.read(_SAMPLE_BYTES).decode(errors="ignore")
-    except Exception as error:
-        if isinstance(error, OSError) or is_damage(error):
-            return "sentences"  # reading it will count the damage or report the error
-        raise
-    return layout_of(sample)
+    return layout_of(read_sample(path))

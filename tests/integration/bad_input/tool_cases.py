@@ -44,6 +44,12 @@ PREPARE = {
     "an input of bytes": (
         both(replaced("b.txt", bytes(range(256)) * 50), words("--input", "{root}/b.txt")), "b.txt", "no document", "files with text in UTF-8", "give files"
     ),
+    "JSON Lines with another field": (
+        both(replaced("a.jsonl", '{"label": 1, "sentence": "A few words."}\n' * 3), words("--input", "{root}/a.jsonl")), "a.jsonl", "no field 'text' in 3 lines", "they have 'label', 'sentence'", "pass --text_field 'sentence'"
+    ),
+    "a CSV with another column": (
+        both(replaced("a.csv", "label,sentence\n1,A few words.\n"), words("--input", "{root}/a.csv")), "a.csv", "has no column 'text'", "its first line names 'label', 'sentence'", "pass --text_field 'sentence'"
+    ),
     "a Parquet file that is none": (
         both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "damaged or cut short", "files with text in UTF-8", "copy them again"
     ),
