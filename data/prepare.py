@@ -20,7 +20,7 @@ from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS
 from data.text.documents import check_text_fields
 from data.text.files import is_url
-from data.text.sources import count_formats, describe_sources, find_sources
+from data.text.sources import describe_formats, describe_sources, find_sources
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 _SHARDS_FETCHED = 4  # of each split, for the report on output that is not a local folder
@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_resumed = work_folder.open_work(work, fingerprint, overwrite=arguments.overwrite)
         output_.clear_output(output, settings, is_resumed=is_resumed)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
-            num_files = len({source.path for source in sources})
-            formats = ", ".join(f"{kind} ({count:,})" for kind, count in count_formats(sources).items())
-            console.say(f"{counted(num_files, 'file')}, read as {formats}")
+            console.say(describe_formats(sources))
             summary = Pipeline(job, executor, workers).run(sources, tokenizer, arguments.input)
     tokenizer_output = output_.open_output(arguments.tokenizer_dir or f"{root}/tokenizer")
     for path in sorted(Path(job.tokenizer).iterdir()):
@@ -78,7 +76,7 @@ def _report(
                 size = f"{counted(rows, 'row')} in {counted(len(mine), 'file')}"
                 console.say(f"{root}/{length}: {split}: {size}, filled to {tokens / rows / length:.0%}")
         counts = summary.counts | {"seconds": round(seconds, 1)}
-        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts)
+        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts, summary.files)
     if summary.damaged:
         console.warn(f"of these files only what could be read was used; {describe_damaged(summary.damaged)}")
     console.say(f"done in {seconds:.1f} s")
@@ -92,6 +90,7 @@ def _write_report(
     tokenizer: BertTokenizer,
     work: Path,
     counts: dict[str, Any],
+    inputs: Sequence[dict[str, str]],
 ) -> None:
     # Imported here: torch and matplotlib are slow to load, and no worker needs them.
     from data.inspect import inspect_folder
@@ -105,7 +104,7 @@ def _write_report(
         found = inspect_folder(_fetch_some(output, length, shards, work), tokenizer, totals=totals)
     else:
         found = inspect_folder(Path(folder), tokenizer)
-    for name, content in report_files(found, counts).items():
+    for name, content in report_files(found, counts, inputs).items():
         output_.write_file(output, f"{length}/{name}", content)
     for description in found:
         for warning in description.warnings:

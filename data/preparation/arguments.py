@@ -40,7 +40,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "input and output")
-    formats = "text, .jsonl .json .csv .tsv .parquet, .xml wiki dumps, optionally .gz .bz2 .zst; hf:NAME for a dataset"
+    formats = (
+        "text, .html .jsonl .json .csv .tsv .parquet, .xml wiki dumps, optionally .gz .bz2 .zst; .zip .tar; hf:NAME"
+    )
     flags.add("--input", nargs="+", required=True, metavar="PATH", help=f"files, folders, globs or URLs: {formats}")
     flags.add("--output_dir", required=True, metavar="DIR", help="folder or URL; shards go to DIR/<max_seq_length>")
     flags.add("--tokenizer_dir", metavar="DIR", help="where to save the tokenizer (default: <output_dir>/tokenizer)")

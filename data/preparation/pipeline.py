@@ -1,5 +1,6 @@
 """Runs the stages of a preparation in order, each task once, on any executor.
 
+extracting     archives → files in the work folder
 reading        sources → pieces of clean text and a hash for every document; streams are unpacked into parts first
 deduplication  all hashes → which documents are kept
 encoding       a piece → token ids, by split
@@ -18,9 +19,10 @@ from typing import Any, NamedTuple
 from common.console import console
 from common.errors import UserError
 from data.preparation.duplicates import SignatureIndex, drop_repeated
+from data.preparation.input_files import InputFiles
 from data.preparation.output import file_sizes, open_output
 from data.preparation.plan import InstanceSet, ShardTask, choose_donors, donor_shift, plan_shards
-from data.preparation.reading import count_files, read_sources, sign_documents, unpack_stream
+from data.preparation.reading import count_files, extract_archive, read_sources, sign_documents, unpack_stream
 from data.preparation.settings import Settings
 from data.preparation.tasks import cut, encode, release_encoder, write
 from data.preparation.work_folder import Job
@@ -41,6 +43,7 @@ class Summary(NamedTuple):
     counts: dict[str, int]
     shards: dict[int, list[dict[str, Any]]]  # by length, as the manifest lists them
     damaged: list[str]  # files
+    files: list[dict[str, str]]  # what was read, as what, with a sample
 
 
 class Pipeline:
@@ -51,11 +54,12 @@ class Pipeline:
         self.folder = job.folder
         self.executor = executor
         self.workers = workers
+        self.files = InputFiles()
 
     def run(self, sources: Sequence[Source], tokenizer: BertTokenizer | None, inputs: Sequence[str]) -> Summary:
         """Run all stages. `tokenizer` None trains one; `inputs` are the words of --input, for messages."""
         read = self.read(sources)
-        damaged = sorted({path for result in read for path in result["damaged"]})
+        damaged = sorted({self.files.name(path) for result in read for path in result["damaged"]})
         pieces = [name for result in read for name, _, _ in result["pieces"]]
         if not pieces:
             hint = f" ({describe_damaged(damaged)})" if damaged else ""
@@ -66,13 +70,13 @@ class Pipeline:
         self.save_tokenizer(pieces, tokenizer)
         encoded = self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
         made = self.cut(dict(zip(pieces, encoded, strict=True)))
-        counts = _total_counts(sources, read, dropped, encoded)
+        counts = _total_counts(self.files.sources, read, dropped, encoded)
         counts[DAMAGED] = len(damaged)  # several tasks may have read parts of one file
         rows = {key: sum(part[3] for part in parts) for key, parts in made.items()}
         _check_splits(self.job.settings, rows, counts)
         shards = self.write(made)
         release_encoder()
-        return Summary(dict(counts), shards, damaged)
+        return Summary(dict(counts), shards, damaged, self.files.describe())
 
     def run_stage(self, stage: str, function: Callable[..., Any], tasks: Sequence[Task], unit: str) -> list[Any]:
         """Return the results of all tasks in order. Tasks that an earlier run finished are not run again."""
@@ -108,11 +112,16 @@ class Pipeline:
                 future.cancel()
 
     def read(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
-        """Return the results of unpacking and of reading: pieces, counts and damaged files."""
-        sources = self._cut_named(sources)
+        """Return the results of extracting, unpacking and reading: pieces, counts and damaged files."""
+        archives = [source for source in sources if source.format == "archive"]
+        arguments = [(number, source) for number, source in enumerate(archives)]
+        extracted = self.run_stage("extracting", extract_archive, _numbered(arguments), "archive")
+        settings = self.job.settings
+        self.files.add(sources, dict(zip(archives, extracted, strict=True)), settings.layout, settings.text_field)
+        sources = self._cut_named(self.files.sources)
         streams = [source for source in sources if source.is_stream]
-        arguments = [(number, source, sources_.RANGE_BYTES) for number, source in enumerate(streams)]
-        unpacked = self.run_stage("unpacking", unpack_stream, _numbered(arguments), "file")
+        ranges = [(number, source, sources_.RANGE_BYTES) for number, source in enumerate(streams)]
+        unpacked = self.run_stage("unpacking", unpack_stream, _numbered(ranges), "file")
         parts_of = dict(zip(streams, unpacked, strict=True))
         parts: list[Source] = []
         for source in sources:
@@ -121,7 +130,9 @@ class Pipeline:
             else:
                 parts.append(source)
         tasks = _numbered(list(enumerate(pack_sources(parts))))
-        return [result | {"pieces": []} for result in unpacked] + self.run_stage("reading", read_sources, tasks, "part")
+        read = self.run_stage("reading", read_sources, tasks, "part")
+        self.files.add_samples(read, {source: found["parts"] for source, found in parts_of.items()})
+        return [result | {"pieces": []} for result in [*extracted, *unpacked]] + read
 
     def _cut_named(self, sources: Sequence[Source]) -> list[Source]:
         """Replace a dataset by name with its files, each of which is a stream."""

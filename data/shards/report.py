@@ -17,6 +17,7 @@ SAMPLE_ROWS = 20_000  # spread over the whole split; exact shares are not worth 
 _ROWS_AT_ONCE = 500
 _NUM_TOKENS = 25
 _NUM_INSTANCES = 4
+_NUM_INPUTS = 50
 
 
 @dataclass
@@ -182,24 +183,43 @@ def _warnings(found: Description, is_masked: bool, without_pairs: bool, tokenize
     return warnings
 
 
-def report_files(found: Sequence[Description], preparation: dict[str, Any] | None = None) -> dict[str, str | bytes]:
-    """The files of a report: name → content."""
+def report_files(
+    found: Sequence[Description],
+    preparation: dict[str, Any] | None = None,
+    inputs: Sequence[dict[str, str]] | None = None,
+) -> dict[str, str | bytes]:
+    """The files of a report: name → content. `inputs`: the files that were read, as what, and how each begins."""
     document = {"preparation": preparation, "splits": [asdict(description) for description in found]}
+    if inputs is not None:
+        document["inputs"] = list(inputs)
     return {
         "report.json": json.dumps(document, indent=2) + "\n",
-        "report.md": render(found, preparation),
+        "report.md": render(found, preparation, inputs),
         "lengths.png": plot_lengths(found),
     }
 
 
-def render(found: Sequence[Description], preparation: dict[str, Any] | None = None) -> str:
+def render(
+    found: Sequence[Description],
+    preparation: dict[str, Any] | None = None,
+    inputs: Sequence[dict[str, str]] | None = None,
+) -> str:
     """The report as Markdown."""
     lines = [f"# {found[0].folder}", ""]
     if preparation:
         lines += ["## Preparation", "", *_table(preparation), ""]
+    if inputs:
+        lines += ["## Input", "", *_render_inputs(inputs), ""]
     for description in found:
         lines += _render_split(description)
     return "\n".join(lines)
+
+
+def _render_inputs(inputs: Sequence[dict[str, str]]) -> list[str]:
+    rows = [[value.replace("|", "\\|") for value in file.values()] for file in inputs[:_NUM_INPUTS]]
+    lines = ["| file | read as | begins with |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    more = len(inputs) - _NUM_INPUTS
+    return [*lines, "", f"{counted(more, 'more file')}: see report.json."] if more > 0 else lines
 
 
 def _render_split(found: Description) -> list[str]:

@@ -3,14 +3,15 @@
 import errno
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from common.errors import SYSTEM_REMEDIES, UserError
 from data.text.compression import DAMAGED, is_damage
-from data.text.files import open_source
-from data.text.lines import LinePart, lines_of_range, read_line_parts
+from data.text.files import open_source, open_text
+from data.text.html_pages import html_text
+from data.text.lines import MAX_RECORD, LinePart, lines_of_range, read_line_parts
 from data.text.records import RECORD_FORMATS, check_text_field, decode, read_records
 from data.text.sentences import clean_line, cut_long, split_sentences, split_text
 from data.text.sources import Source
@@ -79,7 +80,7 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
 
 
 def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> Sentences:
-    with open_source(source.path) as stream:
+    with open_text(source.path) as stream:
         lines = lines_of_range(stream, source.start, source.stop, counts)
         if source.format == "running":
             yield from _running_text(lines, counts, language)
@@ -124,10 +125,14 @@ def _texts_of_records(source: Source, counts: Counter[str], text_field: str) -> 
         for record in saved_records(source.path, source.start, source.stop, text_field):
             yield record[text_field]
         return
-    with open_source(source.path) as stream:
-        if source.format == "parquet":
+    if source.format == "parquet":
+        with open_source(source.path) as stream:
             for value in parquet_values(stream, source.path, source.start, source.stop, text_field):
                 yield decode(value, counts) if isinstance(value, bytes) else value
+        return
+    with open_text(source.path) as stream:
+        if source.format == "html":
+            yield html_text(stream.read(MAX_RECORD))
         elif source.format == "wikitext":  # a part of a dump, written by `unpack`
             for line in stream:
                 text, media = json.loads(line)
@@ -154,7 +159,7 @@ def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> It
             records = named_records(source.path, source.start, source.stop, text_field)
             yield from (_json_line(record, text_field) for record in records)
             return
-        with open_source(source.path) as stream:
+        with open_source(source.path) if source.format == "wiki" else open_text(source.path) as stream:
             if source.format == "wiki":
                 for article in read_articles(stream, counts):
                     yield Unpacked(json.dumps(article).encode() + b"\n", True)
@@ -175,13 +180,13 @@ def _json_line(record: dict[str, Any], text_field: str) -> Unpacked:
     return Unpacked(content.encode() + b"\n", True)
 
 
-def check_text_fields(sources: Sequence[Source], text_field: str) -> None:
-    """Refuse a file of records without the field, before hours of reading."""
+def check_text_fields(sources: Sequence[Source], text_field: str, names: Mapping[str, str] | None = None) -> None:
+    """Refuse a file of records without the field, before hours of reading. `names`: of files, for the message."""
     for source in sources:
         if source.format in RECORD_FORMATS and source.start == 0:
             try:
-                with open_source(source.path) as stream:
-                    check_text_field(stream, source.path, source.format, text_field)
+                with open_text(source.path) as stream:
+                    check_text_field(stream, (names or {}).get(source.path, source.path), source.format, text_field)
             except Exception as error:
                 if not isinstance(error, OSError) and not is_damage(error):
                     raise  # reading counts the others, or reports them

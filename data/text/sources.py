@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from common.console import console
 from common.errors import Problems, UserError
+from common.words import counted
 from data.shards.schema import SUFFIXES
+from data.text.archives import is_archive
 from data.text.compression import COMPRESSIONS, is_damage
-from data.text.files import can_seek, is_url, open_source, read_sample, url_info
+from data.text.files import can_seek, is_url, is_wide, open_source, read_sample, url_info
+from data.text.html_pages import is_html
 from data.text.layouts import layout_of
 from data.text.records import json_kind
 from data.text.tables import HF_PREFIX, cut_parquet, cut_saved
@@ -26,6 +30,15 @@ _FORMATS = {
     ".xml": "wiki",
     ".parquet": "parquet",
 }
+_FORMATS |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
+# Files that are found in folders of text, and would only give junk. Named as --input, they are refused.
+_NOT_TEXT = set(
+    """.pdf .ps .djvu .doc .docx .odt .rtf .epub .mobi .xls .xlsx .ods .ppt .pptx .png .jpg .jpeg .gif .webp .tif .tiff
+    .bmp .ico .svg .mp3 .mp4 .wav .ogg .flac .avi .mkv .mov .webm .exe .so .dll .o .class .jar .whl .pyc .bin .pkl
+    .pickle .npy .npz .pt .pth .safetensors .onnx .arrow .feather .orc .avro .tfrecord .db .sqlite .sqlite3 .mdb .7z
+    .rar .xz .lz4 .iso .ttf .otf .woff .woff2 .css .js""".split()
+)
+_BEGINNINGS = {"%PDF-": "a PDF", "{\\rtf": "RTF", "PK\x03\x04": "a zip archive"}
 _IN_ONE_STREAM = ("json", "csv", "tsv")  # a line of it may be inside a record
 _UNPACKED = {"wiki": "wikitext", **dict.fromkeys(("hf", "json", "csv", "tsv"), "jsonl")}
 _MAX_IN_PACK = 1000  # sources read by one task
@@ -38,7 +51,7 @@ class Source(NamedTuple):
     """A file, or a part of it: a range of its bytes, of a table's rows, or of a dataset's files."""
 
     path: str
-    format: str  # sentences, paragraphs, running, jsonl, json, csv, tsv, wiki, wikitext, parquet or hf
+    format: str  # sentences, paragraphs, running, jsonl, json, csv, tsv, html, wiki, wikitext, parquet, hf, archive
     start: int = 0
     stop: int | None = None  # None = to the end
     size: int | None = None  # estimated bytes of text; None = unknown
@@ -72,9 +85,35 @@ def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequenc
         found = [path for path in _expand(given) if not _is_below(path, leave_out)]
         if not found:
             problems.add(f"--input {given}: no file found; give files, folders, globs or URLs of text, or hf:NAME")
-        paths.update(found)
+        paths.update(_without_other_kinds(given, found, problems))
     problems.raise_if_any()
     return [source for path in sorted(paths) for source in _cut(path, layout)]
+
+
+def find_extracted(archive: str, files: Sequence[str], layout: str) -> list[Source]:
+    """Return the sources of the files that were extracted from an archive, in its order."""
+    problems = Problems()
+    found = _without_other_kinds(archive, files, problems)
+    problems.raise_if_any()
+    nested = {path for path in found if is_archive(path)}
+    if nested:
+        console.warn(f"{archive}: {counted(len(nested), 'archive')} inside it skipped; extract it, and give the folder")
+    return [source for path in found if path not in nested for source in _cut(path, layout)]
+
+
+def _without_other_kinds(given: str, paths: Sequence[str], problems: Problems) -> list[str]:
+    """Leave out files that are not text, with a warning; if there are no others, they are a problem."""
+    found = [path for path in paths if PurePosixPath(path).suffix.lower() not in _NOT_TEXT]
+    others = sorted(set(paths) - set(found))
+    if others and not found:
+        problems.add(
+            f"--input {given}: {PurePosixPath(others[0]).name} is not a text file; expected text, HTML, JSON, CSV, "
+            f"TSV, Parquet, a wiki dump or an archive of these; convert it to text, and give the result"
+        )
+    elif others:
+        name = PurePosixPath(others[0]).name
+        console.warn(f"--input {given}: {counted(len(others), 'file')} skipped as not text, such as {name}")
+    return found
 
 
 def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
@@ -95,6 +134,12 @@ def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
 def count_formats(sources: Sequence[Source]) -> Counter[str]:
     """Return the number of files per format."""
     return Counter(kind for _, kind in sorted({(source.path, source.format) for source in sources}))
+
+
+def describe_formats(sources: Sequence[Source]) -> str:
+    num_files = len({source.path for source in sources})
+    formats = ", ".join(f"{kind} ({count:,})" for kind, count in count_formats(sources).items())
+    return f"{counted(num_files, 'file')}, read as {formats}"
 
 
 def describe_sources(sources: Sequence[Source]) -> list[Any]:
@@ -168,21 +213,41 @@ def _cut(path: str, layout: str) -> list[Source]:
             f"--input {path}: is named like an HDF5 shard, which is the output of data.prepare; expected text; give "
             f"the text that it was made from, or a pattern that leaves it out"
         )
-    found = _FORMATS.get(inner) or (detect_layout(path) if layout == "auto" else layout)
-    if found == "jsonl":
-        found = json_kind(read_sample(path))
+    found = "archive" if is_archive(path) else _format(path, inner, layout)
     if found == "parquet":
         return _cut_table(path, "parquet")
     size = url_info(path).get("size") if is_url(path) else Path(path).stat().st_size
     if is_compressed or size is None:
         return [Source(path, found, size=size and size * _EXPANSION)]
-    is_whole = found in ("wiki", "running", *_IN_ONE_STREAM) or size <= RANGE_BYTES  # running text is a single document
+    # Running text is a single document.
+    is_whole = found in ("archive", "wiki", "html", "running", *_IN_ONE_STREAM) or size <= RANGE_BYTES or is_wide(path)
     if is_whole or (is_url(path) and not can_seek(path)):
         return [Source(path, found, size=size)]
     bounds = [*range(0, size, RANGE_BYTES), size]
     return [
         Source(path, found, start, None if stop == size else stop, stop - start) for start, stop in pairwise(bounds)
     ]
+
+
+def _format(path: str, suffix: str, layout: str) -> str:
+    """Return the format by the suffix, else by the beginning of the file."""
+    found = _FORMATS.get(suffix)
+    if found == "jsonl":
+        return json_kind(read_sample(path))
+    if found is not None and found != "wiki":
+        return found
+    sample = read_sample(path)
+    kind = next((kind for beginning, kind in _BEGINNINGS.items() if sample.startswith(beginning)), None)
+    if found == "wiki" and sample and "<mediawiki" not in sample:
+        kind = "XML, but not a dump of a wiki (<mediawiki>)"
+    if is_html(sample):
+        return "html"
+    if kind is not None:
+        raise UserError(
+            f"--input {path}: is {kind}; expected text, HTML, JSON, CSV, TSV, Parquet or a wiki dump; convert it to "
+            f"text, or give a pattern that leaves it out"
+        )
+    return found or (layout_of(sample) if layout == "auto" else layout)
 
 
 def _cut_table(path: str, found: str) -> list[Source]:

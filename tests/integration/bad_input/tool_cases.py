@@ -50,6 +50,18 @@ PREPARE = {
     "a CSV with another column": (
         both(replaced("a.csv", "label,sentence\n1,A few words.\n"), words("--input", "{root}/a.csv")), "a.csv", "has no column 'text'", "its first line names 'label', 'sentence'", "pass --text_field 'sentence'"
     ),
+    "a PDF": (
+        both(replaced("a.pdf", b"%PDF-1.7"), words("--input", "{root}/a.pdf")), "a.pdf", "not a text file", "expected text, HTML, JSON", "convert it to text"
+    ),
+    "a PDF named as text": (
+        both(replaced("a.txt", b"%PDF-1.7\nA few words here."), words("--input", "{root}/a.txt")), "a.txt", "is a PDF", "expected text, HTML, JSON", "convert it to text"
+    ),
+    "XML that is no dump": (
+        both(replaced("a.xml", "<feed><entry>A few words.</entry></feed>"), words("--input", "{root}/a.xml")), "a.xml", "not a dump of a wiki", "expected text, HTML, JSON", "convert it to text"
+    ),
+    "a zip that is none": (
+        both(replaced("a.zip", "x"), words("--input", "{root}/a.zip")), "a.zip", "damaged or cut short", "files with text in UTF-8", "copy them again"
+    ),
     "a Parquet file that is none": (
         both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "damaged or cut short", "files with text in UTF-8", "copy them again"
     ),

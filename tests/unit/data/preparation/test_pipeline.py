@@ -24,7 +24,7 @@ def test_progress_is_printed_in_lines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seconds, lines in ((0.01, range(3, 9)), (30.0, [0])):
-        monkeypatch.setattr("common.console.SECONDS_A_LINE", seconds)
+        monkeypatch.setattr("common.console.SECONDS_PER_LINE", seconds)
         with console.progress(total=5, desc="reading", unit="part", in_lines=True) as bar:
             for _ in range(5):
                 time.sleep(0.02)
@@ -43,7 +43,7 @@ def wait_a_moment(_: Job, number: int) -> int:
 def test_a_stage_prints_its_rate_and_remaining_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("common.console.SECONDS_A_LINE", 0.01)
+    monkeypatch.setattr("common.console.SECONDS_PER_LINE", 0.01)
     pipeline = Pipeline(Job(Settings((32,), (5,)), str(tmp_path), "", ""), None, 1)
     tasks = [(f"{number}", (number,)) for number in range(8)]
     assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8))

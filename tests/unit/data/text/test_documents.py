@@ -199,7 +199,7 @@ def test_an_error_of_the_system_is_not_damage(tmp_path: Path, monkeypatch: pytes
 
     (tmp_path / "a.txt").write_text(LINES)
     source = Source(str(tmp_path / "a.txt"), "sentences")
-    monkeypatch.setattr("data.text.documents.open_source", refuse)
+    monkeypatch.setattr("data.text.documents.open_text", refuse)
     counts: Counter[str] = Counter()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read .*run the same command again"):
         list(read_documents(source, counts, language="en", text_field="text"))
