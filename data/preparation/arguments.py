@@ -50,7 +50,7 @@ def _add_paths(parser: argparse.ArgumentParser) -> None:
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "text")
-    layout = "of text files: one sentence per line, one paragraph per line, or running text"
+    layout = "of text files: one sentence or paragraph per line, articles with ` = Title = `, or running text"
     flags.add("--layout", choices=LAYOUTS, default="auto", help=layout)
     flags.add("--language", default="en", metavar="CODE", help="language of the text, for splitting sentences")
     field = "field or column with the text in JSON, CSV, TSV, Parquet and datasets"

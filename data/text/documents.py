@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -11,13 +12,16 @@ from common.errors import SYSTEM_REMEDIES, UserError
 from data.text.compression import DAMAGED, is_damage
 from data.text.files import open_source, open_text
 from data.text.html_pages import html_text
-from data.text.lines import MAX_RECORD, LinePart, lines_of_range, read_line_parts
+from data.text.layouts import LAYOUTS, heading_level
+from data.text.lines import MAX_RECORD, LinePart, is_blank, lines_of_range, read_line_parts
 from data.text.records import RECORD_FORMATS, check_text_field, decode, read_records
 from data.text.sentences import clean_line, cut_long, split_sentences, split_text
 from data.text.sources import Source
 from data.text.tables import named_records, parquet_values, saved_records
 from data.text.wikitext import Article, plain_text, read_articles
 
+_MAX_TITLE = 1000  # bytes of its line
+_JOINED = re.compile(r" @([-,.])@ ")
 MAX_DOCUMENT = 2**20  # characters; a longer document is yielded in several parts
 
 Sentences = Iterator[list[str] | None]  # in order; None ends a document
@@ -33,7 +37,7 @@ class Document(NamedTuple):
 def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[Document]:
     """Yield the documents of a source in order, long ones in parts. `counts` collects what was found on the way."""
     try:
-        if source.format in ("sentences", "paragraphs", "running"):
+        if source.format in LAYOUTS:
             sentences = _sentences_of_text(source, counts, language)
         else:
             sentences = _sentences_of_records(source, counts, language, text_field)
@@ -81,7 +85,11 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
 
 def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> Sentences:
     with open_text(source.path) as stream:
-        lines = lines_of_range(stream, source.start, source.stop, counts)
+        separates = is_title if source.format == "articles" else is_blank
+        lines = lines_of_range(stream, source.start, source.stop, counts, separates)
+        if source.format == "articles":
+            yield from _articles(lines, counts, language)
+            return
         if source.format == "running":
             yield from _running_text(lines, counts, language)
             return
@@ -91,6 +99,23 @@ def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> S
                 yield split_sentences(text, language) if source.format == "paragraphs" else list(cut_long(text))
             elif line.is_blank_line:
                 yield None
+
+
+def is_title(line: LinePart) -> bool:
+    """Whether the line is ` = Title = `, which begins an article; its text is not part of it."""
+    is_whole = line.ends_line and line.end - line.line_start <= _MAX_TITLE
+    return is_whole and b"=" in line.content and heading_level(line.content.decode(errors="ignore")) == 1
+
+
+def _articles(lines: Iterator[LinePart], counts: Counter[str], language: str) -> Sentences:
+    """Yield the sentences of each paragraph, without headings and the marks of WikiText's tokenizer (`4 @,@ 000`)."""
+    for line in lines:
+        if is_title(line):
+            yield None
+            continue
+        text = clean_line(line.content, counts)
+        if text and not heading_level(text):
+            yield split_sentences(_JOINED.sub(r"\1", text), language)
 
 
 def _running_text(lines: Iterator[LinePart], counts: Counter[str], language: str) -> Sentences:
@@ -169,7 +194,11 @@ def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> It
                     yield _json_line(record or {}, text_field)
                 return
             for part in read_line_parts(stream, 0):
-                yield Unpacked(part.content, part.ends_line if source.format == "jsonl" else part.is_blank_line)
+                if source.format == "jsonl":
+                    may_end = part.ends_line
+                else:
+                    may_end = is_title(part) if source.format == "articles" else part.is_blank_line
+                yield Unpacked(part.content, may_end)
     except Exception as error:
         _count_damage(error, source, counts)
 

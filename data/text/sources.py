@@ -51,7 +51,7 @@ class Source(NamedTuple):
     """A file, or a part of it: a range of its bytes, of a table's rows, or of a dataset's files."""
 
     path: str
-    format: str  # sentences, paragraphs, running, jsonl, json, csv, tsv, html, wiki, wikitext, parquet, hf, archive
+    format: str  # a layout, jsonl, json, csv, tsv, html, wiki, wikitext (a part of a wiki), parquet, hf or archive
     start: int = 0
     stop: int | None = None  # None = to the end
     size: int | None = None  # estimated bytes of text; None = unknown
@@ -63,7 +63,7 @@ class Source(NamedTuple):
             return True
         is_compressed = PurePosixPath(self.path).suffix.lower() in COMPRESSIONS
         is_large = self.size is not None and self.size >= RANGE_BYTES
-        is_cut_later = is_compressed and self.format in ("sentences", "paragraphs", "jsonl")
+        is_cut_later = is_compressed and self.format in ("sentences", "paragraphs", "articles", "jsonl")
         return is_large and (is_cut_later or self.format in _IN_ONE_STREAM)
 
     @property
