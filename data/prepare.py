@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output_.write_file(tokenizer_output, path.name, path.read_bytes())
     _report(summary, output, root, load_tokenizer(Path(job.tokenizer)), work, time.perf_counter() - started)
     for length, shards in summary.shards.items():  # last: a manifest marks its shards as complete
-        output_.write_manifest(output, length, shards, settings, fingerprint)
+        output_.write_manifest(output, length, shards, summary.settings, fingerprint)
     work_folder.close_work(work, fingerprint, arguments.keep_work)
     return 0
 

@@ -91,7 +91,8 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
 def _add_splits(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "splits and shards")
     held_out = "share of documents held out for"
-    flags.add("--validation_share", type=float, default=0.01, metavar="X", help=f"{held_out} validation")
+    share = f"{held_out} validation (default: 0.01, or what leaves 200 rows, at most 0.1)"
+    flags.add("--validation_share", type=float, metavar="X", help=share)
     flags.add("--test_share", type=float, default=0.0, metavar="X", help=f"{held_out} testing")
     flags.add("--shard_rows", type=int, default=32768, metavar="N", help="maximum rows per shard")
     gzip = "gzip takes a quarter of the space, none reads faster"

@@ -24,6 +24,7 @@ from data.preparation.output import file_sizes, open_output
 from data.preparation.plan import InstanceSet, ShardTask, choose_donors, donor_shift, plan_shards
 from data.preparation.reading import count_files, extract_archive, read_sources, sign_documents, unpack_stream
 from data.preparation.settings import Settings
+from data.preparation.splits import check_splits, with_validation_share
 from data.preparation.tasks import cut, encode, release_encoder, write
 from data.preparation.work_folder import Job
 from data.randomness import generator
@@ -44,6 +45,7 @@ class Summary(NamedTuple):
     shards: dict[int, list[dict[str, Any]]]  # by length, as the manifest lists them
     damaged: list[str]  # files
     files: list[dict[str, str]]  # what was read, as what, with a sample
+    settings: Settings  # with the share of validation that was chosen
 
 
 class Pipeline:
@@ -67,16 +69,17 @@ class Pipeline:
                 f"--input {' '.join(inputs)}: no document of usable text was found{hint}; give files with text in UTF-8"
             )
         dropped = self.deduplicate(read)
+        self.job = self.job._replace(settings=with_validation_share(self.job.settings, self.folder, pieces))
         self.save_tokenizer(pieces, tokenizer)
         encoded = self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
         made = self.cut(dict(zip(pieces, encoded, strict=True)))
         counts = _total_counts(self.files.sources, read, dropped, encoded)
         counts[DAMAGED] = len(damaged)  # several tasks may have read parts of one file
         rows = {key: sum(part[3] for part in parts) for key, parts in made.items()}
-        _check_splits(self.job.settings, rows, counts)
+        check_splits(self.job.settings, rows, counts)
         shards = self.write(made)
         release_encoder()
-        return Summary(dict(counts), shards, damaged, self.files.describe())
+        return Summary(dict(counts), shards, damaged, self.files.describe(), self.job.settings)
 
     def run_stage(self, stage: str, function: Callable[..., Any], tasks: Sequence[Task], unit: str) -> list[Any]:
         """Return the results of all tasks in order. Tasks that an earlier run finished are not run again."""
@@ -293,23 +296,6 @@ def _total_counts(
             counts["tokens"] += found["tokens"]
             counts[f"{split}_documents"] += found["documents"]
     return counts
-
-
-def _check_splits(settings: Settings, rows: dict[tuple[str, int], int], counts: Counter[str]) -> None:
-    """Refuse a preparation without training rows before a shard is written; warn about a split without documents."""
-    for length in settings.max_seq_lengths:
-        if not rows.get(("training", length)):
-            raise UserError(
-                f"--max_seq_length {length}: {counts['documents']:,} documents, {counts['training_documents']:,} of "
-                f"them for training, gave not one row to train on; give more text, or a smaller --validation_share, "
-                f"--test_share or --min_document_words"
-            )
-    for split, share in (("validation", settings.validation_share), ("test", settings.test_share)):
-        if share > 0 and not counts[f"{split}_documents"]:
-            console.warn(
-                f"no document is left for {split}: --{split}_share {share:g} selected none of {counts['documents']:,}, "
-                f"and a document belongs to one split as a whole; give more documents, or a larger share"
-            )
 
 
 def describe_damaged(paths: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from data.preparation.instances import Objective
 from data.shards.schema import MAX_ROW_LENGTH
 
 MIN_USEFUL_VOCABULARY = 100  # with fewer, even English words would be unknown because of their letters
+DEFAULT_VALIDATION_SHARE = 0.01  # at least
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the two phases of the paper
 
 
@@ -30,7 +31,7 @@ class Settings:
     masking_unit: Unit = "token"
     masking_rate: float = 0.15
     short_seq_prob: float = 0.1
-    validation_share: float = 0.01
+    validation_share: float | None = DEFAULT_VALIDATION_SHARE  # None: chosen so that it gives enough rows
     test_share: float = 0.0
     seed: int = 42
     shard_rows: int = 32768
@@ -49,8 +50,9 @@ class Settings:
         problems = Problems()
         self._check_lengths(problems)
         near = self.near_duplicates
+        validation_share = DEFAULT_VALIDATION_SHARE if self.validation_share is None else self.validation_share
         ranges = {
-            "validation_share": (0.0 <= self.validation_share < 1.0, "a share of documents from 0 to below 1"),
+            "validation_share": (0.0 <= validation_share < 1.0, "a share of documents from 0 to below 1"),
             "test_share": (0.0 <= self.test_share < 1.0, "a share of documents from 0 to below 1"),
             "masking_rate": (0.0 < self.masking_rate < 1.0, "0 to 1, usually 0.15"),
             "short_seq_prob": (0.0 <= self.short_seq_prob <= 1.0, "0 to 1, usually 0.1"),
@@ -61,7 +63,7 @@ class Settings:
         for name, (is_valid, expected) in ranges.items():
             if not is_valid:
                 problems.add(f"--{name} {getattr(self, name)} is out of range; expected {expected}")
-        if self.validation_share + self.test_share >= 1.0:
+        if validation_share + self.test_share >= 1.0:
             problems.add(
                 "--validation_share and --test_share leave nothing to train on; expected less than 1 together; make "
                 "them smaller"
