@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fsspec.implementations.dirfs import DirFileSystem
 
@@ -23,6 +23,7 @@ from data.text.files import is_url
 from data.text.sources import describe_formats, describe_sources, find_sources
 from data.tokenizer import BertTokenizer, load_tokenizer
 
+_COUNTED = ("files", "documents", "duplicates", "sentences", "tokens", "lines", "records", "rows", "pages")
 _SHARDS_FETCHED = 4  # of each split, for the report on output that is not a local folder
 
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(
     summary: Summary, output: DirFileSystem, root: str, tokenizer: BertTokenizer, work: Path, seconds: float
 ) -> None:
-    console.say(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary.counts.items() if count))
+    console.say(", ".join(_count_in_words(name, count) for name, count in summary.counts.items() if count))
     for length, shards in summary.shards.items():
         for split in SPLITS:
             mine = [shard for shard in shards if shard["split"] == split]
@@ -75,11 +76,21 @@ def _report(
                 rows, tokens = sum(shard["rows"] for shard in mine), sum(shard["tokens"] for shard in mine)
                 size = f"{counted(rows, 'row')} in {counted(len(mine), 'file')}"
                 console.say(f"{root}/{length}: {split}: {size}, filled to {tokens / rows / length:.0%}")
+        preparation: Literal["trained", "given"] = "given" if summary.settings.vocab_size is None else "trained"
         counts = summary.counts | {"seconds": round(seconds, 1)}
-        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts, summary.files)
+        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts, summary.files, preparation)
     if summary.damaged:
         console.warn(f"of these files only what could be read was used; {describe_damaged(summary.damaged)}")
     console.say(f"done in {seconds:.1f} s")
+
+
+def _count_in_words(name: str, count: int) -> str:
+    """`files_of_json`, 1 → `1 file of json`. The first word in the plural is what is counted."""
+    words = name.split("_")
+    if count == 1:
+        index = next((i for i, word in enumerate(words) if word in _COUNTED), None)
+        words = [word.removesuffix("s") if i == index else word for i, word in enumerate(words)]
+    return f"{count:,} {' '.join(words)}"
 
 
 def _write_report(
@@ -91,6 +102,7 @@ def _write_report(
     work: Path,
     counts: dict[str, Any],
     inputs: Sequence[dict[str, str]],
+    preparation: Literal["trained", "given"],
 ) -> None:
     # Imported here: torch and matplotlib are slow to load, and no worker needs them.
     from data.inspect import inspect_folder
@@ -101,9 +113,10 @@ def _write_report(
         for split in SPLITS:
             rows = [shard["rows"] for shard in shards if shard["split"] == split]
             totals[split] = SplitTotals(folder, len(rows), sum(rows))
-        found = inspect_folder(_fetch_some(output, length, shards, work), tokenizer, totals=totals)
+        folder_read = _fetch_some(output, length, shards, work)
+        found = inspect_folder(folder_read, tokenizer, totals=totals, preparation=preparation)
     else:
-        found = inspect_folder(Path(folder), tokenizer)
+        found = inspect_folder(Path(folder), tokenizer, preparation=preparation)
     for name, content in report_files(found, counts, inputs).items():
         output_.write_file(output, f"{length}/{name}", content)
     for description in found:

@@ -83,7 +83,7 @@ PREPARE = {
     "rows too short": (words("--max_seq_length", "4"), "--max_seq_length 4", "out of range", "expected 8 to 8192, usually 128 or 512", "usually 128 or 512"),
     "a length twice": (words("--max_seq_length", "24", "24", "--max_predictions_per_seq", "4", "4"), "--max_seq_length: 24", "more than once", "each length is one output folder", "give each once"),
     "lengths and predictions that do not pair": (
-        words("--max_seq_length", "24", "32"), "--max_predictions_per_seq", "1 values for 2", "one for each, such as 20 for 128", "give one for each"
+        words("--max_seq_length", "24", "32"), "--max_predictions_per_seq", "1 value for 2", "one for each, such as 20 for 128", "give one for each"
     ),
     "more predictions than tokens": (words("--max_predictions_per_seq", "99"), "--max_predictions_per_seq 99", "24 tokens", "try 4", "try 4"),
     "masking all": (words("--masking_rate", "1"), "--masking_rate 1.0", "out of range", "expected 0 to 1, usually 0.15", "usually 0.15"),
