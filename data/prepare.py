@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fsspec.implementations.dirfs import DirFileSystem
 
@@ -18,9 +18,12 @@ from data.preparation.executors import open_executor
 from data.preparation.pipeline import Pipeline, Summary, describe_damaged
 from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS
-from data.text.sources import count_formats, describe_sources, find_sources, is_url
+from data.text.documents import check_text_fields
+from data.text.files import is_url
+from data.text.sources import describe_formats, describe_sources, find_sources
 from data.tokenizer import BertTokenizer, load_tokenizer
 
+_COUNTED = ("files", "documents", "duplicates", "sentences", "tokens", "lines", "records", "rows", "pages")
 _SHARDS_FETCHED = 4  # of each split, for the report on output that is not a local folder
 
 
@@ -43,22 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not work_folder.is_begun(work, fingerprint):
             output_.refuse_to_replace(output, root, settings)
+    check_text_fields(sources, settings.text_field)
     job = Job(settings, str(work), root, str(work / "tokenizer"))
     started = time.perf_counter()
     with work_folder.remove_on_user_error(work), work_folder.resume_hint():
         is_resumed = work_folder.open_work(work, fingerprint, overwrite=arguments.overwrite)
         output_.clear_output(output, settings, is_resumed=is_resumed)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
-            num_files = len({source.path for source in sources})
-            formats = ", ".join(f"{kind} ({count:,})" for kind, count in count_formats(sources).items())
-            console.say(f"{counted(num_files, 'file')}, read as {formats}")
+            console.say(describe_formats(sources))
             summary = Pipeline(job, executor, workers).run(sources, tokenizer, arguments.input)
     tokenizer_output = output_.open_output(arguments.tokenizer_dir or f"{root}/tokenizer")
     for path in sorted(Path(job.tokenizer).iterdir()):
         output_.write_file(tokenizer_output, path.name, path.read_bytes())
     _report(summary, output, root, load_tokenizer(Path(job.tokenizer)), work, time.perf_counter() - started)
     for length, shards in summary.shards.items():  # last: a manifest marks its shards as complete
-        output_.write_manifest(output, length, shards, settings, fingerprint)
+        output_.write_manifest(output, length, shards, summary.settings, fingerprint)
     work_folder.close_work(work, fingerprint, arguments.keep_work)
     return 0
 
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(
     summary: Summary, output: DirFileSystem, root: str, tokenizer: BertTokenizer, work: Path, seconds: float
 ) -> None:
-    console.say(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary.counts.items() if count))
+    console.say(", ".join(_count_in_words(name, count) for name, count in summary.counts.items() if count))
     for length, shards in summary.shards.items():
         for split in SPLITS:
             mine = [shard for shard in shards if shard["split"] == split]
@@ -74,11 +76,21 @@ def _report(
                 rows, tokens = sum(shard["rows"] for shard in mine), sum(shard["tokens"] for shard in mine)
                 size = f"{counted(rows, 'row')} in {counted(len(mine), 'file')}"
                 console.say(f"{root}/{length}: {split}: {size}, filled to {tokens / rows / length:.0%}")
+        preparation: Literal["trained", "given"] = "given" if summary.settings.vocab_size is None else "trained"
         counts = summary.counts | {"seconds": round(seconds, 1)}
-        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts)
+        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts, summary.files, preparation)
     if summary.damaged:
         console.warn(f"of these files only what could be read was used; {describe_damaged(summary.damaged)}")
     console.say(f"done in {seconds:.1f} s")
+
+
+def _count_in_words(name: str, count: int) -> str:
+    """`files_of_json`, 1 → `1 file of json`. The first word in the plural is what is counted."""
+    words = name.split("_")
+    if count == 1:
+        index = next((i for i, word in enumerate(words) if word in _COUNTED), None)
+        words = [word.removesuffix("s") if i == index else word for i, word in enumerate(words)]
+    return f"{count:,} {' '.join(words)}"
 
 
 def _write_report(
@@ -89,6 +101,8 @@ def _write_report(
     tokenizer: BertTokenizer,
     work: Path,
     counts: dict[str, Any],
+    inputs: Sequence[dict[str, str]],
+    preparation: Literal["trained", "given"],
 ) -> None:
     # Imported here: torch and matplotlib are slow to load, and no worker needs them.
     from data.inspect import inspect_folder
@@ -99,10 +113,11 @@ def _write_report(
         for split in SPLITS:
             rows = [shard["rows"] for shard in shards if shard["split"] == split]
             totals[split] = SplitTotals(folder, len(rows), sum(rows))
-        found = inspect_folder(_fetch_some(output, length, shards, work), tokenizer, totals=totals)
+        folder_read = _fetch_some(output, length, shards, work)
+        found = inspect_folder(folder_read, tokenizer, totals=totals, preparation=preparation)
     else:
-        found = inspect_folder(Path(folder), tokenizer)
-    for name, content in report_files(found, counts).items():
+        found = inspect_folder(Path(folder), tokenizer, preparation=preparation)
+    for name, content in report_files(found, counts, inputs).items():
         output_.write_file(output, f"{length}/{name}", content)
     for description in found:
         for warning in description.warnings:

@@ -15,8 +15,8 @@ from data.preparation.executors import EXECUTORS
 from data.preparation.instances import OBJECTIVES
 from data.preparation.settings import Settings, default_predictions
 from data.preparation.work_folder import check_work_folder
+from data.text.files import is_url
 from data.text.layouts import LAYOUTS
-from data.text.sources import is_url
 
 WORK_NAME = ".work"
 
@@ -40,7 +40,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "input and output")
-    formats = "text, .jsonl, .xml wiki dumps or .parquet, optionally .gz .bz2 .zst; hf:NAME for a Hugging Face dataset"
+    formats = (
+        "text, .html .jsonl .json .csv .tsv .parquet, .xml wiki dumps, optionally .gz .bz2 .zst; .zip .tar; hf:NAME"
+    )
     flags.add("--input", nargs="+", required=True, metavar="PATH", help=f"files, folders, globs or URLs: {formats}")
     flags.add("--output_dir", required=True, metavar="DIR", help="folder or URL; shards go to DIR/<max_seq_length>")
     flags.add("--tokenizer_dir", metavar="DIR", help="where to save the tokenizer (default: <output_dir>/tokenizer)")
@@ -48,10 +50,10 @@ def _add_paths(parser: argparse.ArgumentParser) -> None:
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "text")
-    layout = "of text files: one sentence per line, one paragraph per line, or running text"
+    layout = "of text files: one sentence or paragraph per line, articles with ` = Title = `, or running text"
     flags.add("--layout", choices=LAYOUTS, default="auto", help=layout)
     flags.add("--language", default="en", metavar="CODE", help="language of the text, for splitting sentences")
-    field = "field or column with the text in JSON Lines, Parquet and datasets"
+    field = "field or column with the text in JSON, CSV, TSV, Parquet and datasets"
     flags.add("--text_field", default="text", metavar="NAME", help=field)
     words = "drop shorter documents; each Chinese, Japanese, Thai or Khmer character counts as a word"
     flags.add("--min_document_words", type=int, default=3, metavar="N", help=words)
@@ -89,7 +91,8 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
 def _add_splits(parser: argparse.ArgumentParser) -> None:
     flags = FlagGroup(parser, "splits and shards")
     held_out = "share of documents held out for"
-    flags.add("--validation_share", type=float, default=0.01, metavar="X", help=f"{held_out} validation")
+    share = f"{held_out} validation (default: 0.01, or what leaves 200 rows, at most 0.1)"
+    flags.add("--validation_share", type=float, metavar="X", help=share)
     flags.add("--test_share", type=float, default=0.0, metavar="X", help=f"{held_out} testing")
     flags.add("--shard_rows", type=int, default=32768, metavar="N", help="maximum rows per shard")
     gzip = "gzip takes a quarter of the space, none reads faster"

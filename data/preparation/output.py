@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from common.console import console
 from common.errors import Problems, UserError
 from common.files import write_atomically
+from common.words import counted
 from data.preparation.settings import Settings
 from data.shards.schema import FORMAT_VERSION, MANIFEST_NAME, SUFFIXES
 
@@ -73,8 +74,8 @@ def refuse_to_replace(output: DirFileSystem, root: str, settings: Settings) -> N
         foreign = [name for name in _shard_sizes(output, length) if name not in listed]
         if foreign:
             problems.add(
-                f"{root}/{length}: holds {len(foreign)} HDF5 files that this preparation did not make, such as "
-                f"{foreign[0]}; expected none; give another --output_dir, or pass --overwrite to replace them"
+                f"{root}/{length}: holds {counted(len(foreign), 'HDF5 file')} that this preparation did not make, such "
+                f"as {foreign[0]}; expected none; give another --output_dir, or pass --overwrite to replace them"
             )
     problems.raise_if_any()
 

@@ -1,5 +1,6 @@
 """Runs the stages of a preparation in order, each task once, on any executor.
 
+extracting     archives → files in the work folder
 reading        sources → pieces of clean text and a hash for every document; streams are unpacked into parts first
 deduplication  all hashes → which documents are kept
 encoding       a piece → token ids, by split
@@ -18,10 +19,12 @@ from typing import Any, NamedTuple
 from common.console import console
 from common.errors import UserError
 from data.preparation.duplicates import SignatureIndex, drop_repeated
+from data.preparation.input_files import InputFiles
 from data.preparation.output import file_sizes, open_output
 from data.preparation.plan import InstanceSet, ShardTask, choose_donors, donor_shift, plan_shards
-from data.preparation.reading import count_files, read_sources, sign_documents, unpack_stream
+from data.preparation.reading import count_files, extract_archive, read_sources, sign_documents, unpack_stream
 from data.preparation.settings import Settings
+from data.preparation.splits import check_splits, with_validation_share
 from data.preparation.tasks import cut, encode, release_encoder, write
 from data.preparation.work_folder import Job
 from data.randomness import generator
@@ -41,6 +44,8 @@ class Summary(NamedTuple):
     counts: dict[str, int]
     shards: dict[int, list[dict[str, Any]]]  # by length, as the manifest lists them
     damaged: list[str]  # files
+    files: list[dict[str, str]]  # what was read, as what, with a sample
+    settings: Settings  # with the share of validation that was chosen
 
 
 class Pipeline:
@@ -51,11 +56,12 @@ class Pipeline:
         self.folder = job.folder
         self.executor = executor
         self.workers = workers
+        self.files = InputFiles()
 
     def run(self, sources: Sequence[Source], tokenizer: BertTokenizer | None, inputs: Sequence[str]) -> Summary:
         """Run all stages. `tokenizer` None trains one; `inputs` are the words of --input, for messages."""
         read = self.read(sources)
-        damaged = sorted({path for result in read for path in result["damaged"]})
+        damaged = sorted({self.files.name(path) for result in read for path in result["damaged"]})
         pieces = [name for result in read for name, _, _ in result["pieces"]]
         if not pieces:
             hint = f" ({describe_damaged(damaged)})" if damaged else ""
@@ -63,16 +69,17 @@ class Pipeline:
                 f"--input {' '.join(inputs)}: no document of usable text was found{hint}; give files with text in UTF-8"
             )
         dropped = self.deduplicate(read)
+        self.job = self.job._replace(settings=with_validation_share(self.job.settings, self.folder, pieces))
         self.save_tokenizer(pieces, tokenizer)
         encoded = self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
         made = self.cut(dict(zip(pieces, encoded, strict=True)))
-        counts = _total_counts(sources, read, dropped, encoded)
+        counts = _total_counts(self.files.sources, read, dropped, encoded)
         counts[DAMAGED] = len(damaged)  # several tasks may have read parts of one file
         rows = {key: sum(part[3] for part in parts) for key, parts in made.items()}
-        _check_splits(self.job.settings, rows, counts)
+        check_splits(self.job.settings, rows, counts)
         shards = self.write(made)
         release_encoder()
-        return Summary(dict(counts), shards, damaged)
+        return Summary(dict(counts), shards, damaged, self.files.describe(), self.job.settings)
 
     def run_stage(self, stage: str, function: Callable[..., Any], tasks: Sequence[Task], unit: str) -> list[Any]:
         """Return the results of all tasks in order. Tasks that an earlier run finished are not run again."""
@@ -108,21 +115,27 @@ class Pipeline:
                 future.cancel()
 
     def read(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
-        """Return the results of unpacking and of reading: pieces, counts and damaged files."""
-        sources = self._cut_named(sources)
+        """Return the results of extracting, unpacking and reading: pieces, counts and damaged files."""
+        archives = [source for source in sources if source.format == "archive"]
+        arguments = [(number, source) for number, source in enumerate(archives)]
+        extracted = self.run_stage("extracting", extract_archive, _numbered(arguments), "archive")
+        settings = self.job.settings
+        self.files.add(sources, dict(zip(archives, extracted, strict=True)), settings.layout, settings.text_field)
+        sources = self._cut_named(self.files.sources)
         streams = [source for source in sources if source.is_stream]
-        arguments = [(number, source, sources_.RANGE_BYTES) for number, source in enumerate(streams)]
-        unpacked = self.run_stage("unpacking", unpack_stream, _numbered(arguments), "file")
+        ranges = [(number, source, sources_.RANGE_BYTES) for number, source in enumerate(streams)]
+        unpacked = self.run_stage("unpacking", unpack_stream, _numbered(ranges), "file")
         parts_of = dict(zip(streams, unpacked, strict=True))
         parts: list[Source] = []
         for source in sources:
             if source in parts_of:
-                kind = {"wiki": "wikitext", "hf": "jsonl"}.get(source.format, source.format)
-                parts += [Source(path, kind) for path in parts_of[source]["parts"]]
+                parts += [Source(path, source.unpacked_format) for path in parts_of[source]["parts"]]
             else:
                 parts.append(source)
         tasks = _numbered(list(enumerate(pack_sources(parts))))
-        return [result | {"pieces": []} for result in unpacked] + self.run_stage("reading", read_sources, tasks, "part")
+        read = self.run_stage("reading", read_sources, tasks, "part")
+        self.files.add_samples(read, {source: found["parts"] for source, found in parts_of.items()})
+        return [result | {"pieces": []} for result in [*extracted, *unpacked]] + read
 
     def _cut_named(self, sources: Sequence[Source]) -> list[Source]:
         """Replace a dataset by name with its files, each of which is a stream."""
@@ -283,23 +296,6 @@ def _total_counts(
             counts["tokens"] += found["tokens"]
             counts[f"{split}_documents"] += found["documents"]
     return counts
-
-
-def _check_splits(settings: Settings, rows: dict[tuple[str, int], int], counts: Counter[str]) -> None:
-    """Refuse a preparation without training rows before a shard is written; warn about a split without documents."""
-    for length in settings.max_seq_lengths:
-        if not rows.get(("training", length)):
-            raise UserError(
-                f"--max_seq_length {length}: {counts['documents']:,} documents, {counts['training_documents']:,} of "
-                f"them for training, gave not one row to train on; give more text, or a smaller --validation_share, "
-                f"--test_share or --min_document_words"
-            )
-    for split, share in (("validation", settings.validation_share), ("test", settings.test_share)):
-        if share > 0 and not counts[f"{split}_documents"]:
-            console.warn(
-                f"no document is left for {split}: --{split}_share {share:g} selected none of {counts['documents']:,}, "
-                f"and a document belongs to one split as a whole; give more documents, or a larger share"
-            )
 
 
 def describe_damaged(paths: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from data.preparation.duplicates import DocumentHash, sign
 from data.preparation.work_folder import Job, WorkFolder
+from data.text.archives import extract
 from data.text.compression import DAMAGED
 from data.text.documents import read_documents, unpack
 from data.text.sentences import has_words
@@ -17,11 +18,20 @@ from data.text.sources import Source
 from data.text.tables import count_shards
 
 PIECE_BYTES = 2 * 2**20
+_SAMPLE_SENTENCES = 3  # of the first document of a file, for the report
+_MAX_SAMPLE = 160  # characters
 
 
 def count_files(_: Job, source: Source) -> int:
     """Return the number of files of a dataset by name. The result is kept, so that a resumed run cuts it the same."""
     return count_shards(source.path)
+
+
+def extract_archive(job: Job, number: int, source: Source) -> dict[str, Any]:
+    """Extract the files of an archive into the work folder; return [file, name in the archive] in order."""
+    counts: Counter[str] = Counter()
+    files = extract(source.path, job.folder.root / "raw" / f"archive-{number:06d}", counts)
+    return {"files": files, "counts": counts, "damaged": [source.path] if counts[DAMAGED] else []}
 
 
 def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dict[str, Any]:
@@ -46,6 +56,7 @@ def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, 
     settings = job.settings
     counts: Counter[str] = Counter()
     damaged: list[str] = []
+    samples: dict[str, str] = {}
     writer = _PieceWriter(job.folder, f"{number:06d}")
     is_kept = False
     for source in sources:
@@ -55,13 +66,21 @@ def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, 
             if not document.is_continuation:
                 is_kept = has_words(text, settings.min_document_words)
                 counts["documents"] += 1
+                if source.start == 0:
+                    samples.setdefault(source.path, " ".join(document.sentences[:_SAMPLE_SENTENCES])[:_MAX_SAMPLE])
                 counts["documents_too_short"] += not is_kept
             if is_kept:
                 counts["sentences"] += len(document.sentences)
                 writer.add(text, document.is_continuation)
         if counts[DAMAGED] > num_damaged:
             damaged.append(source.path)
-    return {"task": writer.task, "pieces": writer.finish(), "counts": counts, "damaged": damaged}
+    return {
+        "task": writer.task,
+        "pieces": writer.finish(),
+        "counts": counts,
+        "damaged": damaged,
+        "samples": samples,
+    }
 
 
 class _PieceWriter:

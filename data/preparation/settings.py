@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.errors import Problems
+from common.words import counted
 from data.masking import Unit
 from data.preparation.instances import Objective
 from data.shards.schema import MAX_ROW_LENGTH
 
 MIN_USEFUL_VOCABULARY = 100  # with fewer, even English words would be unknown because of their letters
+DEFAULT_VALIDATION_SHARE = 0.01  # at least
 BERT_PREDICTIONS = {128: 20, 512: 80}  # the two phases of the paper
 
 
@@ -30,7 +32,7 @@ class Settings:
     masking_unit: Unit = "token"
     masking_rate: float = 0.15
     short_seq_prob: float = 0.1
-    validation_share: float = 0.01
+    validation_share: float | None = DEFAULT_VALIDATION_SHARE  # None: chosen so that it gives enough rows
     test_share: float = 0.0
     seed: int = 42
     shard_rows: int = 32768
@@ -49,8 +51,9 @@ class Settings:
         problems = Problems()
         self._check_lengths(problems)
         near = self.near_duplicates
+        validation_share = DEFAULT_VALIDATION_SHARE if self.validation_share is None else self.validation_share
         ranges = {
-            "validation_share": (0.0 <= self.validation_share < 1.0, "a share of documents from 0 to below 1"),
+            "validation_share": (0.0 <= validation_share < 1.0, "a share of documents from 0 to below 1"),
             "test_share": (0.0 <= self.test_share < 1.0, "a share of documents from 0 to below 1"),
             "masking_rate": (0.0 < self.masking_rate < 1.0, "0 to 1, usually 0.15"),
             "short_seq_prob": (0.0 <= self.short_seq_prob <= 1.0, "0 to 1, usually 0.1"),
@@ -61,7 +64,7 @@ class Settings:
         for name, (is_valid, expected) in ranges.items():
             if not is_valid:
                 problems.add(f"--{name} {getattr(self, name)} is out of range; expected {expected}")
-        if self.validation_share + self.test_share >= 1.0:
+        if validation_share + self.test_share >= 1.0:
             problems.add(
                 "--validation_share and --test_share leave nothing to train on; expected less than 1 together; make "
                 "them smaller"
@@ -76,9 +79,10 @@ class Settings:
 
     def _check_lengths(self, problems: Problems) -> None:
         if len(self.max_predictions) != len(self.max_seq_lengths):
+            found = f"{counted(len(self.max_predictions), 'value')} for {len(self.max_seq_lengths)}"
             problems.add(
-                f"--max_predictions_per_seq has {len(self.max_predictions)} values for {len(self.max_seq_lengths)} of "
-                "--max_seq_length; give one for each, such as 20 for 128 and 80 for 512"
+                f"--max_predictions_per_seq has {found} of --max_seq_length; give one for each, such as 20 for 128 "
+                f"and 80 for 512"
             )
         for length in self.max_seq_lengths:
             if not 8 <= length <= MAX_ROW_LENGTH:

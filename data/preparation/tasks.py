@@ -15,6 +15,7 @@ from data.preparation.output import open_output, write_file
 from data.preparation.plan import ShardTask
 from data.preparation.rows import SpecialIds, assemble_rows
 from data.preparation.settings import Settings
+from data.preparation.splits import splits_of
 from data.preparation.work_folder import Job
 from data.randomness import derive_key, generator
 from data.shards.schema import SPLITS, Rows, concatenate_rows
@@ -34,7 +35,7 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
     encoder = thread_encoder(job.tokenizer)
     encoded = encoder.encode([sentence for document in documents for sentence in document])
     document_of = np.repeat(np.arange(len(documents)), [len(document) for document in documents])  # [sentences]
-    split_of = _splits_of(keys, job.settings)[document_of]  # [sentences]
+    split_of = splits_of(keys, job.settings)[document_of]  # [sentences]
     lengths = np.diff(encoded.ends, prepend=0)  # [sentences]
     kind = np.uint16 if encoder.vocab_size <= 0xFFFF else np.uint32
     result: dict[str, Any] = {"splits": {}, "unknown": int((encoded.ids == encoder.unk_id).sum())}
@@ -56,14 +57,6 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
             "sole_key": int(keys[present[0]]) if len(present) == 1 else None,
         }
     return result
-
-
-def _splits_of(keys: np.ndarray, settings: Settings) -> np.ndarray:
-    """Return [documents] 0 training, 1 validation, 2 test: a function of the document's text and the seed alone."""
-    mixed = (keys ^ np.uint64(derive_key(settings.seed, "split"))) * np.uint64(0x9E3779B97F4A7C15)
-    share = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
-    below = settings.validation_share + settings.test_share
-    return np.where(share < settings.validation_share, 1, np.where(share < below, 2, 0))
 
 
 def cut(job: Job, piece: str, donors: dict[str, str], split: str, length: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows, concatenate_rows
 from data.tokenizer import BertTokenizer
 
+# Whether data.prepare, which has just made the shards, trained the tokenizer or was given one.
+Preparation = Literal["trained", "given"]
 SAMPLE_ROWS = 20_000  # spread over the whole split; exact shares are not worth reading all rows
 _ROWS_AT_ONCE = 500
 _NUM_TOKENS = 25
 _NUM_INSTANCES = 4
+_NUM_INPUTS = 50
 
 
 @dataclass
@@ -53,7 +56,11 @@ class SplitTotals(NamedTuple):
 
 
 def describe(
-    dataset: PretrainingDataset, split: str, tokenizer: BertTokenizer | None, totals: SplitTotals | None = None
+    dataset: PretrainingDataset,
+    split: str,
+    tokenizer: BertTokenizer | None,
+    totals: SplitTotals | None = None,
+    preparation: Preparation | None = None,
 ) -> Description:
     """Describe a split from a sample of rows spread over the dataset."""
     totals = totals or SplitTotals(str(dataset.files[0].parent), len(dataset.files), dataset.num_rows)
@@ -86,7 +93,8 @@ def describe(
         ],
         instances=[_render_row(rows, i, tokenizer) for i in range(min(_NUM_INSTANCES, len(rows)))],
     )
-    found.warnings = _warnings(found, dataset.is_masked, bool((rows.next_sentence_labels < 0).all()), tokenizer)
+    without_pairs = bool((rows.next_sentence_labels < 0).all())
+    found.warnings = _warnings(found, dataset.is_masked, without_pairs, tokenizer, preparation)
     if tokenizer is not None and dataset.tokenizer_digest not in (None, tokenizer.digest):
         found.warnings.insert(
             0,
@@ -142,19 +150,31 @@ def _render_row(rows: Rows, number: int, tokenizer: BertTokenizer | None) -> str
     return f"({label}) {' '.join(words).replace(' ##', '')}"
 
 
-def _warnings(found: Description, is_masked: bool, without_pairs: bool, tokenizer: BertTokenizer | None) -> list[str]:
-    """Warnings about data on which a loss does not fall, each with the remedy."""
+def _warnings(
+    found: Description,
+    is_masked: bool,
+    without_pairs: bool,
+    tokenizer: BertTokenizer | None,
+    preparation: Preparation | None,
+) -> list[str]:
+    """Warnings about data on which a loss does not fall, each with a remedy that was not applied already."""
     warnings = []
     if found.repeated_rows_share > 0.02:
+        remedy = "Prepare it with `python -m data.prepare`, which removes them, and --near_duplicates 0.8."
+        if preparation is not None:
+            remedy = "Pass --near_duplicates 0.8, which also removes similar documents."
         warnings.append(
             f"{found.repeated_rows_share:.1%} of rows repeat another row: the text has duplicates, which a model "
-            "memorizes. Prepare it with `python -m data.prepare`, which removes them, and --near_duplicates 0.8 "
-            "(`pip install -r requirements-extras.txt`)."
+            f"memorizes. {remedy}"
         )
     if found.unknown_share is not None and found.unknown_share > 0.01:
         warnings.append(
-            f"{found.unknown_share:.1%} of tokens are unknown: the tokenizer does not fit the text. "
-            "Train one with --vocab_size, or check --do_lower_case."
+            f"{found.unknown_share:.1%} of tokens are unknown: the tokenizer "
+            + (
+                "has too few characters of the text. Raise --vocab_size, or --tokenizer_sample_mb."
+                if preparation == "trained"
+                else "does not fit the text. Train one with --vocab_size, or check --do_lower_case."
+            )
         )
     if found.fill < 0.5:
         warnings.append(
@@ -176,30 +196,54 @@ def _warnings(found: Description, is_masked: bool, without_pairs: bool, tokenize
         warnings.append(f"{found.rows:,} rows are few: a model memorizes them. Add text, or raise --dupe_factor.")
     if tokenizer is not None and found.rows_looked_at >= 10_000 and found.distinct_tokens < 0.3 * tokenizer.vocab_size:
         warnings.append(
-            f"{found.distinct_tokens:,} of {tokenizer.vocab_size:,} tokens ever appear. If this is not the "
-            "tokenizer that made the shards, give that one with --vocab_file; otherwise train a smaller one."
+            f"{found.distinct_tokens:,} of {tokenizer.vocab_size:,} tokens ever appear. "
+            + (
+                "If this is not the tokenizer that made the shards, give that one with --vocab_file; otherwise train "
+                "a smaller one."
+                if preparation is None
+                else "Pass a smaller --vocab_size, or give more text."
+            )
         )
     return warnings
 
 
-def report_files(found: Sequence[Description], preparation: dict[str, Any] | None = None) -> dict[str, str | bytes]:
-    """The files of a report: name → content."""
+def report_files(
+    found: Sequence[Description],
+    preparation: dict[str, Any] | None = None,
+    inputs: Sequence[dict[str, str]] | None = None,
+) -> dict[str, str | bytes]:
+    """The files of a report: name → content. `inputs`: the files that were read, as what, and how each begins."""
     document = {"preparation": preparation, "splits": [asdict(description) for description in found]}
+    if inputs is not None:
+        document["inputs"] = list(inputs)
     return {
         "report.json": json.dumps(document, indent=2) + "\n",
-        "report.md": render(found, preparation),
+        "report.md": render(found, preparation, inputs),
         "lengths.png": plot_lengths(found),
     }
 
 
-def render(found: Sequence[Description], preparation: dict[str, Any] | None = None) -> str:
+def render(
+    found: Sequence[Description],
+    preparation: dict[str, Any] | None = None,
+    inputs: Sequence[dict[str, str]] | None = None,
+) -> str:
     """The report as Markdown."""
     lines = [f"# {found[0].folder}", ""]
     if preparation:
         lines += ["## Preparation", "", *_table(preparation), ""]
+    if inputs:
+        lines += ["## Input", "", *_render_inputs(inputs), ""]
     for description in found:
         lines += _render_split(description)
     return "\n".join(lines)
+
+
+def _render_inputs(inputs: Sequence[dict[str, str]]) -> list[str]:
+    rows = [[value.replace("|", "\\|") for value in file.values()] for file in inputs[:_NUM_INPUTS]]
+    lines = ["| file | read as | begins with |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    more = len(inputs) - _NUM_INPUTS
+    return [*lines, "", f"{counted(more, 'more file')}: see report.json."] if more > 0 else lines
 
 
 def _render_split(found: Description) -> list[str]:

@@ -3,6 +3,8 @@
 import bz2
 import gzip
 import io
+import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
@@ -19,12 +21,12 @@ _INPUT_BYTES = 2**10  # 4 compressed bytes can expand to 128 kB, so one call yie
 def open_binary(stream: IO[bytes], name: str) -> IO[bytes]:
     """Return `stream`, decompressed if `name` ends in .gz, .bz2, .zst or .zstd (in any case)."""
     name = name.lower()
-    if name.endswith(".gz"):
+    if name.endswith((".gz", ".tgz")):
         return cast(IO[bytes], gzip.open(stream, "rb"))
-    if name.endswith(".bz2"):
+    if name.endswith((".bz2", ".tbz2")):
         return cast(IO[bytes], bz2.open(stream, "rb"))
     if name.endswith((".zst", ".zstd")):
-        return io.BufferedReader(_ZstdStream(stream), 2**17)
+        return open_generated(stream, _decompress_frames(stream))
     return stream
 
 
@@ -37,15 +39,20 @@ def is_damage(error: BaseException) -> bool:
     """
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | zstandard.ZstdError | UnicodeDecodeError):
         return True
+    if isinstance(error, zipfile.BadZipFile | tarfile.TarError):
+        return True
     return type(error).__name__ == "ArrowInvalid" or (type(error) is OSError and error.errno is None)
 
 
-class _ZstdStream(io.RawIOBase):
-    """The content of all frames of a .zst file. A truncated last frame raises; zstandard's own reader hides it."""
+def open_generated(stream: IO[bytes], contents: Iterator[bytes]) -> IO[bytes]:
+    """Return `contents`, which a generator makes of `stream`, as a stream."""
+    return io.BufferedReader(_GeneratedStream(stream, contents), 2**17)
 
-    def __init__(self, stream: IO[bytes]) -> None:
+
+class _GeneratedStream(io.RawIOBase):
+    def __init__(self, stream: IO[bytes], contents: Iterator[bytes]) -> None:
         self._stream = stream
-        self._contents = _decompress_frames(stream)
+        self._contents = contents
         self._unread = memoryview(b"")
 
     def readable(self) -> bool:
@@ -68,6 +75,7 @@ class _ZstdStream(io.RawIOBase):
 
 
 def _decompress_frames(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content of all frames. A truncated last frame raises; zstandard's own reader hides it."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     frame = None
     while packed := stream.read(_INPUT_BYTES):

@@ -2,19 +2,26 @@
 
 import errno
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import SYSTEM_REMEDIES, UserError
 from data.text.compression import DAMAGED, is_damage
-from data.text.lines import LinePart, lines_of_range, read_line_parts, records_of_range
+from data.text.files import open_source, open_text
+from data.text.html_pages import html_text
+from data.text.layouts import LAYOUTS, heading_level
+from data.text.lines import MAX_RECORD, LinePart, is_blank, lines_of_range, read_line_parts
+from data.text.records import RECORD_FORMATS, check_text_field, decode, read_records
 from data.text.sentences import clean_line, cut_long, split_sentences, split_text
-from data.text.sources import Source, open_source
+from data.text.sources import Source
 from data.text.tables import named_records, parquet_values, saved_records
 from data.text.wikitext import Article, plain_text, read_articles
 
+_MAX_TITLE = 1000  # bytes of its line
+_JOINED = re.compile(r" @([-,.])@ ")
 MAX_DOCUMENT = 2**20  # characters; a longer document is yielded in several parts
 
 Sentences = Iterator[list[str] | None]  # in order; None ends a document
@@ -30,7 +37,7 @@ class Document(NamedTuple):
 def read_documents(source: Source, counts: Counter[str], *, language: str, text_field: str) -> Iterator[Document]:
     """Yield the documents of a source in order, long ones in parts. `counts` collects what was found on the way."""
     try:
-        if source.format in ("sentences", "paragraphs", "running"):
+        if source.format in LAYOUTS:
             sentences = _sentences_of_text(source, counts, language)
         else:
             sentences = _sentences_of_records(source, counts, language, text_field)
@@ -77,8 +84,12 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
 
 
 def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> Sentences:
-    with open_source(source.path) as stream:
-        lines = lines_of_range(stream, source.start, source.stop, counts)
+    with open_text(source.path) as stream:
+        separates = is_title if source.format == "articles" else is_blank
+        lines = lines_of_range(stream, source.start, source.stop, counts, separates)
+        if source.format == "articles":
+            yield from _articles(lines, counts, language)
+            return
         if source.format == "running":
             yield from _running_text(lines, counts, language)
             return
@@ -88,6 +99,23 @@ def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> S
                 yield split_sentences(text, language) if source.format == "paragraphs" else list(cut_long(text))
             elif line.is_blank_line:
                 yield None
+
+
+def is_title(line: LinePart) -> bool:
+    """Whether the line is ` = Title = `, which begins an article; its text is not part of it."""
+    is_whole = line.ends_line and line.end - line.line_start <= _MAX_TITLE
+    return is_whole and b"=" in line.content and heading_level(line.content.decode(errors="ignore")) == 1
+
+
+def _articles(lines: Iterator[LinePart], counts: Counter[str], language: str) -> Sentences:
+    """Yield the sentences of each paragraph, without headings and the marks of WikiText's tokenizer (`4 @,@ 000`)."""
+    for line in lines:
+        if is_title(line):
+            yield None
+            continue
+        text = clean_line(line.content, counts)
+        if text and not heading_level(text):
+            yield split_sentences(_JOINED.sub(r"\1", text), language)
 
 
 def _running_text(lines: Iterator[LinePart], counts: Counter[str], language: str) -> Sentences:
@@ -122,30 +150,21 @@ def _texts_of_records(source: Source, counts: Counter[str], text_field: str) -> 
         for record in saved_records(source.path, source.start, source.stop, text_field):
             yield record[text_field]
         return
-    with open_source(source.path) as stream:
-        if source.format == "parquet":
+    if source.format == "parquet":
+        with open_source(source.path) as stream:
             for value in parquet_values(stream, source.path, source.start, source.stop, text_field):
-                yield _decode(value, counts) if isinstance(value, bytes) else value
+                yield decode(value, counts) if isinstance(value, bytes) else value
+        return
+    with open_text(source.path) as stream:
+        if source.format == "html":
+            yield html_text(stream.read(MAX_RECORD))
         elif source.format == "wikitext":  # a part of a dump, written by `unpack`
             for line in stream:
                 text, media = json.loads(line)
                 yield plain_text(Article(text, tuple(media)))
         else:
-            for line in records_of_range(stream, source.start, source.stop, counts):
-                try:
-                    record = json.loads(_decode(line, counts))
-                except (ValueError, RecursionError):
-                    counts["bad_json_lines"] += 1
-                else:
-                    yield record.get(text_field) if isinstance(record, dict) else None
-
-
-def _decode(content: bytes, counts: Counter[str]) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        counts["records_with_bad_utf8"] += 1
-        return content.decode(errors="ignore")
+            for record in read_records(stream, source.path, source.format, counts, source.start, source.stop):
+                yield record and record.get(text_field)
 
 
 class Unpacked(NamedTuple):
@@ -156,22 +175,47 @@ class Unpacked(NamedTuple):
 def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> Iterator[Unpacked]:
     """Yield the raw content of a stream, which only one process can read; cleaning it is most of the work.
 
-    The articles of a dump and the records of a dataset become JSON lines; lines of text and of JSON stay as they are.
+    The articles of a dump and the records of a dataset, an array or a table become JSON lines; lines of text and
+    of JSON stay as they are.
     """
     try:
         if source.is_named:
             assert source.stop is not None, "a dataset by name is cut into its files first"
-            for record in named_records(source.path, source.start, source.stop, text_field):
-                text = record.get(text_field)
-                content = json.dumps({text_field: text if isinstance(text, str) else None})
-                yield Unpacked(content.encode() + b"\n", True)
+            records = named_records(source.path, source.start, source.stop, text_field)
+            yield from (_json_line(record, text_field) for record in records)
             return
-        with open_source(source.path) as stream:
+        with open_source(source.path) if source.format == "wiki" else open_text(source.path) as stream:
             if source.format == "wiki":
                 for article in read_articles(stream, counts):
                     yield Unpacked(json.dumps(article).encode() + b"\n", True)
                 return
+            if source.format in RECORD_FORMATS and source.format != "jsonl":
+                for record in read_records(stream, source.path, source.format, counts):
+                    yield _json_line(record or {}, text_field)
+                return
             for part in read_line_parts(stream, 0):
-                yield Unpacked(part.content, part.ends_line if source.format == "jsonl" else part.is_blank_line)
+                if source.format == "jsonl":
+                    may_end = part.ends_line
+                else:
+                    may_end = is_title(part) if source.format == "articles" else part.is_blank_line
+                yield Unpacked(part.content, may_end)
     except Exception as error:
         _count_damage(error, source, counts)
+
+
+def _json_line(record: dict[str, Any], text_field: str) -> Unpacked:
+    text = record.get(text_field)
+    content = json.dumps({text_field: text if isinstance(text, str) else None})
+    return Unpacked(content.encode() + b"\n", True)
+
+
+def check_text_fields(sources: Sequence[Source], text_field: str, names: Mapping[str, str] | None = None) -> None:
+    """Refuse a file of records without the field, before hours of reading. `names`: of files, for the message."""
+    for source in sources:
+        if source.format in RECORD_FORMATS and source.start == 0:
+            try:
+                with open_text(source.path) as stream:
+                    check_text_field(stream, (names or {}).get(source.path, source.path), source.format, text_field)
+            except Exception as error:
+                if not isinstance(error, OSError) and not is_damage(error):
+                    raise  # reading counts the others, or reports them

@@ -1,11 +1,12 @@
 """Reads the lines of a byte range of a file, in parts of bounded size.
 
 A file is cut into ranges that tasks read independently. Together they yield every document exactly once: a document
-belongs to the range in which the blank line before it starts, a record (a JSON line) to the range in which it starts.
+belongs to the range in which the blank line (or the title) before it starts, a record (a JSON line) to the range in
+which it starts.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
 MAX_LINE = 2**20  # bytes; a longer line is read in several parts
@@ -61,10 +62,21 @@ def _incomplete_character(content: bytes) -> bytes:
     return b""
 
 
-def lines_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[LinePart]:
-    """Yield the lines of the documents that belong to [start, stop), and the blank lines after them.
+def is_blank(part: LinePart) -> bool:
+    return part.is_blank
 
-    The last of these documents is read to its end, however far beyond `stop` that is.
+
+def lines_of_range(
+    stream: IO[bytes],
+    start: int,
+    stop: int | None,
+    counts: Counter[str],
+    separates: Callable[[LinePart], bool] = is_blank,
+) -> Iterator[LinePart]:
+    """Yield the lines of the documents that belong to [start, stop), and the lines that separate them.
+
+    The last of these documents is read to its end, however far beyond `stop` that is. `separates`: whether a line, as
+    far as it is read, stands between documents.
     """
     is_inside = start == 0
     line_start: int | None = None
@@ -73,13 +85,15 @@ def lines_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Coun
             counts["long_lines_cut"] += part.line_start == line_start
             line_start = part.line_start
             yield part
-            if stop is not None and part.line_start >= stop and part.is_blank_line:
+            if stop is not None and part.line_start >= stop and part.ends_line and separates(part):
                 return
             continue
         starts_here = part.line_start >= start
-        if stop is not None and (part.line_start >= stop or (part.end > stop and not (starts_here and part.is_blank))):
+        if stop is not None and (
+            part.line_start >= stop or (part.end > stop and not (starts_here and separates(part)))
+        ):
             return
-        is_inside = starts_here and part.is_blank_line
+        is_inside = starts_here and part.ends_line and separates(part)
 
 
 def records_of_range(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[bytes]:

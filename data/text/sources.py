@@ -2,25 +2,45 @@
 
 import glob
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import fsspec
 
+from common.console import console
 from common.errors import Problems, UserError
+from common.words import counted
 from data.shards.schema import SUFFIXES
-from data.text.compression import COMPRESSIONS, is_damage, open_binary
+from data.text.archives import is_archive
+from data.text.compression import COMPRESSIONS, is_damage
+from data.text.files import can_seek, is_url, is_wide, open_source, read_sample, url_info
+from data.text.html_pages import is_html
 from data.text.layouts import layout_of
+from data.text.records import json_kind
 from data.text.tables import HF_PREFIX, cut_parquet, cut_saved
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; where it is cut depends on the file alone, not on the number of workers
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "wiki", ".parquet": "parquet"}
-_SAMPLE_BYTES = 2**16
-_BUFFER_BYTES = 2**17
+_FORMATS = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".xml": "wiki",
+    ".parquet": "parquet",
+}
+_FORMATS |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
+# Files that are found in folders of text, and would only give junk. Named as --input, they are refused.
+_NOT_TEXT = set(
+    """.pdf .ps .djvu .doc .docx .odt .rtf .epub .mobi .xls .xlsx .ods .ppt .pptx .png .jpg .jpeg .gif .webp .tif .tiff
+    .bmp .ico .svg .mp3 .mp4 .wav .ogg .flac .avi .mkv .mov .webm .exe .so .dll .o .class .jar .whl .pyc .bin .pkl
+    .pickle .npy .npz .pt .pth .safetensors .onnx .arrow .feather .orc .avro .tfrecord .db .sqlite .sqlite3 .mdb .7z
+    .rar .xz .lz4 .iso .ttf .otf .woff .woff2 .css .js""".split()
+)
+_BEGINNINGS = {"%PDF-": "a PDF", "{\\rtf": "RTF", "PK\x03\x04": "a zip archive"}
+_IN_ONE_STREAM = ("json", "csv", "tsv")  # a line of it may be inside a record
+_UNPACKED = {"wiki": "wikitext", **dict.fromkeys(("hf", "json", "csv", "tsv"), "jsonl")}
 _MAX_IN_PACK = 1000  # sources read by one task
 _EXPANSION = 4  # estimated ratio of a compressed file's content to its size
 # The fields by which a file system reports that a file has changed; each has some of these.
@@ -31,7 +51,7 @@ class Source(NamedTuple):
     """A file, or a part of it: a range of its bytes, of a table's rows, or of a dataset's files."""
 
     path: str
-    format: str  # sentences, paragraphs, running, jsonl, wiki, wikitext, parquet or hf
+    format: str  # a layout, jsonl, json, csv, tsv, html, wiki, wikitext (a part of a wiki), parquet, hf or archive
     start: int = 0
     stop: int | None = None  # None = to the end
     size: int | None = None  # estimated bytes of text; None = unknown
@@ -43,7 +63,13 @@ class Source(NamedTuple):
             return True
         is_compressed = PurePosixPath(self.path).suffix.lower() in COMPRESSIONS
         is_large = self.size is not None and self.size >= RANGE_BYTES
-        return is_compressed and is_large and self.format in ("sentences", "paragraphs", "jsonl")
+        is_cut_later = is_compressed and self.format in ("sentences", "paragraphs", "articles", "jsonl")
+        return is_large and (is_cut_later or self.format in _IN_ONE_STREAM)
+
+    @property
+    def unpacked_format(self) -> str:
+        """The format of the parts into which a stream is unpacked."""
+        return _UNPACKED.get(self.format, self.format)
 
     @property
     def is_named(self) -> bool:
@@ -59,9 +85,35 @@ def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequenc
         found = [path for path in _expand(given) if not _is_below(path, leave_out)]
         if not found:
             problems.add(f"--input {given}: no file found; give files, folders, globs or URLs of text, or hf:NAME")
-        paths.update(found)
+        paths.update(_without_other_kinds(given, found, problems))
     problems.raise_if_any()
     return [source for path in sorted(paths) for source in _cut(path, layout)]
+
+
+def find_extracted(archive: str, files: Sequence[str], layout: str) -> list[Source]:
+    """Return the sources of the files that were extracted from an archive, in its order."""
+    problems = Problems()
+    found = _without_other_kinds(archive, files, problems)
+    problems.raise_if_any()
+    nested = {path for path in found if is_archive(path)}
+    if nested:
+        console.warn(f"{archive}: {counted(len(nested), 'archive')} inside it skipped; extract it, and give the folder")
+    return [source for path in found if path not in nested for source in _cut(path, layout)]
+
+
+def _without_other_kinds(given: str, paths: Sequence[str], problems: Problems) -> list[str]:
+    """Leave out files that are not text, with a warning; if there are no others, they are a problem."""
+    found = [path for path in paths if PurePosixPath(path).suffix.lower() not in _NOT_TEXT]
+    others = sorted(set(paths) - set(found))
+    if others and not found:
+        problems.add(
+            f"--input {given}: {PurePosixPath(others[0]).name} is not a text file; expected text, HTML, JSON, CSV, "
+            f"TSV, Parquet, a wiki dump or an archive of these; convert it to text, and give the result"
+        )
+    elif others:
+        name = PurePosixPath(others[0]).name
+        console.warn(f"--input {given}: {counted(len(others), 'file')} skipped as not text, such as {name}")
+    return found
 
 
 def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
@@ -84,6 +136,12 @@ def count_formats(sources: Sequence[Source]) -> Counter[str]:
     return Counter(kind for _, kind in sorted({(source.path, source.format) for source in sources}))
 
 
+def describe_formats(sources: Sequence[Source]) -> str:
+    num_files = len({source.path for source in sources})
+    formats = ", ".join(f"{kind} ({count:,})" for kind, count in count_formats(sources).items())
+    return f"{counted(num_files, 'file')}, read as {formats}"
+
+
 def describe_sources(sources: Sequence[Source]) -> list[Any]:
     """Describe the input so that a changed file changes the description. Of a dataset by name, only the name counts."""
     described: list[Any] = []
@@ -91,7 +149,7 @@ def describe_sources(sources: Sequence[Source]) -> list[Any]:
         if path.startswith(HF_PREFIX):
             described.append([path])
         elif is_url(path):
-            found = _url_info(path)
+            found = url_info(path)
             described.append([path, found.get("size"), {key: str(found[key]) for key in _VERSIONS if key in found}])
         elif Path(path).is_dir():  # a saved dataset, whose state holds a fingerprint of its content
             states = sorted(Path(path).rglob("state.json"))
@@ -100,25 +158,6 @@ def describe_sources(sources: Sequence[Source]) -> list[Any]:
             status = Path(path).stat()
             described.append([path, status.st_size, status.st_mtime_ns])
     return described
-
-
-def is_url(path: str) -> bool:
-    return "://" in path
-
-
-def open_source(path: str) -> IO[bytes]:
-    """Open the uncompressed content of a local file or a URL."""
-    if not is_url(path):
-        return open_binary(Path(path).open("rb"), path)
-    stream = fsspec.open(path, "rb").open()
-    if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` is slow and takes no limit
-        stream = io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
-    return open_binary(stream, path)
-
-
-def _url_info(path: str) -> dict[str, Any]:
-    system, name = fsspec.core.url_to_fs(path)
-    return system.info(name)
 
 
 def _expand(given: str) -> list[str]:
@@ -174,14 +213,15 @@ def _cut(path: str, layout: str) -> list[Source]:
             f"--input {path}: is named like an HDF5 shard, which is the output of data.prepare; expected text; give "
             f"the text that it was made from, or a pattern that leaves it out"
         )
-    found = _FORMATS.get(inner) or (detect_layout(path) if layout == "auto" else layout)
+    found = "archive" if is_archive(path) else _format(path, inner, layout)
     if found == "parquet":
         return _cut_table(path, "parquet")
-    size = _url_info(path).get("size") if is_url(path) else Path(path).stat().st_size
+    size = url_info(path).get("size") if is_url(path) else Path(path).stat().st_size
     if is_compressed or size is None:
         return [Source(path, found, size=size and size * _EXPANSION)]
-    is_whole = found in ("wiki", "running") or size <= RANGE_BYTES  # running text is a single document
-    if is_whole or (is_url(path) and not _can_seek(path)):
+    # Running text is a single document.
+    is_whole = found in ("archive", "wiki", "html", "running", *_IN_ONE_STREAM) or size <= RANGE_BYTES or is_wide(path)
+    if is_whole or (is_url(path) and not can_seek(path)):
         return [Source(path, found, size=size)]
     bounds = [*range(0, size, RANGE_BYTES), size]
     return [
@@ -189,14 +229,25 @@ def _cut(path: str, layout: str) -> list[Source]:
     ]
 
 
-def _can_seek(path: str) -> bool:
-    """Try it: a streamed HTTP file claims that it can. If a file cannot be opened, reading it reports why."""
-    try:
-        with open_source(path) as stream:
-            stream.seek(1)
-    except (OSError, ValueError):
-        return False
-    return True
+def _format(path: str, suffix: str, layout: str) -> str:
+    """Return the format by the suffix, else by the beginning of the file."""
+    found = _FORMATS.get(suffix)
+    if found == "jsonl":
+        return json_kind(read_sample(path))
+    if found is not None and found != "wiki":
+        return found
+    sample = read_sample(path)
+    kind = next((kind for beginning, kind in _BEGINNINGS.items() if sample.startswith(beginning)), None)
+    if found == "wiki" and sample and "<mediawiki" not in sample:
+        kind = "XML, but not a dump of a wiki (<mediawiki>)"
+    if is_html(sample):
+        return "html"
+    if kind is not None:
+        raise UserError(
+            f"--input {path}: is {kind}; expected text, HTML, JSON, CSV, TSV, Parquet or a wiki dump; convert it to "
+            f"text, or give a pattern that leaves it out"
+        )
+    return found or (layout_of(sample) if layout == "auto" else layout)
 
 
 def _cut_table(path: str, found: str) -> list[Source]:
@@ -216,11 +267,4 @@ def _cut_table(path: str, found: str) -> list[Source]:
 
 def detect_layout(path: str) -> str:
     """Detect how a text file is laid out, from its beginning."""
-    try:
-        with open_source(path) as stream:
-            sample = stream.read(_SAMPLE_BYTES).decode(errors="ignore")
-    except Exception as error:
-        if isinstance(error, OSError) or is_damage(error):
-            return "sentences"  # reading it will count the damage or report the error
-        raise
-    return layout_of(sample)
+    return layout_of(read_sample(path))

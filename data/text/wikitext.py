@@ -66,7 +66,7 @@ def read_articles(stream: IO[bytes], counts: Counter[str]) -> Iterator[Article]:
             elif tag == "page":
                 text = page.get("text", "")
                 if page.get("ns", "0") != "0" or "redirect" in page or _REDIRECT.match(text):
-                    counts["pages_that_are_no_articles"] += 1
+                    counts["pages_skipped"] += 1
                 else:
                     yield Article(text, tuple(media))
                 page = {}

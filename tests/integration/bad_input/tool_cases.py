@@ -44,6 +44,24 @@ PREPARE = {
     "an input of bytes": (
         both(replaced("b.txt", bytes(range(256)) * 50), words("--input", "{root}/b.txt")), "b.txt", "no document", "files with text in UTF-8", "give files"
     ),
+    "JSON Lines with another field": (
+        both(replaced("a.jsonl", '{"label": 1, "sentence": "A few words."}\n' * 3), words("--input", "{root}/a.jsonl")), "a.jsonl", "no field 'text' in 3 lines", "they have 'label', 'sentence'", "pass --text_field 'sentence'"
+    ),
+    "a CSV with another column": (
+        both(replaced("a.csv", "label,sentence\n1,A few words.\n"), words("--input", "{root}/a.csv")), "a.csv", "has no column 'text'", "its first line names 'label', 'sentence'", "pass --text_field 'sentence'"
+    ),
+    "a PDF": (
+        both(replaced("a.pdf", b"%PDF-1.7"), words("--input", "{root}/a.pdf")), "a.pdf", "not a text file", "expected text, HTML, JSON", "convert it to text"
+    ),
+    "a PDF named as text": (
+        both(replaced("a.txt", b"%PDF-1.7\nA few words here."), words("--input", "{root}/a.txt")), "a.txt", "is a PDF", "expected text, HTML, JSON", "convert it to text"
+    ),
+    "XML that is no dump": (
+        both(replaced("a.xml", "<feed><entry>A few words.</entry></feed>"), words("--input", "{root}/a.xml")), "a.xml", "not a dump of a wiki", "expected text, HTML, JSON", "convert it to text"
+    ),
+    "a zip that is none": (
+        both(replaced("a.zip", "x"), words("--input", "{root}/a.zip")), "a.zip", "damaged or cut short", "files with text in UTF-8", "copy them again"
+    ),
     "a Parquet file that is none": (
         both(replaced("a.parquet", "x"), words("--input", "{root}/a.parquet")), "a.parquet", "damaged or cut short", "files with text in UTF-8", "copy them again"
     ),
@@ -65,7 +83,7 @@ PREPARE = {
     "rows too short": (words("--max_seq_length", "4"), "--max_seq_length 4", "out of range", "expected 8 to 8192, usually 128 or 512", "usually 128 or 512"),
     "a length twice": (words("--max_seq_length", "24", "24", "--max_predictions_per_seq", "4", "4"), "--max_seq_length: 24", "more than once", "each length is one output folder", "give each once"),
     "lengths and predictions that do not pair": (
-        words("--max_seq_length", "24", "32"), "--max_predictions_per_seq", "1 values for 2", "one for each, such as 20 for 128", "give one for each"
+        words("--max_seq_length", "24", "32"), "--max_predictions_per_seq", "1 value for 2", "one for each, such as 20 for 128", "give one for each"
     ),
     "more predictions than tokens": (words("--max_predictions_per_seq", "99"), "--max_predictions_per_seq 99", "24 tokens", "try 4", "try 4"),
     "masking all": (words("--masking_rate", "1"), "--masking_rate 1.0", "out of range", "expected 0 to 1, usually 0.15", "usually 0.15"),

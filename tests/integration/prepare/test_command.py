@@ -25,6 +25,22 @@ def test_empty_splits_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "none").exists()
 
 
+def test_counts_and_remedies_say_what_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of a thing is not several, and a tokenizer that was just trained is not advised."""
+    (tmp_path / "a.txt").write_text("".join(map(chr, range(0x4E00, 0x5A00))) + "。\n这是一句话。\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "一句话。"}\n{"text": 1}\n')
+    inputs = ["--input", str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")]
+    words = [*inputs, "--objective", "mlm", "--max_seq_length", "32"]
+    for name, tokenizer in (("first", "--vocab_size 200"), ("second", f"--vocab_file {tmp_path}/first/tokenizer")):
+        output = ["--output_dir", str(tmp_path / name), "--workers", "1", "--validation_share", "0"]
+        assert prepare.main([*words, *output, *tokenizer.split()]) == 0
+        printed = capsys.readouterr()
+        for counted in ("1 file of sentences, 1 file of jsonl, 2 documents,", "1 record without text"):
+            assert counted in printed.out
+        assert ("Train one with --vocab_size" in printed.err) == (name == "second")
+        assert ("Raise --vocab_size, or --tokenizer_sample_mb." in printed.err) == (name == "first")
+
+
 def test_several_lengths_in_one_run(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, "--max_seq_length", "32", "64", "--max_predictions_per_seq", "5", "10")
     for length, predictions in ((32, 5), (64, 10)):

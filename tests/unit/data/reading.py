@@ -28,7 +28,7 @@ def documents_of(path: Path | str, counts: Counter[str] | None = None, **options
                     stream = source._replace(start=number, stop=number + 1) if source.is_named else source
                     unpacked.writelines(part.content for part in unpack(stream, counts, settings["text_field"]))
                 unpacked.flush()
-                source = Source(unpacked.name, {"wiki": "wikitext", "hf": "jsonl"}.get(source.format, source.format))
+                source = Source(unpacked.name, source.unpacked_format)
             found += [document.sentences for document in read_documents(source, counts, **settings)]
     return found
 

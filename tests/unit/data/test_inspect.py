@@ -34,9 +34,7 @@ def test_inspect_warns_about_duplicates_and_labels(tmp_path: Path) -> None:
     repeated = rows.take(np.tile(np.arange(10), 20)).replace(next_sentence_labels=np.zeros(200, dtype=np.int8))
     write_nvidias(tmp_path / "training_0.hdf5", repeated)
     (found,) = inspect.inspect_folder(tmp_path, None)
-    assert any(
-        "repeat" in warning and "pip install -r requirements-extras.txt" in warning for warning in found.warnings
-    )
+    assert any("repeat" in warning and "--near_duplicates 0.8" in warning for warning in found.warnings)
     assert any("labelled 1" in warning for warning in found.warnings)
 
 

@@ -38,6 +38,39 @@ def test_running_text_is_one_document(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "a.txt") == [[sentence for document in DOCUMENTS for sentence in document]]
 
 
+WIKITEXT = """
+ = The first title =
+
+ The first sentence stands here . Here is the second one .
+
+ = = A section = =
+
+ It has 4 @,@ 000 words .
+
+ = Another =
+ = = = Deep = = =
+ It starts = and ends = here .
+"""
+ARTICLES = [
+    ["The first sentence stands here .", "Here is the second one .", "It has 4,000 words ."],
+    ["It starts = and ends = here ."],
+]
+
+
+def test_wikitext_is_one_document_per_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text(WIKITEXT)
+    assert detect_layout(str(tmp_path / "a.txt")) == "articles"
+    assert documents_of(tmp_path / "a.txt") == ARTICLES
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(WIKITEXT.encode()))
+    for size in (1, 10, 64):  # unpacked into parts that end at titles, read from ranges that begin anywhere
+        monkeypatch.setattr(sources_module, "RANGE_BYTES", size)
+        assert documents_of(tmp_path / "a.txt") == ARTICLES
+        assert documents_of(tmp_path / "a.txt.gz") == ARTICLES
+    assert detect_layout(str(tmp_path / "a.txt.gz")) == "articles"
+    (tmp_path / "a.txt").write_text(LINES + "\n = not a title =\n")
+    assert detect_layout(str(tmp_path / "a.txt")) != "articles"
+
+
 @pytest.mark.parametrize(
     ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", zstandard.compress)]
 )
@@ -109,10 +142,10 @@ def test_a_bracket_that_is_not_closed_loses_no_words(end: str, tmp_path: Path) -
 
 @settings(max_examples=300)
 @given(
-    st.text(alphabet="ab \0\n", max_size=120),
+    st.lists(st.sampled_from(["a", "b", " ", "\0", "\n", "= a =\n"]), max_size=120).map("".join),
     st.integers(1, 20),
     st.sampled_from([3, 2**20]),
-    st.sampled_from(["sentences", "paragraphs"]),
+    st.sampled_from(["sentences", "paragraphs", "articles"]),
 )
 def test_ranges_yield_every_document_once(
     tmp_path_factory: pytest.TempPathFactory, text: str, size: int, largest: int, layout: str
@@ -199,7 +232,7 @@ def test_an_error_of_the_system_is_not_damage(tmp_path: Path, monkeypatch: pytes
 
     (tmp_path / "a.txt").write_text(LINES)
     source = Source(str(tmp_path / "a.txt"), "sentences")
-    monkeypatch.setattr("data.text.documents.open_source", refuse)
+    monkeypatch.setattr("data.text.documents.open_text", refuse)
     counts: Counter[str] = Counter()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read .*run the same command again"):
         list(read_documents(source, counts, language="en", text_field="text"))

@@ -30,7 +30,7 @@ def test_articles_of_a_dump(tmp_path: Path) -> None:
     path.write_bytes(bz2.compress((WIKI + "</mediawiki>").encode()))
     counts: Counter[str] = Counter()
     assert documents_of(path, counts) == DOCUMENTS
-    assert counts["pages_that_are_no_articles"] == 2
+    assert counts["pages_skipped"] == 2
 
 
 def test_a_truncated_dump_yields_what_came_before(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_a_dump_s_own_namespaces_and_redirects(tmp_path: Path) -> None:
     )
     counts: Counter[str] = Counter()
     assert documents_of(tmp_path / "a.xml", counts) == [["The text is here.", "It ends here."]]
-    assert counts["pages_that_are_no_articles"] == 1
+    assert counts["pages_skipped"] == 1

@@ -1,0 +1,55 @@
+"""The files of a preparation: those of archives included, what each is read as, and how it begins."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.console import console
+from common.words import counted
+from data.text.documents import check_text_fields
+from data.text.sources import Source, describe_formats, find_extracted
+
+MAX_FILES = 1000  # in the report
+
+
+class InputFiles:
+    """Collects what is read as what."""
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self._names: dict[str, str] = {}  # of extracted files
+        self._samples: dict[str, str] = {}
+
+    def name(self, path: str) -> str:
+        """Return the path as the user knows it: of an extracted file, its archive and its name there."""
+        return self._names.get(path, path)
+
+    def add(
+        self, sources: Sequence[Source], extracted: Mapping[Source, dict[str, Any]], layout: str, text_field: str
+    ) -> None:
+        """Add the sources, each archive replaced by its files."""
+        found: list[Source] = []
+        for archive, result in extracted.items():
+            self._names |= {path: f"{archive.path}/{name}" for path, name in result["files"]}
+            found += find_extracted(archive.path, [path for path, _ in result["files"]], layout)
+        if extracted:
+            console.say(f"{counted(len(extracted), 'archive')}: {describe_formats(found)}")
+        check_text_fields(found, text_field, self._names)
+        self.sources += [source for source in sources if source not in extracted] + found
+
+    def add_samples(self, read: Sequence[dict[str, Any]], parts_of: Mapping[Source, Sequence[str]]) -> None:
+        """Add how each file begins. `parts_of`: the files into which streams were unpacked."""
+        samples: dict[str, str] = {}
+        for result in read:
+            samples |= result["samples"]
+        for source, parts in parts_of.items():
+            if parts and source.path not in samples:
+                samples[source.path] = samples.get(parts[0], "")
+        self._samples |= samples
+
+    def describe(self) -> list[dict[str, str]]:
+        """Return the first files: path, format and sample."""
+        formats = {source.path: source.format for source in self.sources}
+        return [
+            {"file": self.name(path), "read_as": formats[path], "sample": self._samples.get(path, "")}
+            for path in list(formats)[:MAX_FILES]
+        ]

@@ -1,0 +1,158 @@
+"""Reads records, which have named fields: JSON Lines, JSON arrays, CSV and TSV."""
+
+import codecs
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import IO, Any, NamedTuple
+
+from common.errors import UserError
+from common.words import counted
+from data.text.lines import MAX_RECORD, records_of_range
+
+Record = dict[str, Any] | None  # None: a value without fields
+RECORD_FORMATS = ("jsonl", "json", "csv", "tsv")
+_CHUNK = 2**16  # characters of a JSON array that are parsed at once
+_RECORDS_CHECKED = 1000  # of a file, to find out which fields it has
+_NAMES_SHOWN = 12
+_SEPARATORS = ",;\t|"
+
+
+def read_records(
+    stream: IO[bytes], name: str, kind: str, counts: Counter[str], start: int = 0, stop: int | None = None
+) -> Iterator[Record]:
+    """Yield the records of a file. Only JSON Lines can be read from within, since elsewhere a line is not a record."""
+    if kind == "jsonl":
+        return _json_lines(stream, start, stop, counts)
+    if kind == "json":
+        return _json_values(stream, name)
+    return _table_rows(stream, kind, counts)
+
+
+def check_text_field(stream: IO[bytes], name: str, kind: str, text_field: str) -> None:
+    """Refuse a file if none of its first records has the field; name the fields that they have."""
+    seen: dict[str, int] = {}  # field → characters of text in it
+    num_records = 0
+    for record in islice(read_records(stream, name, kind, Counter()), _RECORDS_CHECKED):
+        if record is None:
+            continue
+        if text_field in record:
+            return
+        num_records += 1
+        for field, value in record.items():
+            seen[field] = seen.get(field, 0) + (len(value) if isinstance(value, str) else 0)
+    if seen:
+        raise UserError(_missing_field(name, kind, text_field, num_records, seen))
+
+
+def _missing_field(name: str, kind: str, text_field: str, num_records: int, seen: dict[str, int]) -> str:
+    listed = [repr(field[:60]) for field in seen][:_NAMES_SHOWN]
+    fields = ", ".join(listed) + (f" and {len(seen) - _NAMES_SHOWN} more" if len(seen) > _NAMES_SHOWN else "")
+    longest = max(seen, key=lambda field: seen[field])
+    remedy = f"pass --text_field {longest!r}" if seen[longest] else "pass the field with the text as --text_field"
+    if kind in ("csv", "tsv"):
+        return f"{name}: has no column {text_field!r}; its first line names {fields}; {remedy}"
+    unit = "line" if kind == "jsonl" else "record"
+    first = "the first " if num_records >= _RECORDS_CHECKED else ""
+    verb = "it has" if num_records == 1 else "they have"
+    return f"{name}: no field {text_field!r} in {first}{counted(num_records, unit)}; {verb} {fields}; {remedy}"
+
+
+def json_kind(sample: str) -> str:
+    """Return `jsonl`, or `json` if the sample begins an array of records or an object of several lines."""
+    first, line_break, _ = sample.lstrip().partition("\n")
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        begins = first.startswith("[") or (first.startswith("{") and line_break)
+        return "json" if begins else "jsonl"
+    return "json" if isinstance(value, list) and any(isinstance(item, dict) for item in value) else "jsonl"
+
+
+def decode(content: bytes, counts: Counter[str]) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        counts["records_with_bad_utf8"] += 1
+        return content.decode(errors="ignore")
+
+
+def _json_lines(stream: IO[bytes], start: int, stop: int | None, counts: Counter[str]) -> Iterator[Record]:
+    for line in records_of_range(stream, start, stop, counts):
+        try:
+            record = json.loads(decode(line, counts))
+        except (ValueError, RecursionError):
+            counts["bad_json_lines"] += 1
+        else:
+            yield record if isinstance(record, dict) else None
+
+
+def _json_values(stream: IO[bytes], name: str) -> Iterator[Record]:
+    """Yield the elements of an array, or objects one after the other, with one of them in memory at a time."""
+    parse = json.JSONDecoder().raw_decode
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="ignore")
+    text, position, is_end = "", 0, False
+    while True:
+        position = _skip(text, position)
+        try:
+            value, position = parse(text, position)
+        except (ValueError, RecursionError) as error:
+            rest = text[position:]
+            if is_end and not rest:
+                return
+            if is_end or len(rest) > MAX_RECORD:
+                raise EOFError(f"{name}: is not valid JSON") from error  # what came before it is used
+            read = stream.read(max(_CHUNK, len(rest)))  # twice as much each time, so that the time stays linear
+            is_end = not read
+            text, position = rest + decoder.decode(read, final=is_end), 0
+        else:
+            yield value if isinstance(value, dict) else None
+
+
+def _skip(text: str, position: int) -> int:
+    """Return the position of the next value."""
+    while position < len(text) and text[position] in " \t\r\n,[]":
+        position += 1
+    return position
+
+
+class Dialect(NamedTuple):
+    separator: str
+    has_quotes: bool
+
+
+def _table_rows(stream: IO[bytes], kind: str, counts: Counter[str]) -> Iterator[Record]:
+    """Yield the rows of CSV or TSV by the names of the first line."""
+    csv.field_size_limit(MAX_RECORD)
+    lines = (decode(line, counts) for line in records_of_range(stream, 0, None, counts))
+    sample = list(islice(lines, 100))
+    if not sample:
+        return
+    dialect = _dialect(sample, kind)
+    all_lines = chain(sample, lines)
+    if dialect.has_quotes:
+        rows = csv.reader(all_lines, delimiter=dialect.separator)
+    else:
+        rows = csv.reader(all_lines, delimiter=dialect.separator, quoting=csv.QUOTE_NONE)
+    try:
+        names = [name.strip() for name in next(rows)]
+        for row in rows:
+            counts["rows_of_another_width"] += len(row) != len(names)
+            values = row if dialect.has_quotes else map(_unquote, row)
+            yield dict(zip(names, values, strict=False))
+    except csv.Error as error:
+        raise EOFError(str(error)) from error  # what came before it is used
+
+
+def _dialect(sample: Sequence[str], kind: str) -> Dialect:
+    """Find the separator in the first line. Quotes in a TSV are text, if its lines are rows without regard to them."""
+    if kind == "csv":
+        return Dialect(max(_SEPARATORS, key=sample[0].count), has_quotes=True)
+    return Dialect("\t", has_quotes=len({line.count("\t") for line in sample}) > 1)
+
+
+def _unquote(value: str) -> str:
+    is_quoted = len(value) > 1 and value[0] == value[-1] == '"'
+    return value[1:-1].replace('""', '"') if is_quoted else value
