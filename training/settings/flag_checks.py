@@ -57,6 +57,10 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "--log_histograms and --dry_run: a dry run writes nothing; drop one",
     ),
     (
+        lambda f: f.training.batch_schedule is not None and f.training.train_batch_size is not None,
+        "--batch_schedule and --train_batch_size both give the rows per step; expected one; drop the other",
+    ),
+    (
         lambda f: f.training.batch_schedule is not None and f.training.max_steps_per_epoch is not None,
         "--batch_schedule and --max_steps_per_epoch cannot be combined: the batch size changes within an epoch",
     ),

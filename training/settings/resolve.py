@@ -20,6 +20,7 @@ from training.settings.engine_checks import check_engine
 from training.settings.flag_checks import check_flags, check_places, check_prefixes
 from training.settings.flags import CheckpointFlags, CommandLine, DataFlags, FaultFlags, ModelFlags, TrainingFlags
 from training.settings.json_files import load_json
+from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
@@ -170,6 +171,7 @@ def resolve_settings(
         request = problems.attempt(lambda: _request_parts(flags.data, parts)) if has_prefixes else None
         problems.attempt(lambda: check_inputs(request))
     problems.raise_if_any()
+    assert model_file is not None
     assert deepspeed is not None
     assert job_name is not None
     assert precision is not None
@@ -197,7 +199,13 @@ def resolve_settings(
             "model.json": flags.required.config_file.read_bytes(),
             "deepspeed.json": deepspeed.path.read_bytes(),
             "resolved.json": json.dumps(
-                {"flags": flags.values(), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
+                {
+                    "flags": flags.values(),
+                    "model": model_file.model_dump(),
+                    "deepspeed": deepspeed.for_engine(precision),
+                },
+                indent=2,
+                default=str,
             ),
         },
     )
@@ -214,9 +222,13 @@ def _load_files(
         if mistake is not None:
             problems.add(mistake)
             return None, None
+    overrides = problems.attempt(flags.overrides)
+    for_model, for_engine = split_overrides(overrides or (), problems)
     return (
-        None if model_path is None else problems.attempt(lambda: load_model_file(model_path)),
-        None if engine_path is None else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size)),
+        None if model_path is None else problems.attempt(lambda: load_model_file(model_path, for_model)),
+        None
+        if engine_path is None
+        else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size, for_engine)),
     )
 
 

@@ -26,6 +26,16 @@ FLAGS = {
     ),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
     "an unknown flag without a similar name": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "expected one that --help lists", "remove it"),
+    "a flag of other programs": (words("--batch_size", "3"), "--batch_size", "unknown flag", "the rows per step", "pass --train_batch_size N"),
+    "a setting without a value": (words("--set", "train_batch_size"), "--set", "found 'train_batch_size'", "expected KEY=VALUE", "such as mixed_seq_training.128.learning_rate=4e-4"),
+    "a setting of a key without its block": (words("--set", "learning_rate=1"), "--set learning_rate=1", "neither JSON file has a key 'learning_rate'", "mixed_seq_training.<max_seq_length>.learning_rate=VALUE", "pass --set"),
+    "a setting of an unknown key": (words("--set", "gradient_cliping=1"), "--set gradient_cliping=1", "neither JSON file has a key", "did you mean 'gradient_clipping'?", "did you mean 'gradient_clipping'?"),
+    "a setting below a number": (words("--set", "train_batch_size.x=1"), "--set train_batch_size.x=1", "train_batch_size is 8", "expected an object", "set train_batch_size itself"),
+    "a wrong value in a setting": (words("--set", "mixed_seq_training.24.num_epochs=few"), "--set mixed_seq_training.24.num_epochs=few", "found 'few'", "expected a whole number", "expected a whole number"),
+    "a value set twice": (
+        words("--learning_rate", "0.1", "--set", "mixed_seq_training.24.learning_rate=0.2"), "--learning_rate 0.1", "set the same value", "expected one", "drop the other"
+    ),
+    "a batch size beside a batch schedule": (words("--train_batch_size", "8", "--batch_schedule", "0:8"), "--train_batch_size", "both give the rows per step", "expected one", "drop the other"),
     "a loose word": (words("faster"), "'faster'", "unexpected word", "expected flags and their values", "remove it"),
     "a flag without its value": (words("--seed"), "--seed", "argument --seed:", "expected one argument", "see --help"),
     "a word for a number": (words("--max_steps", "many"), "--max_steps", "found 'many'", "expected a whole number of at least 1", "see --help"),
