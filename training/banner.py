@@ -33,7 +33,8 @@ def show_banner(run: Run) -> None:
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
         "length": describe_length(clock, outlook),
-        "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
+        "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
+        f"{settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{counted(torch.get_num_threads(), 'thread')} per rank",
         "lr": f"{flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {flags.time_budget}" if flags.time_budget else ""),

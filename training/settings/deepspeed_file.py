@@ -12,19 +12,17 @@ from common.console import console
 from common.errors import Problems, UserError, shortened
 from common.validation import describe_errors
 from common.words import counted
+from training.engine.block_states import REFUSED_KEYS, is_off
 from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
 from training.optimizers.block import check_optimizer
+from training.runtime.precision import SPELLINGS
 from training.settings.json_files import load_json
 from training.settings.overrides import Override, apply_overrides, describe_source
 
 KNOWN_KEYS = frozenset(DeepSpeedJson.model_fields)
-REFUSED_KEYS = {
-    "scheduler": "the learning rate comes from the model JSON and --lr_schedule; remove the block",
-    "amp": "apex is not used; use fp16 or bf16",
-    "curriculum_learning": "DeepSpeed's data pipeline is not used; remove the block",
-    "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
-}
 REFUSED_OPTIONS = {  # of blocks, if they are on
+    ("tensor_parallel", "autotp_size"): "the layers of this model cannot be partitioned; remove it, and use "
+    "zero_optimization to distribute memory",
     ("checkpoint", "load_universal"): "any number of ranks can resume any checkpoint without it, and it loads files "
     "that have not been checked; remove it",
     ("checkpoint", "use_node_local_storage"): "a checkpoint is complete only if one folder holds the files of all "
@@ -56,6 +54,15 @@ class DeepSpeedFile:
     wanted_precision: str
     zero_stage: int
     layer_drop: LayerDropBlock
+
+    def describe_precision(self, precision: str) -> str:
+        """What is computed, for people: torch_autocast computes in another type than that of the weights."""
+        block = self.content.get("torch_autocast", {})
+        if not block.get("enabled"):
+            return precision
+        dtype = block.get("dtype", "bfloat16")
+        short = next((name for name, spellings in SPELLINGS.items() if dtype in spellings), dtype)
+        return f"{precision} with {short} autocast"
 
     def for_engine(self, precision: str, has_monitors: bool = True) -> dict[str, Any]:
         """The dictionary that deepspeed.initialize() gets. Monitors write or send data as soon as they are built."""
@@ -114,6 +121,7 @@ def _leave_accumulation_open(given: dict[str, Any], set_keys: set[str]) -> None:
 
 def _check_keys(given: dict[str, Any], where: str, problems: Problems) -> dict[str, Any]:
     """The keys whose values are valid by themselves, for the checks of values against each other."""
+    given = {key: value for key, value in given.items() if not (key in REFUSED_KEYS and is_off(value))}
     wrong = {key for key, value in given.items() if value == "auto" or key in REFUSED_KEYS}
     for key in sorted(wrong):
         reason = REFUSED_KEYS.get(key, 'nothing here fills in "auto"; give a value, or remove the key')

@@ -11,12 +11,13 @@ from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import export_obstacles
+from training.engine.block_states import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
 from training.settings.deepspeed_file import KNOWN_KEYS, DeepSpeedFile, load_deepspeed_file
-from training.settings.engine_checks import check_engine
+from training.settings.engine_checks import check_engine, warn_about_unused_rate
 from training.settings.flag_checks import check_flags, check_places, check_prefixes
 from training.settings.flags import CheckpointFlags, CommandLine, DataFlags, FaultFlags, ModelFlags, TrainingFlags
 from training.settings.json_files import load_json
@@ -94,6 +95,14 @@ class Settings:
         assert self.tokenizer is not None  # find_tokenizer() checks it
         max_predictions = tuple(length.max_predictions for length in self.lengths)
         return MaskingRequest(self.tokenizer, flags.masking_rate, flags.masking_unit, max_predictions)
+
+    @property
+    def recomputed_layers(self) -> int | None:
+        """Layers that are recomputed together: 0 for the default number, None for no gradient checkpointing."""
+        flags = self.model_flags
+        if flags.gradient_checkpointing is not None or flags.deepspeed_transformer_kernel:
+            return flags.gradient_checkpointing
+        return checkpoint_layers(self.deepspeed.content, self.model_config.num_hidden_layers)
 
     @property
     def saved_models(self) -> Path:
@@ -179,6 +188,7 @@ def resolve_settings(
     assert parts.training is not None
     assert parts.lengths is not None
     assert parts.model_config is not None
+    warn_about_unused_rate(deepspeed, parts.training.learning_rate)
     return Settings(
         output_dir=flags.required.output_dir,
         job_name=job_name,
