@@ -35,6 +35,15 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "--load_checkpoint_id needs --load_training_checkpoint, the folder of that checkpoint",
     ),
     (
+        lambda f: f.checkpoints.export is not None and f.checkpoints.export_dir is None,
+        "--export {f.checkpoints.export} needs --export_dir, the folder to write; pass both or neither",
+    ),
+    (
+        lambda f: f.checkpoints.export == "best" and not f.checkpoints.keep_best,
+        "--export best needs --keep_best, which keeps the checkpoint with the lowest validation loss; add it, or pass "
+        "--export last",
+    ),
+    (
         lambda f: (
             f.model.finetune and f.checkpoints.load_training_checkpoint is None and f.checkpoints.use_pretrain is None
         ),

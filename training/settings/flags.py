@@ -167,6 +167,9 @@ class CheckpointFlags(FlagGroup):
         "at the end of the run, export the model to a Hugging Face folder, as scripts/export_hf.py does: a new or "
         "empty folder, or an earlier export, whose files are replaced",
     )
+    export: Literal["best", "last"] | None = flag(
+        None, "which checkpoint --export_dir exports (default: the best with --keep_best, else the last)"
+    )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
     )

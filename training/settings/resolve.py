@@ -173,6 +173,8 @@ def resolve_settings(
         problems.attempt(lambda: check_kernel(config, precision, problems))
     if config is not None:
         problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, flags.model.preln))
+    if parts is not None and has_prefixes and parts.validation_folder is None:
+        problems.attempt(lambda: _check_best(flags.checkpoints.export))
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
@@ -274,6 +276,14 @@ def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: boo
         raise UserError(
             f"--export_dir {export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
             f"change the model JSON, or drop --export_dir"
+        )
+
+
+def _check_best(export: str | None) -> None:
+    if export == "best":
+        raise UserError(
+            "--export best: without validation data there is no best checkpoint; expected a folder with validation "
+            "shards in the model JSON's validation.path; set it, or pass --export last"
         )
 
 

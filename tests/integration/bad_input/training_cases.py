@@ -20,6 +20,14 @@ FLAGS = {
     "an export above the run's own folders": (words("--output_dir", "{root}/new", "--export_dir", "{root}/new"), "--export_dir", "the run itself writes to that folder", "expected a separate folder", "pass for example"),
     "an export among the run's checkpoints": (words("--output_dir", "{root}/new", "--export_dir", "{root}/new/saved_models/tiny"), "--export_dir", "the run itself writes to that folder", "expected a separate folder", "pass for example"),
     "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "expected", "a new folder"),
+    "an export without its folder": (words("--export", "last"), "--export last", "needs --export_dir", "the folder to write", "pass both or neither"),
+    "an export of the best checkpoint without keeping it": (
+        words("--export", "best", "--export_dir", "{root}/hf2"), "--export best", "needs --keep_best", "the checkpoint with the lowest validation loss", "pass --export last"
+    ),
+    "an export of the best checkpoint without validation": (
+        both(without("model.json", "validation"), words("--export", "best", "--keep_best", "--export_dir", "{root}/hf2")),
+        "--export best", "without validation data", "expected a folder with validation shards", "or pass --export last",
+    ),
     "an export of a model that no stock class has": (
         both(edited("model.json", "bert_model_config.hidden_act", "geglu"), words("--export_dir", "{root}/hf")),
         "--export_dir", "cannot be exported", "the stock class, which has gelu", "drop --export_dir",
