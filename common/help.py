@@ -3,12 +3,12 @@
 import argparse
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
-from common.errors import Problems, closest, nearest, shortened
+from common.errors import Problems, closest, shortened
 
 T = TypeVar("T")
 
@@ -17,10 +17,14 @@ NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but all mistakes are raised together as one UserError, and flags cannot be abbreviated."""
+    """argparse, but all mistakes are raised together as one UserError, and flags cannot be abbreviated.
 
-    def __init__(self, **options: Any) -> None:
+    `hints`: flags that do not exist but that users try, and what to pass instead.
+    """
+
+    def __init__(self, hints: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        self._hints = hints or {}
         self._negative_number_matcher = NEGATIVE_NUMBER
         self._begin()
 
@@ -61,10 +65,7 @@ class Parser(argparse.ArgumentParser):
         known = {option: action.dest for action in self._actions for option in action.option_strings}
         for before, word in pairwise(["", *unknown]):
             if word.startswith("-"):
-                name = word.split("=")[0]
-                hint = nearest(name, known, otherwise="; expected one that --help lists; remove it")
-                self._problems.add(f"unknown flag {word!r}{hint}")
-                self._wrong.update(known[found] for found in [closest(name, known)] if found is not None)
+                self._report_unknown(word, known)
             elif not before.startswith("-") or "=" in before:  # after an unknown flag it may be that flag's value
                 self._problems.add(
                     f"unexpected word {word!r} on the command line; expected flags and their values, as --help lists "
@@ -73,6 +74,17 @@ class Parser(argparse.ArgumentParser):
         for name in self._wrong & vars(arguments).keys():
             delattr(arguments, name)
         return arguments, self._problems
+
+    def _report_unknown(self, word: str, known: Mapping[str, str]) -> None:
+        name = word.split("=")[0].replace("-", "_").replace("__", "--", 1)
+        found = closest(name, [*known, *self._hints])
+        if found is not None and found not in known:
+            self._problems.add(f"unknown flag {word!r}; pass {self._hints[found]}")
+            return
+        remedy = "expected one that --help lists; remove it" if found is None else f"did you mean {found!r}?"
+        self._problems.add(f"unknown flag {word!r}; {remedy}")
+        if found is not None:
+            self._wrong.add(known[found])
 
     def _read(self, args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         self._begin()
@@ -105,13 +117,13 @@ class Parser(argparse.ArgumentParser):
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self._given.add(action)
         if action in self._without_value:
-            return action.default
+            return _no_value(action)
         try:
             return super()._get_values(action, arg_strings)
         except argparse.ArgumentError as error:
             self._problems.add(f"{error}; see --help")
             self._wrong.add(action.dest)
-            return action.default
+            return _no_value(action)
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
         try:
@@ -121,6 +133,11 @@ class Parser(argparse.ArgumentParser):
             self._without_value.add(action)
             self._wrong.add(action.dest)
             return 0
+
+
+def _no_value(action: argparse.Action) -> Any:
+    """What a wrongly given flag leaves behind until it is removed from the namespace."""
+    return [] if isinstance(action, argparse._ExtendAction) else action.default
 
 
 def _name_of(action: argparse.Action) -> str:

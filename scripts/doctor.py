@@ -45,11 +45,16 @@ UNKNOWN = "unknown (the system does not report it)"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `remedy` is None if there is no problem."""
+    """The result of one check; `remedy` is None if all is well. `is_advice`: a run works without it."""
 
     topic: str
     text: str
     remedy: str | None = None
+    is_advice: bool = False
+
+    @property
+    def is_problem(self) -> bool:
+        return self.remedy is not None and not self.is_advice
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -66,16 +71,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report; the exit code is 1 if there is a problem."""
+    """Print the report; the exit code is 1 if there is a problem, and 0 if there is only advice."""
     flags = build_parser().parse_args(argv)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:
-        console.say(f"{'!' if finding.remedy else ' '} {finding.topic:<{width}}  {finding.text}")
+        mark = "!" if finding.is_problem else "-" if finding.remedy else " "
+        console.say(f"{mark} {finding.topic:<{width}}  {finding.text}")
         if finding.remedy:
             console.say(f"  {'':<{width}}  → {finding.remedy}")
-    problems = sum(finding.remedy is not None for finding in findings)
-    console.say(f"{problems} of {len(findings)} checks found a problem" if problems else "no problems found")
+    problems = sum(finding.is_problem for finding in findings)
+    advice = sum(finding.remedy is not None for finding in findings) - problems
+    console.say(
+        (f"! {counted(problems, 'problem')} found in {len(findings)} checks" if problems else "no problems found")
+        + (f"; - advice on {counted(advice, 'check')}, without which a run works too" if advice else "")
+    )
     return 1 if problems else 0
 
 
@@ -112,7 +122,7 @@ def check_versions(requirements: str) -> list[Finding]:
             found = "missing"
         remedy = None if found == wanted else f"pip install {line.strip()}"
         text = found if found == wanted else f"{found}, but this project is tested with {wanted}"
-        findings.append(Finding(name, text, remedy))
+        findings.append(Finding(name, text, remedy, is_advice=found != "missing"))
     return findings
 
 
@@ -165,6 +175,7 @@ def check_instructions(cpu_flags: set[str]) -> Finding:
         "instructions",
         f"{text}; amx_bf16 is reported but cannot be executed",
         f"export {ISA_LIMIT}={ISA_WITHOUT_AMX} (training sets it automatically)",
+        is_advice=True,
     )
 
 
@@ -176,7 +187,7 @@ def check_launcher() -> Finding:
 
 
 def check_cores(num_ranks: int, visible: int, allowed: float | None, environment: dict[str, str]) -> Finding:
-    """Compare the threads of all ranks with the cores they may use.
+    """Compare the threads of all ranks with the cores they may use; what differs costs speed only.
 
     By default ranks share the visible cores, which can be more than a control group allows.
     """
@@ -189,17 +200,17 @@ def check_cores(num_ranks: int, visible: int, allowed: float | None, environment
         remedy = f"export OMP_NUM_THREADS={share}, or allow more cores; by default ranks share all {visible}"
     threads = environment.get("OMP_NUM_THREADS")
     if num_ranks > cores:
-        return Finding("cores", f"{found}, for {ranks}", f"start at most {cores} ranks on this machine")
+        return Finding("cores", f"{found}, for {ranks}", f"start at most {cores} ranks on this machine", True)
     if threads is None:
-        return Finding("cores", f"{found}; {share} per rank for {ranks}", remedy if cores < visible else None)
+        return Finding("cores", f"{found}; {share} per rank for {ranks}", remedy if cores < visible else None, True)
     if not threads.isdecimal() or int(threads) < 1:
-        return Finding("cores", f"{found}; OMP_NUM_THREADS is {threads!r}, expected a number of threads", remedy)
+        return Finding("cores", f"{found}; OMP_NUM_THREADS is {threads!r}, expected a number of threads", remedy, True)
     total = int(threads) * num_ranks
     text = f"{found}; OMP_NUM_THREADS={threads} gives {counted(total, 'thread')} for {ranks}"
     if total > cores:
-        return Finding("cores", text, remedy)
+        return Finding("cores", text, remedy, True)
     if int(threads) < share and not (torch and torch.cuda.is_available()):
-        return Finding("cores", text, f"idle cores: {cores - total}; export OMP_NUM_THREADS={share}")
+        return Finding("cores", text, f"idle cores: {cores - total}; export OMP_NUM_THREADS={share}", True)
     return Finding("cores", text)
 
 
@@ -235,7 +246,7 @@ def check_limits(cores: float | None, memory: float | None) -> Finding:
     limits += [f"{memory:.1f} GiB of memory"] if memory is not None else []
     is_tight = memory is not None and memory < 4
     remedy = f"allow more memory; {BASE_MEMORY}" if is_tight else None
-    return Finding("limits", ", ".join(limits) or "none set by a control group", remedy)
+    return Finding("limits", ", ".join(limits) or "none set by a control group", remedy, is_advice=True)
 
 
 def check_memory(meminfo: Path) -> Finding:
@@ -244,7 +255,7 @@ def check_memory(meminfo: Path) -> Finding:
     sizes = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     total, free = (int(sizes[key].split()[0]) * 1024 / GIB for key in ("MemTotal", "MemAvailable"))
     remedy = f"close other programs; {BASE_MEMORY}" if free < 4 else None
-    return Finding("memory", f"{total:.0f} GiB, {free:.0f} free", remedy)
+    return Finding("memory", f"{total:.0f} GiB, {free:.0f} free", remedy, is_advice=True)
 
 
 def check_disk(folder: Path) -> Finding:
@@ -255,7 +266,7 @@ def check_disk(folder: Path) -> Finding:
     if not os.access(existing, os.W_OK):
         return Finding("disk", f"{existing} is not writable", "pass another --output_dir")
     remedy = "free some space, or set --keep_last; a checkpoint of BERT-base takes 1.3 GiB" if free < 5 else None
-    return Finding("disk", f"{free:.0f} GiB free in {existing}", remedy)
+    return Finding("disk", f"{free:.0f} GiB free in {existing}", remedy, is_advice=True)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ if __name__ == "__main__":
     choose_accelerator()
 
 from common.console import console
-from common.errors import run_command
+from common.errors import UserError, run_command
 from common.help import Parser
-from data.tokenizer import load_tokenizer
+from data.tokenizer import BertTokenizer, load_tokenizer
 from training.checkpoints.state import read_state
-from training.export.hugging_face import check_tokenizer, export_checkpoint, locate_checkpoint
+from training.export.hugging_face import check_tokenizer, describe_checkpoint, export_checkpoint, locate_checkpoint
+from training.settings.json_files import load_json
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="DIR",
-        help="a checkpoint, or a run's saved_models/<job_name> folder for its newest valid one",
+        help="a checkpoint, or a run's saved_models/<job_name> folder",
     )
     group.add_argument(
         "--output",
@@ -39,10 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("optional")
     group.add_argument(
+        "--export",
+        choices=("best", "last"),
+        help="which checkpoint of the run's folder (default: the best if the run kept it, else the last)",
+    )
+    group.add_argument(
         "--tokenizer",
         type=Path,
         metavar="PATH",
-        help="a tokenizer folder or file to include; without it the export has no tokenizer",
+        help="a tokenizer folder or file to include (default: the one that the run used)",
     )
     group.add_argument(
         "--metrics",
@@ -60,16 +66,44 @@ def find_metrics(checkpoint: Path) -> Path | None:
     return metrics if metrics.is_file() else None
 
 
+def find_run_tokenizer(checkpoint: Path) -> BertTokenizer | str:
+    """The tokenizer that the run used, or why it cannot be included."""
+    resolved = load_json(checkpoint / "resolved.json", "the resolved config of a run")
+    model = resolved.get("model") or load_json(checkpoint / "model.json", "the model JSON of a run")
+    name, flags = model.get("bert_token_file"), resolved.get("flags") or {}
+    if not isinstance(name, str):
+        return "the run's model JSON names no bert_token_file"
+    paths = (Path(str(flags.get("data_path_prefix", ""))) / name, Path(name))
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return f"the run's tokenizer {paths[0]} does not exist here"
+    tokenizer = load_tokenizer(path)
+    check_tokenizer(tokenizer, read_state(checkpoint), f"{path}, the bert_token_file of the run")
+    return tokenizer
+
+
+def choose_tokenizer(given: Path | None, checkpoint: Path) -> BertTokenizer | str:
+    """The tokenizer to include, or why there is none."""
+    if given is not None:
+        tokenizer = load_tokenizer(given)
+        check_tokenizer(tokenizer, read_state(checkpoint), f"--tokenizer {given}")
+        return tokenizer
+    try:
+        return find_run_tokenizer(checkpoint)
+    except UserError as error:  # the weights can be exported without it
+        return str(error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
-    checkpoint = locate_checkpoint(flags.checkpoint)
-    tokenizer = None if flags.tokenizer is None else load_tokenizer(flags.tokenizer)
-    if tokenizer is not None:
-        check_tokenizer(tokenizer, read_state(checkpoint), f"--tokenizer {flags.tokenizer}")
-    state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics or find_metrics(checkpoint))
-    console.say(f"{checkpoint} (step {state.step}) exported to {flags.output}")
-    if tokenizer is None:
-        console.say("note: the export has no tokenizer, which its users need; pass --tokenizer to include one")
+    checkpoint = locate_checkpoint(flags.checkpoint, flags.export)
+    found = choose_tokenizer(flags.tokenizer, checkpoint)
+    tokenizer = None if isinstance(found, str) else found
+    metrics = flags.metrics or find_metrics(checkpoint)
+    state = export_checkpoint(checkpoint, flags.output, tokenizer, metrics)
+    console.say(f"{checkpoint} ({describe_checkpoint(checkpoint, state, metrics)}) exported to {flags.output}")
+    if isinstance(found, str):
+        console.say(f"note: the export has no tokenizer, which its users need ({found}); pass --tokenizer")
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,18 +56,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     texts, pairs = flags.texts, [tuple(pair) for pair in flags.pair]
     if len(texts) == 2 and not any(tokenizer.mask_token in text for text in texts):
         texts, pairs = [], [(texts[0], texts[1]), *pairs]
-    model = load(flags.model, load_model) if texts else None
-    if model is not None:
-        check(model, tokenizer, texts, flags.top)
-    for text in texts:
-        console.say(text)
-        for guesses in fill_masks(model, tokenizer, text, flags.top):
-            console.say("    " + "  ".join(f"{word} {share:.1%}" for word, share in guesses))
-    judge = load(flags.model, load_judge) if pairs else None
-    for first, second in pairs:
-        assert judge is not None
-        console.say(f"{first}\n{second}\n    follows {judge.follows(tokenizer, first, second):.1%}")
+    problems = Problems()
+    if texts:
+        answer_texts(load(flags.model, load_model), tokenizer, texts, flags.top, problems)
+    if pairs:
+        problems.attempt(lambda: answer_pairs(load(flags.model, load_judge), tokenizer, pairs, problems))
+    problems.raise_if_any()  # after the answers: a text that cannot be predicted does not lose those for the others
     return 0
+
+
+def answer_texts(model: Any, tokenizer: Any, texts: Sequence[str], top: int, problems: Problems) -> None:
+    """Print the guesses for each text, and note the problems of those that cannot be predicted."""
+    if top > model.config.vocab_size:
+        raise UserError(f"--top {top}: the model has {model.config.vocab_size} tokens. Pass at most that many")
+    for text in texts:
+        found = find_problems(model, tokenizer, text)
+        for problem in found:
+            problems.add(problem)
+        if not found:
+            console.say(text)
+            for guesses in fill_masks(model, tokenizer, text, top):
+                console.say("    " + "  ".join(f"{word} {share:.1%}" for word, share in guesses))
+
+
+def answer_pairs(judge: "Judge", tokenizer: Any, pairs: Sequence[tuple[str, str]], problems: Problems) -> None:
+    for first, second in pairs:
+        share = problems.attempt(partial(judge.follows, tokenizer, first, second))
+        if share is not None:
+            console.say(f"{first}\n{second}\n    follows {share:.1%}")
 
 
 def check_folder(folder: Path) -> None:
@@ -106,20 +123,16 @@ def load_model(folder: Path) -> Any:
     return AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True).eval()
 
 
-def check(model: Any, tokenizer: Any, texts: Sequence[str], top: int) -> None:
-    """Raise all problems of the texts before the first prediction."""
-    problems = Problems()
-    if top > model.config.vocab_size:
-        problems.add(f"--top {top}: the model has {model.config.vocab_size} tokens. Pass at most that many")
-    for text in texts:
-        ids = tokenizer(text)["input_ids"]
-        if tokenizer.mask_token_id not in ids:
-            problems.add(f"{text!r}: has no {tokenizer.mask_token}. Put one where a word should be predicted")
-        if len(ids) > positions_of(model):
-            problems.add(
-                f"{text[:40]!r}…: has {len(ids)} tokens, but the model has {positions_of(model)} positions. Shorten it"
-            )
-    problems.raise_if_any()
+def find_problems(model: Any, tokenizer: Any, text: str) -> list[str]:
+    """Why the masks of a text cannot be filled."""
+    problems, ids = [], tokenizer(text)["input_ids"]
+    if tokenizer.mask_token_id not in ids:
+        problems.append(f"{text!r}: has no {tokenizer.mask_token}. Put one where a word should be predicted")
+    if len(ids) > positions_of(model):
+        problems.append(
+            f"{text[:40]!r}…: has {len(ids)} tokens, but the model has {positions_of(model)} positions. Shorten it"
+        )
+    return problems
 
 
 def positions_of(model: Any) -> int:

@@ -10,7 +10,7 @@ from training.build import Run
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.inputs.datasets import Datasets, describe_rows
-from training.notes import find_attention_notes, find_notes
+from training.notes import find_attention_notes, find_notes, find_warnings
 from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.resolve import Settings, describe
@@ -33,7 +33,8 @@ def show_banner(run: Run) -> None:
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
         "length": describe_length(clock, outlook),
-        "engine": f"{settings.precision}, ZeRO stage {settings.deepspeed.zero_stage}, {run.device.type}, "
+        "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
+        f"{settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{counted(torch.get_num_threads(), 'thread')} per rank",
         "lr": f"{flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {flags.time_budget}" if flags.time_budget else ""),
@@ -42,6 +43,16 @@ def show_banner(run: Run) -> None:
         "start": describe_start(settings, run.resume_point),
     }
     console.say(describe(settings.job_name, facts))
+    optimizer = settings.deepspeed.content.get("optimizer", {})
+    warnings = find_warnings(
+        clock.horizon,
+        clock.schedule,
+        optimizer=optimizer.get("type", "AdamW"),
+        rows=int(flags.batch_schedule.points[-1][1]) if flags.batch_schedule else batch.total,
+        weight_decay=optimizer.get("params", {}).get("weight_decay", settings.training.weight_decay),
+    )
+    for warning in warnings:
+        console.warn(warning)
     notes = find_notes(
         clock.horizon,
         clock.schedule,

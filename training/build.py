@@ -170,7 +170,7 @@ def build_model(settings: Settings) -> PreTrainingModel:
     flags = settings.model_flags
     model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
     model = model_class(settings.model_config)
-    layers = flags.gradient_checkpointing
+    layers = settings.recomputed_layers
     model.set_checkpointing(
         Checkpointing(
             layers=default_chunk(settings.model_config.num_hidden_layers) if layers == 0 else layers or 0,

@@ -9,7 +9,6 @@ from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
 from training.build import Run, build_preview, build_saver, build_validator, build_window, hyperparameters
 from training.checkpoints.saving import Saver
-from training.checkpoints.state import tag_of
 from training.engine.build import take_step
 from training.engine.gradients import can_lower_loss_scale
 from training.export.hugging_face import all_ranks_export
@@ -40,11 +39,12 @@ def train(run: Run) -> bool:
     else:
         run.sinks.close()
         return False
-    output = run.settings.checkpoint_flags.export_dir
-    if output is not None:
+    flags = run.settings.checkpoint_flags
+    if flags.export_dir is not None:
         run.timer.begin("export")
-        checkpoint, metrics = run.checkpoints.folder / tag_of(run.progress.state), run.settings.runs / "metrics.jsonl"
-        all_ranks_export(checkpoint, output, run.settings.tokenizer, metrics)
+        which = flags.export or (None if flags.keep_best else "last")
+        metrics = run.settings.runs / "metrics.jsonl"
+        all_ranks_export(run.checkpoints.folder, which, flags.export_dir, run.settings.tokenizer, metrics)
     return True
 
 

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from common.words import counted
 from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.config import BertConfig
 from training.plan.horizon import Horizon
@@ -11,6 +12,53 @@ from training.runtime.precision import DTYPES
 
 # Weights, master weights and two moments, as DeepSpeed writes them, in bytes per parameter.
 CHECKPOINT_BYTES = 16
+
+# The highest peak of the learning rate at which each optimizer has trained a BERT of any size, with some margin; the
+# published ones are 4e-4 (AdamW) and 0.011 (Lamb), and small models with Muon take 0.008.
+MAX_RATES = {"adam": 0.01, "adamw": 0.01, "lamb": 0.05, "muon": 0.1}
+MAX_OTHER_RATE = 0.1
+MIN_RATE = 1e-7
+MIN_ROWS = 8  # per step; BERT used 256
+MAX_WARMUP = 0.5  # of the schedule
+MAX_WEIGHT_DECAY = 0.5
+
+
+def find_warnings(horizon: Horizon, schedule: Schedule, *, optimizer: str, rows: int, weight_decay: float) -> list[str]:
+    """Values far outside what has ever worked. `rows` are those of the last steps."""
+    warnings = []
+    peak, max_rate = schedule.peak, MAX_RATES.get(optimizer.lower(), MAX_OTHER_RATE)
+    if peak > max_rate:
+        warnings.append(
+            f"the learning rate of {peak:g} is far above those at which {optimizer} has trained a BERT (up to about "
+            f"{max_rate:g}), and the loss will probably diverge; pass for example --learning_rate 1e-4"
+        )
+    if peak < MIN_RATE:
+        warnings.append(
+            f"the learning rate of {peak:g} is so low that the model will hardly learn; pass for example "
+            f"--learning_rate 1e-4"
+        )
+    is_timed = horizon.total_steps != schedule.total_steps  # then warm-up and decay are shares of the time
+    if schedule.warmup_steps > horizon.last_step() - schedule.origin and not is_timed:
+        warnings.append(
+            f"the run ends before the end of its warm-up of {schedule.warmup_steps:,.0f} steps, so the learning rate "
+            f"never reaches its peak; lower warmup_proportion or total_training_steps"
+        )
+    elif schedule.warmup_proportion > MAX_WARMUP:
+        warnings.append(
+            f"the warm-up takes {schedule.warmup_proportion:.0%} of the schedule, usually 1% to 10%; lower "
+            f"warmup_proportion"
+        )
+    if rows < MIN_ROWS:
+        warnings.append(
+            f"a step has only {counted(rows, 'row')}, so its gradient is mostly noise (BERT used 256 rows); pass for "
+            f"example --train_batch_size 256"
+        )
+    if weight_decay > MAX_WEIGHT_DECAY:
+        warnings.append(
+            f"a weight decay of {weight_decay:g} is far above those that have worked (0.01 to 0.1) and pulls the "
+            f"weights to zero; lower weight_decay"
+        )
+    return warnings
 
 
 def find_notes(
@@ -26,8 +74,6 @@ def find_notes(
             f"the run ends at step {last:,}, before the end of the schedule at {end:,} (total_training_steps): the "
             f"learning rate will then be {share:.0%} of the peak"
         )
-    if schedule.warmup_steps > last - schedule.origin and not is_timed:
-        notes.append(f"the run ends before the end of its warm-up of {schedule.warmup_steps:,.0f} steps")
     if not has_validation:
         notes.append(
             "there is no validation data, so the loss on unseen text is not measured and there is no best checkpoint; "

@@ -280,7 +280,13 @@ def test_a_wrong_prefix_is_one_problem(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps({**content, "bert_token_file": "tokenizer"}))
     message = refusal([*words, "--data_path_prefix", str(tmp_path / "lost")])
     assert message.startswith(f"--data_path_prefix {tmp_path / 'lost'}: no such folder")
+    assert f"pass --data_path_prefix {tmp_path}" in message, "the folder that fits is named"
     assert "tokenizer" not in message
+    for wrong in (tmp_path / "data", tmp_path.parent):
+        message = refusal([*words, "--data_path_prefix", str(wrong)])
+        assert message.startswith(f"--data_path_prefix {wrong}: contains none of the model JSON's paths (data")
+        assert message.endswith(f"pass --data_path_prefix {tmp_path}")
+        assert "problems were found" not in message
 
 
 def test_problems_of_all_data_are_reported_together(tmp_path: Path) -> None:

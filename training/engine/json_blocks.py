@@ -27,6 +27,23 @@ class LayerDropBlock(BaseModel):
     gamma: float = Field(default=0.001, ge=0.0)
 
 
+class ActivationBlock(BaseModel):
+    """`activation_checkpointing`: computed by our own recomputation, which has none of the other options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    number_checkpoints: int | None = Field(default=None, ge=1)
+    partition_activations: bool = False
+    contiguous_memory_optimization: bool = False
+    cpu_checkpointing: bool = False
+    synchronize_checkpoint_boundary: bool = False
+    profile: bool = False
+
+    def wanted_options(self) -> list[str]:
+        """The options that are on."""
+        return [name for name, value in self.model_dump().items() if value is True]
+
+
 # The blocks that docs/configuration.md lists key by key.
 BLOCKS: dict[str, type[BaseModel]] = {
     "zero_optimization": DeepSpeedZeroConfig,
@@ -40,14 +57,15 @@ BLOCKS: dict[str, type[BaseModel]] = {
     "comet": CometConfig,
 }
 OTHER_BLOCKS: dict[str, type[BaseModel]] = {
+    "activation_checkpointing": ActivationBlock,
     "comms_logger": CommsLoggerConfig,
     "compile": CompileConfig,
     "hybrid_engine": HybridEngineConfig,
     "tensor_parallel": TPTrainingConfig,
 }
 OBJECTS = """
-    activation_checkpointing aio autotuning checkpoint compression_training data_types elasticity flops_profiler nebula
-    optimizer sparse_attention timers torch_autocast
+    aio autotuning checkpoint compression_training data_types elasticity flops_profiler nebula optimizer
+    sparse_attention timers torch_autocast
 """.split()
 VALUES = """
     amp communication_data_type curriculum_learning data_efficiency dataloader_drop_last datastates_ckpt

@@ -29,15 +29,31 @@ from training.export.folder import (
     save_tensors,
 )
 from training.export.model_card import model_card
-from training.metrics.reader import last_validation
+from training.metrics.reader import find_validation
 from training.runtime import collectives
 
 
-def locate_checkpoint(path: Path) -> Path:
-    """`path` itself if it is a checkpoint, else the newest valid one of the run's folder `path`."""
+def locate_checkpoint(path: Path, which: str | None = None) -> Path:
+    """`path` itself if it is a checkpoint, else the best or last valid one of the run's folder `path`.
+
+    `which` is "best" or "last"; None: the best if the run kept it (--keep_best), else the last.
+    """
     if path.name in CheckpointFolder(path.parent).tags():
+        if which is not None:
+            raise UserError(
+                f"--export {which}: chooses among a run's checkpoints, but {path} is one of them; drop the flag, or "
+                f"pass the run's folder {path.parent}"
+            )
         return path.parent / CheckpointFolder(path.parent).choose(path.name)
-    return path / CheckpointFolder(path).choose(None)
+    folder = CheckpointFolder(path)
+    best = None if which == "last" else folder.best()
+    if which == "best" and best is None:
+        folder.check_exists()
+        raise UserError(
+            f"--export best: {path} has no best checkpoint, which a run with --keep_best and validation data marks in "
+            f"best.json; expected one; pass --export last"
+        )
+    return path / folder.choose(None if best is None else best.tag)
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -64,7 +80,7 @@ def export_checkpoint(
         check_tokenizer(tokenizer, state, "bert_token_file")
         # A pre-LN export numbers its positions from the tokenizer's padding id.
         config = replace(config, pad_token_id=tokenizer.pad_id)
-    validation = last_validation(metrics)
+    validation = find_validation(metrics, state.step)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, output / WEIGHTS)
@@ -82,24 +98,36 @@ def export_checkpoint(
     return state
 
 
-def all_ranks_export(checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path) -> None:
-    """--export_dir: rank 0 exports the last checkpoint of a run. Collective.
+def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | None) -> str:
+    """The checkpoint for people: step, validation loss, and whether it is the best of its run."""
+    best = CheckpointFolder(checkpoint.parent).best()
+    is_best = best is not None and best.tag == checkpoint.name
+    found = find_validation(metrics, state.step)
+    has_loss = found is not None and found["step"] == state.step
+    loss = best.mlm_loss if best is not None and is_best else found["mlm_loss"] if found and has_loss else None
+    return f"step {state.step}{', the best checkpoint' if is_best else ''}, " + (
+        "no validation at this step" if loss is None else f"validation loss {loss:.4f}"
+    )
+
+
+def all_ranks_export(
+    folder: Path, which: str | None, output: Path, tokenizer: BertTokenizer | None, metrics: Path
+) -> None:
+    """--export_dir: rank 0 exports the best or the last checkpoint in the run's `folder`. Collective.
 
     The weights come from the checkpoint's files, so every ZeRO stage is exported the same way, and a run that was
     killed before this exports when it is started again. Without readable `metrics` the model card has no figures.
     """
+    figures = metrics if metrics.is_file() else None
+    if figures is None:
+        console.warn(f"{metrics}: no such file. The model card is written without figures")
 
-    def export() -> None:
-        figures: Path | None = metrics
-        try:
-            last_validation(metrics)
-        except (OSError, UserError) as error:
-            console.warn(f"{error}. The model card is written without figures")
-            figures = None
-        export_checkpoint(checkpoint, output, tokenizer, figures, flag="--export_dir")
+    def export() -> str:
+        checkpoint = locate_checkpoint(folder, which)
+        state = export_checkpoint(checkpoint, output, tokenizer, figures, flag="--export_dir")
+        return describe_checkpoint(checkpoint, state, figures)
 
-    collectives.all_ranks_from_main(export)
-    console.say(f"export: {output}")
+    console.say(f"export: {output} ({collectives.all_ranks_from_main(export)})")
 
 
 def check_tokenizer(tokenizer: BertTokenizer, state: TrainingState, where: str) -> None:

@@ -1,6 +1,7 @@
 """The DeepSpeed JSON, checked and turned into the dictionary that deepspeed.initialize() gets."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,17 @@ from common.console import console
 from common.errors import Problems, UserError, shortened
 from common.validation import describe_errors
 from common.words import counted
+from training.engine.block_states import REFUSED_KEYS, is_off
 from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
 from training.optimizers.block import check_optimizer
+from training.runtime.precision import SPELLINGS
 from training.settings.json_files import load_json
+from training.settings.overrides import Override, apply_overrides, describe_source
 
 KNOWN_KEYS = frozenset(DeepSpeedJson.model_fields)
-REFUSED_KEYS = {
-    "scheduler": "the learning rate comes from the model JSON and --lr_schedule; remove the block",
-    "amp": "apex is not used; use fp16 or bf16",
-    "curriculum_learning": "DeepSpeed's data pipeline is not used; remove the block",
-    "data_efficiency": "DeepSpeed's data pipeline is not used; remove the block",
-}
 REFUSED_OPTIONS = {  # of blocks, if they are on
+    ("tensor_parallel", "autotp_size"): "the layers of this model cannot be partitioned; remove it, and use "
+    "zero_optimization to distribute memory",
     ("checkpoint", "load_universal"): "any number of ranks can resume any checkpoint without it, and it loads files "
     "that have not been checked; remove it",
     ("checkpoint", "use_node_local_storage"): "a checkpoint is complete only if one folder holds the files of all "
@@ -55,6 +55,15 @@ class DeepSpeedFile:
     zero_stage: int
     layer_drop: LayerDropBlock
 
+    def describe_precision(self, precision: str) -> str:
+        """What is computed, for people: torch_autocast computes in another type than that of the weights."""
+        block = self.content.get("torch_autocast", {})
+        if not block.get("enabled"):
+            return precision
+        dtype = block.get("dtype", "bfloat16")
+        short = next((name for name, spellings in SPELLINGS.items() if dtype in spellings), dtype)
+        return f"{precision} with {short} autocast"
+
     def for_engine(self, precision: str, has_monitors: bool = True) -> dict[str, Any]:
         """The dictionary that deepspeed.initialize() gets. Monitors write or send data as soon as they are built."""
         config = copy.deepcopy(self.content)
@@ -75,17 +84,18 @@ class DeepSpeedFile:
         return config
 
 
-def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
-    """The checked DeepSpeed JSON at `path`; all its problems are reported at once."""
-    given = load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
-    problems = Problems()
-    _rename_old_clipping(given, path)
-    content = _check_keys(given, path, problems)
+def load_deepspeed_file(path: Path, world_size: int, overrides: Sequence[Override] = ()) -> DeepSpeedFile:
+    """The checked DeepSpeed JSON at `path` with values set by --set; all its problems are reported at once."""
+    given = apply_overrides(load_json(path, "a DeepSpeed JSON (--deepspeed_config)"), overrides, path)
+    where, problems = describe_source(path, overrides), Problems()
+    _leave_accumulation_open(given, {override.key for override in overrides})
+    _rename_old_clipping(given, where)
+    content = _check_keys(given, where, problems)
     batch = None
     if all(key in content for key in BATCH_KEYS if key in given):
-        batch = _resolve_batch(content, path, world_size, problems)
+        batch = _resolve_batch(content, where, world_size, problems)
     if "optimizer" in content:
-        check_optimizer(content["optimizer"], content.get("zero_optimization", {}), str(path), problems)
+        check_optimizer(content["optimizer"], content.get("zero_optimization", {}), where, problems)
     problems.raise_if_any()
     assert batch is not None
     file = DeepSpeedFile(
@@ -98,37 +108,45 @@ def load_deepspeed_file(path: Path, world_size: int) -> DeepSpeedFile:
     )
     refusal = find_refusal(file.for_engine(file.wanted_precision))
     if refusal is not None:
-        raise UserError(f"{path}: DeepSpeed refuses it: {refusal}; change that value, or remove its key")
+        raise UserError(f"{where}: DeepSpeed refuses it: {refusal}; change that value, or remove its key")
     return file
 
 
-def _check_keys(given: dict[str, Any], path: Path, problems: Problems) -> dict[str, Any]:
+def _leave_accumulation_open(given: dict[str, Any], set_keys: set[str]) -> None:
+    """Derive the file's number of micro-steps again if another batch number was set on the command line."""
+    total, micro, accumulation = BATCH_KEYS
+    if set_keys & {total, micro} and accumulation not in set_keys and total in given and micro in given:
+        given.pop(accumulation, None)
+
+
+def _check_keys(given: dict[str, Any], where: str, problems: Problems) -> dict[str, Any]:
     """The keys whose values are valid by themselves, for the checks of values against each other."""
+    given = {key: value for key, value in given.items() if not (key in REFUSED_KEYS and is_off(value))}
     wrong = {key for key, value in given.items() if value == "auto" or key in REFUSED_KEYS}
     for key in sorted(wrong):
         reason = REFUSED_KEYS.get(key, 'nothing here fills in "auto"; give a value, or remove the key')
-        problems.add(f"{path}: {key!r} cannot be used here: {reason}")
+        problems.add(f"{where}: {key!r} cannot be used here: {reason}")
     content = {key: value for key, value in given.items() if key not in wrong}
     zero = content.get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
     if type(stage) is not int or stage not in range(4):  # DeepSpeed would convert "2" and true
-        problems.add(f"{path}: zero_optimization.stage: found {shortened(stage)}, expected 0, 1, 2 or 3")
+        problems.add(f"{where}: zero_optimization.stage: found {shortened(stage)}, expected 0, 1, 2 or 3")
         content.pop("zero_optimization")
     try:
         DeepSpeedJson.model_validate(content)
     except ValidationError as error:
         for key, message in describe_errors(DeepSpeedJson, error):
-            problems.add(f"{path}: {message}")
+            problems.add(f"{where}: {message}")
             content.pop(key, None)
     for (block, key), reason in REFUSED_OPTIONS.items():
         if content.get(block, {}).get(key):
-            problems.add(f"{path}: '{block}.{key}' cannot be used here: {reason}")
+            problems.add(f"{where}: '{block}.{key}' cannot be used here: {reason}")
     if _wanted_precision(content) == "fp16" and _wanted_precision({**content, "fp16": {}}) == "bf16":
-        problems.add(f"{path}: both fp16 and bf16 are enabled; expected at most one of them; disable the other")
+        problems.add(f"{where}: both fp16 and bf16 are enabled; expected at most one of them; disable the other")
     return content
 
 
-def _rename_old_clipping(content: dict[str, Any], path: Path) -> None:
+def _rename_old_clipping(content: dict[str, Any], where: str) -> None:
     """Old files give the clipping as the optimizer's max_grad_norm; it is a top-level key now."""
     optimizer = content.get("optimizer")
     params = optimizer.get("params") if isinstance(optimizer, dict) else None
@@ -136,20 +154,20 @@ def _rename_old_clipping(content: dict[str, Any], path: Path) -> None:
         return
     limit = params.pop("max_grad_norm")
     if content.setdefault("gradient_clipping", limit) == limit:
-        console.warn(f"{path}: optimizer.params.max_grad_norm {limit} is used as gradient_clipping, its current name")
+        console.warn(f"{where}: optimizer.params.max_grad_norm {limit} is used as gradient_clipping, its current name")
     else:
         console.warn(
-            f"{path}: gradient_clipping {content['gradient_clipping']} is used, and optimizer.params.max_grad_norm is "
+            f"{where}: gradient_clipping {content['gradient_clipping']} is used, and optimizer.params.max_grad_norm is "
             f"ignored"
         )
 
 
-def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problems: Problems) -> BatchSizes | None:
+def _resolve_batch(content: dict[str, Any], where: str, world_size: int, problems: Problems) -> BatchSizes | None:
     """Derive the missing one of DeepSpeed's three batch numbers: total = micro · accumulation · ranks."""
     total, micro, accumulation = (content.get(key) for key in BATCH_KEYS)
     if total is None and micro is None:
         problems.add(
-            f"{path}: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at least one of "
+            f"{where}: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at least one of "
             f"them; give the rows per step, or per micro-step and rank"
         )
         return None
@@ -164,7 +182,7 @@ def _resolve_batch(content: dict[str, Any], path: Path, world_size: int, problem
         accumulation = total // (micro * world_size)
     if micro * accumulation * world_size != total or not micro * accumulation:
         problems.add(
-            f"{path}: train_batch_size {total} is not micro batch {micro or '?'} × accumulation "
+            f"{where}: train_batch_size {total} is not micro batch {micro or '?'} × accumulation "
             f"{accumulation or '?'} × {counted(world_size, 'rank')}; change one of the three numbers, or "
             f"leave one out to have it derived"
         )

@@ -8,6 +8,9 @@ import torch
 from common.console import console
 from common.errors import Problems, shortened
 from nvidia.compiling import find_compiler_problem
+from training.engine.block_states import checkpoint_layers, find_ignored
+from training.engine.json_blocks import ActivationBlock
+from training.engine.kernel import FLAG as KERNEL
 from training.runtime.precision import SPELLINGS, choose_precision, find_abilities
 from training.settings.deepspeed_file import DeepSpeedFile
 from training.settings.flags import CommandLine, ModelFlags
@@ -20,9 +23,41 @@ def check_engine(flags: CommandLine, deepspeed: DeepSpeedFile, problems: Problem
     )
     _check_accumulation(deepspeed, precision, problems)
     _check_monitors(deepspeed, problems)
+    for line in find_ignored(deepspeed.content):
+        console.warn(f"{deepspeed.path}: {line}")
+    problems.attempt(partial(_warn_about_recomputation, flags.model, deepspeed))
     for check in (_check_sparse_attention, _check_layer_drop, _check_compile):
         problems.attempt(partial(check, flags.model, deepspeed, problems))
     return precision
+
+
+def _warn_about_recomputation(flags: ModelFlags, deepspeed: DeepSpeedFile) -> None:
+    """Say what becomes of the block 'activation_checkpointing', which maps to --gradient_checkpointing."""
+    content, block = deepspeed.content, f"{deepspeed.path}: the block 'activation_checkpointing'"
+    if checkpoint_layers(content, 1) is None:
+        return
+    if flags.deepspeed_transformer_kernel:
+        console.warn(f"{block} has no effect with {KERNEL}, whose dropout would not be repeated")
+    elif flags.gradient_checkpointing is not None:
+        console.warn(f"{block} has no effect beside --gradient_checkpointing, which takes precedence")
+    else:
+        options = ActivationBlock(**content["activation_checkpointing"]).wanted_options()
+        verb = "has" if len(options) == 1 else "have"
+        console.warn(
+            f"{block} is computed as --gradient_checkpointing"
+            + (f"; {', '.join(options)} {verb} no further effect" if options else "")
+        )
+
+
+def warn_about_unused_rate(deepspeed: DeepSpeedFile, learning_rate: float) -> None:
+    """DeepSpeed's usual place for the learning rate is not where this project reads it."""
+    optimizer = deepspeed.content.get("optimizer", {})
+    rate = optimizer.get("params", {}).get("lr", learning_rate)
+    if rate != learning_rate and optimizer["type"].lower() != "muon":  # for which it is a reference
+        console.warn(
+            f"{deepspeed.path}: optimizer.params.lr {rate:g} has no effect here: the peak is the model JSON's "
+            f"learning_rate {learning_rate:g}; pass --learning_rate {rate:g} to use the other"
+        )
 
 
 def _check_sparse_attention(flags: ModelFlags, deepspeed: DeepSpeedFile, problems: Problems) -> None:

@@ -35,6 +35,15 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "--load_checkpoint_id needs --load_training_checkpoint, the folder of that checkpoint",
     ),
     (
+        lambda f: f.checkpoints.export is not None and f.checkpoints.export_dir is None,
+        "--export {f.checkpoints.export} needs --export_dir, the folder to write; pass both or neither",
+    ),
+    (
+        lambda f: f.checkpoints.export == "best" and not f.checkpoints.keep_best,
+        "--export best needs --keep_best, which keeps the checkpoint with the lowest validation loss; add it, or pass "
+        "--export last",
+    ),
+    (
         lambda f: (
             f.model.finetune and f.checkpoints.load_training_checkpoint is None and f.checkpoints.use_pretrain is None
         ),
@@ -55,6 +64,10 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
     (
         lambda f: f.training.log_histograms and f.training.dry_run,
         "--log_histograms and --dry_run: a dry run writes nothing; drop one",
+    ),
+    (
+        lambda f: f.training.batch_schedule is not None and f.training.train_batch_size is not None,
+        "--batch_schedule and --train_batch_size both give the rows per step; expected one; drop the other",
     ),
     (
         lambda f: f.training.batch_schedule is not None and f.training.max_steps_per_epoch is not None,
@@ -99,23 +112,6 @@ def _check_export(export_dir: Path | None, output_dir: Path) -> None:
             f"--export_dir {export_dir}: the run itself writes to that folder (--output_dir {output_dir}); expected a "
             f"separate folder; pass for example {output_dir / 'export'}"
         )
-
-
-def check_prefixes(flags: CommandLine, problems: Problems) -> bool:
-    """Whether the folders exist that the model JSON's folders are relative to."""
-    found = [
-        problems.attempt(lambda: _has_folder("--data_path_prefix", flags.data.data_path_prefix)),
-        problems.attempt(lambda: _has_folder("--validation_data_path_prefix", flags.data.validation_data_path_prefix)),
-    ]
-    return all(found)
-
-
-def _has_folder(name: str, folder: Path | None) -> bool:
-    if folder is not None and not folder.is_dir():
-        raise UserError(
-            f"{name} {folder}: no such folder; expected the one that the model JSON's folders are relative to; pass it"
-        )
-    return True
 
 
 def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:

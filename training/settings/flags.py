@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +16,8 @@ from training.plan.time_budget import Duration
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.precision import DTYPES
 from training.settings.flag_groups import FlagGroup, Metavar, flag
+from training.settings.json_keys import TRAINING_BLOCK, find_hints
+from training.settings.overrides import Override
 
 NO_RESTARTS = (
     "--max_restarts: this launcher does not restart itself. To restart a run that dies, start it with `torchrun "
@@ -38,6 +41,8 @@ Folder = Annotated[Path, Metavar("DIR")]
 File = Annotated[Path, Metavar("FILE")]
 Points = Annotated[TokenSchedule, BeforeValidator(TokenSchedule.parse), Metavar("POINTS")]
 Rates = Annotated[TokenSchedule, BeforeValidator(parse_masking_rate), Metavar("RATE")]
+Rate = Annotated[float, BeforeValidator(positive_float), Metavar("X")]
+Setting = Annotated[Override, BeforeValidator(Override.parse), Metavar("KEY=VALUE")]
 Time = Annotated[Duration, BeforeValidator(Duration.parse), Metavar("TIME")]
 
 
@@ -81,6 +86,21 @@ class TrainingFlags(FlagGroup):
     title: ClassVar[str] = "training"
 
     seed: Seed = flag(42, "seed of everything random; a run keeps the seed it started with")
+    learning_rate: Rate | None = flag(
+        None, "the peak of the schedule; replaces the model JSON's learning_rate for --max_seq_length"
+    )
+    train_batch_size: Count | None = flag(
+        None, "rows per step over all ranks; replaces the DeepSpeed JSON's train_batch_size"
+    )
+    total_training_steps: Count | None = flag(
+        None, "length of the schedule; replaces the model JSON's total_training_steps for --max_seq_length"
+    )
+    overrides: tuple[Setting, ...] | None = flag(
+        None,
+        "set any value of either JSON file: mixed_seq_training.128.warmup_proportion=0.05, zero_optimization.stage=1",
+        names=("--set",),
+        action="extend",
+    )
     lr_schedule: str = flag("LE", "shape of the learning rate", choices=sorted(SCHEDULES))
     lr_offset: Offset = flag(0.0, "added to the learning rate at every step")
     rewarmup: bool = flag(False, "count the schedule's steps from the checkpoint that the run started from")
@@ -146,6 +166,9 @@ class CheckpointFlags(FlagGroup):
         None,
         "at the end of the run, export the model to a Hugging Face folder, as scripts/export_hf.py does: a new or "
         "empty folder, or an earlier export, whose files are replaced",
+    )
+    export: Literal["best", "last"] | None = flag(
+        None, "which checkpoint --export_dir exports (default: the best with --keep_best, else the last)"
     )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
@@ -223,6 +246,23 @@ class CommandLine:
     def values(self) -> dict[str, Any]:
         return {name: value for item in fields(self) for name, value in vars(getattr(self, item.name)).items()}
 
+    def overrides(self) -> tuple[Override, ...]:
+        """What the command line sets in the JSON files: --set, and the flags that are short for it."""
+        length, given = str(self.data.max_seq_length), self.training
+        short = [
+            Override(path, value, f"--{path[-1]} {value}")
+            for path, value in (
+                ((TRAINING_BLOCK, length, "learning_rate"), given.learning_rate),
+                ((TRAINING_BLOCK, length, "total_training_steps"), given.total_training_steps),
+                (("train_batch_size",), given.train_batch_size),
+            )
+            if value is not None
+        ]
+        for first, second in product(given.overrides or (), short):
+            if first.path == second.path:
+                raise UserError(f"{first.source} and {second.source} set the same value; expected one; drop the other")
+        return (*(given.overrides or ()), *short)
+
 
 GROUPS: dict[str, type[FlagGroup]] = dict(CommandLine.__annotations__)
 
@@ -233,6 +273,7 @@ def build_parser() -> Parser:
         description="Pretrain a BERT with DeepSpeed on sharded HDF5 data. Start it with `deepspeed` for many ranks or "
         "with `python` for one. The same command, run again, resumes the run.",
         formatter_class=HelpFormatter,
+        hints=find_hints(),
     )
     for group in GROUPS.values():
         group.add_to(parser)

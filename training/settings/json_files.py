@@ -22,9 +22,7 @@ def load_json(path: Path, what: str) -> dict[str, Any]:
         described = describe_system_error(error) or f"{path}: cannot be read ({error})"
         raise UserError(f"{described}; expected {what}") from None
     try:
-        content = json.loads(
-            text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite_float
-        )
+        content = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: is not valid JSON: {error}; expected {what}, one JSON object; fix it at that position"
@@ -32,6 +30,13 @@ def load_json(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected {what}, one JSON object {{…}}, but found a {type(content).__name__}")
     return content
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value in `text`, without repeated keys, NaN or infinity; ValueError or RecursionError if it is none."""
+    return json.loads(
+        text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite_float
+    )
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

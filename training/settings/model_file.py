@@ -1,6 +1,7 @@
 """The model JSON (--cf): its keys and their types."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from common.errors import Problems, UserError, shortened
 from common.validation import validate
 from nvidia.config import BertConfig
 from training.settings.json_files import load_json
+from training.settings.overrides import Override, apply_overrides, describe_source
 
 
 def _check_path(text: str) -> str:
@@ -78,18 +80,18 @@ class ModelFile(Section):
         return BertConfig.from_dict(self.bert_model_config)
 
 
-def load_model_file(path: Path) -> ModelFile:
-    """The checked model JSON at `path`; all its problems are reported at once."""
-    content = load_json(path, "a model JSON (--cf)")
-    problems = Problems()
-    model_file = validate(ModelFile, content, str(path), problems)
+def load_model_file(path: Path, overrides: Sequence[Override] = ()) -> ModelFile:
+    """The checked model JSON at `path` with values set by --set; all its problems are reported at once."""
+    content = apply_overrides(load_json(path, "a model JSON (--cf)"), overrides, path)
+    where, problems = describe_source(path, overrides), Problems()
+    model_file = validate(ModelFile, content, where, problems)
     described = content.get("bert_model_config", {})
     if isinstance(described, dict):  # anything else has been reported above
         try:
             BertConfig.from_dict(described)
         except UserError as error:
             for part in error.parts:
-                problems.add(f"{path}: {part}")
+                problems.add(f"{where}: {part}")
     problems.raise_if_any()
     assert model_file is not None
     return model_file

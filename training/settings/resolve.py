@@ -11,18 +11,21 @@ from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import export_obstacles
+from training.engine.block_states import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
 from training.settings.deepspeed_file import KNOWN_KEYS, DeepSpeedFile, load_deepspeed_file
-from training.settings.engine_checks import check_engine
-from training.settings.flag_checks import check_flags, check_places, check_prefixes
+from training.settings.engine_checks import check_engine, warn_about_unused_rate
+from training.settings.flag_checks import check_flags, check_places
 from training.settings.flags import CheckpointFlags, CommandLine, DataFlags, FaultFlags, ModelFlags, TrainingFlags
 from training.settings.json_files import load_json
+from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
+from training.settings.prefixes import check_prefixes
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,14 @@ class Settings:
         return MaskingRequest(self.tokenizer, flags.masking_rate, flags.masking_unit, max_predictions)
 
     @property
+    def recomputed_layers(self) -> int | None:
+        """Layers that are recomputed together: 0 for the default number, None for no gradient checkpointing."""
+        flags = self.model_flags
+        if flags.gradient_checkpointing is not None or flags.deepspeed_transformer_kernel:
+            return flags.gradient_checkpointing
+        return checkpoint_layers(self.deepspeed.content, self.model_config.num_hidden_layers)
+
+    @property
     def saved_models(self) -> Path:
         return self.output_dir / "saved_models" / self.job_name
 
@@ -155,7 +166,7 @@ def resolve_settings(
     problems = problems or Problems()
     model_file, deepspeed = _load_files(flags, rank_info.world_size, problems)
     check_flags(flags, None if deepspeed is None else deepspeed.batch.micro * rank_info.world_size, problems)
-    has_prefixes = check_prefixes(flags, problems)
+    has_prefixes = check_prefixes(flags, model_file, problems)
     precision = None if deepspeed is None else check_engine(flags, deepspeed, problems)
     parts = None if model_file is None else find_parts(model_file, flags, deepspeed, has_prefixes, problems)
     config = None if parts is None else parts.model_config
@@ -163,6 +174,8 @@ def resolve_settings(
         problems.attempt(lambda: check_kernel(config, precision, problems))
     if config is not None:
         problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, flags.model.preln))
+    if parts is not None and has_prefixes and parts.validation_folder is None:
+        problems.attempt(lambda: _check_best(flags.checkpoints.export))
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
@@ -170,6 +183,7 @@ def resolve_settings(
         request = problems.attempt(lambda: _request_parts(flags.data, parts)) if has_prefixes else None
         problems.attempt(lambda: check_inputs(request))
     problems.raise_if_any()
+    assert model_file is not None
     assert deepspeed is not None
     assert job_name is not None
     assert precision is not None
@@ -177,6 +191,7 @@ def resolve_settings(
     assert parts.training is not None
     assert parts.lengths is not None
     assert parts.model_config is not None
+    warn_about_unused_rate(deepspeed, parts.training.learning_rate)
     return Settings(
         output_dir=flags.required.output_dir,
         job_name=job_name,
@@ -197,7 +212,13 @@ def resolve_settings(
             "model.json": flags.required.config_file.read_bytes(),
             "deepspeed.json": deepspeed.path.read_bytes(),
             "resolved.json": json.dumps(
-                {"flags": flags.values(), "deepspeed": deepspeed.for_engine(precision)}, indent=2, default=str
+                {
+                    "flags": flags.values(),
+                    "model": model_file.model_dump(),
+                    "deepspeed": deepspeed.for_engine(precision),
+                },
+                indent=2,
+                default=str,
             ),
         },
     )
@@ -214,9 +235,13 @@ def _load_files(
         if mistake is not None:
             problems.add(mistake)
             return None, None
+    overrides = problems.attempt(flags.overrides)
+    for_model, for_engine = split_overrides(overrides or (), problems)
     return (
-        None if model_path is None else problems.attempt(lambda: load_model_file(model_path)),
-        None if engine_path is None else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size)),
+        None if model_path is None else problems.attempt(lambda: load_model_file(model_path, for_model)),
+        None
+        if engine_path is None
+        else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size, for_engine)),
     )
 
 
@@ -252,6 +277,14 @@ def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: boo
         raise UserError(
             f"--export_dir {export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
             f"change the model JSON, or drop --export_dir"
+        )
+
+
+def _check_best(export: str | None) -> None:
+    if export == "best":
+        raise UserError(
+            "--export best: without validation data there is no best checkpoint; expected a folder with validation "
+            "shards in the model JSON's validation.path; set it, or pass --export last"
         )
 
 

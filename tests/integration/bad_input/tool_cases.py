@@ -137,6 +137,9 @@ EXPORT = {
     "an output with another model": (
         both(replaced("mine/model.safetensors", b"\x02\0\0\0\0\0\0\0{}"), words("--output", "{root}/mine")), "--output", "not an earlier export", "expected", "a new folder"
     ),
+    "no best checkpoint": (
+        words("--export", "best"), "--export best", "has no best checkpoint", "a run with --keep_best and validation data marks", "pass --export last"
+    ),
     "another tokenizer": (
         both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"), words("--tokenizer", "{root}/v.txt")), "v.txt", "has 5 tokens", "but the checkpoint's model has 61", "Pass the tokenizer"
     ),

@@ -20,12 +20,30 @@ FLAGS = {
     "an export above the run's own folders": (words("--output_dir", "{root}/new", "--export_dir", "{root}/new"), "--export_dir", "the run itself writes to that folder", "expected a separate folder", "pass for example"),
     "an export among the run's checkpoints": (words("--output_dir", "{root}/new", "--export_dir", "{root}/new/saved_models/tiny"), "--export_dir", "the run itself writes to that folder", "expected a separate folder", "pass for example"),
     "an export into a folder of other files": (words("--export_dir", "{root}/data"), "--export_dir", "is not empty", "expected", "a new folder"),
+    "an export without its folder": (words("--export", "last"), "--export last", "needs --export_dir", "the folder to write", "pass both or neither"),
+    "an export of the best checkpoint without keeping it": (
+        words("--export", "best", "--export_dir", "{root}/hf2"), "--export best", "needs --keep_best", "the checkpoint with the lowest validation loss", "pass --export last"
+    ),
+    "an export of the best checkpoint without validation": (
+        both(without("model.json", "validation"), words("--export", "best", "--keep_best", "--export_dir", "{root}/hf2")),
+        "--export best", "without validation data", "expected a folder with validation shards", "or pass --export last",
+    ),
     "an export of a model that no stock class has": (
         both(edited("model.json", "bert_model_config.hidden_act", "geglu"), words("--export_dir", "{root}/hf")),
         "--export_dir", "cannot be exported", "the stock class, which has gelu", "drop --export_dir",
     ),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
     "an unknown flag without a similar name": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "expected one that --help lists", "remove it"),
+    "a flag of other programs": (words("--batch_size", "3"), "--batch_size", "unknown flag", "the rows per step", "pass --train_batch_size N"),
+    "a setting without a value": (words("--set", "train_batch_size"), "--set", "found 'train_batch_size'", "expected KEY=VALUE", "such as mixed_seq_training.128.learning_rate=4e-4"),
+    "a setting of a key without its block": (words("--set", "learning_rate=1"), "--set learning_rate=1", "neither JSON file has a key 'learning_rate'", "mixed_seq_training.<max_seq_length>.learning_rate=VALUE", "pass --set"),
+    "a setting of an unknown key": (words("--set", "gradient_cliping=1"), "--set gradient_cliping=1", "neither JSON file has a key", "did you mean 'gradient_clipping'?", "did you mean 'gradient_clipping'?"),
+    "a setting below a number": (words("--set", "train_batch_size.x=1"), "--set train_batch_size.x=1", "train_batch_size is 8", "expected an object", "set train_batch_size itself"),
+    "a wrong value in a setting": (words("--set", "mixed_seq_training.24.num_epochs=few"), "--set mixed_seq_training.24.num_epochs=few", "found 'few'", "expected a whole number", "expected a whole number"),
+    "a value set twice": (
+        words("--learning_rate", "0.1", "--set", "mixed_seq_training.24.learning_rate=0.2"), "--learning_rate 0.1", "set the same value", "expected one", "drop the other"
+    ),
+    "a batch size beside a batch schedule": (words("--train_batch_size", "8", "--batch_schedule", "0:8"), "--train_batch_size", "both give the rows per step", "expected one", "drop the other"),
     "a loose word": (words("faster"), "'faster'", "unexpected word", "expected flags and their values", "remove it"),
     "a flag without its value": (words("--seed"), "--seed", "argument --seed:", "expected one argument", "see --help"),
     "a word for a number": (words("--max_steps", "many"), "--max_steps", "found 'many'", "expected a whole number of at least 1", "see --help"),
@@ -37,7 +55,10 @@ FLAGS = {
     "a negative rate offset": (words("--lr_offset", "-0.1"), "--lr_offset", "found '-0.1'", "expected a finite number of at least 0, such as 0.0", "see --help"),
     "a negative rate offset with an exponent": (words("--lr_offset", "-1e-3"), "--lr_offset", "found '-1e-3'", "expected a finite number of at least 0, such as 0.0", "see --help"),
     "a prefix that is not a folder": (
-        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass it"
+        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass --data_path_prefix {root}"
+    ),
+    "a prefix that does not fit": (
+        words("--data_path_prefix", "{root}/data"), "--data_path_prefix {root}/data", "contains none of the model JSON's paths (data", "expected the one that the model JSON's folders are relative to", "pass --data_path_prefix {root}"
     ),
     "a validation prefix that is not a folder": (
         words("--validation_data_path_prefix", "{root}/lost"), "--validation_data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass it"

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ def test_versions_are_compared_with_the_pinned_ones() -> None:
     numpy, absent, torch = doctor.check_versions("# why\nnumpy==0.0.1\nno-such-package==1.0\ntorch==2.13.0\n")
     assert numpy.remedy == "pip install numpy==0.0.1"
     assert absent.text.startswith("missing")
+    assert [numpy.is_problem, absent.is_problem, torch.is_problem] == [False, True, False]
     assert torch.remedy is None
 
 
@@ -94,7 +96,8 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
 
 def test_limits_are_reported() -> None:
     assert doctor.check_limits(None, None).text == "none set by a control group"
-    assert doctor.check_limits(2.0, 16.0) == doctor.Finding("limits", "2 cores, 16.0 GiB of memory")
+    assert doctor.check_limits(2.0, 16.0).text == "2 cores, 16.0 GiB of memory"
+    assert doctor.check_limits(2.0, 16.0).remedy is None
     assert "allow more memory" in str(doctor.check_limits(None, 2.0).remedy)
 
 
@@ -107,6 +110,26 @@ def test_a_missing_torch_is_reported() -> None:
     assert outcome.returncode == 1
     assert "torch cannot be imported" in outcome.stdout
     assert "pip install -r requirements.txt" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "summary"),
+    [
+        ([("a", "fine", None)], 0, "no problems found\n"),
+        ([("a", "slow", "do this", True)], 0, "no problems found; - advice on 1 check, without which"),
+        ([("a", "slow", "do this", True), ("b", "lost", "do that")], 1, "! 1 problem found in 2 checks; - advice on 1"),
+    ],
+)  # fmt: skip
+def test_advice_alone_is_no_failure(
+    findings: list[tuple[Any, ...]],
+    code: int,
+    summary: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "check_machine", lambda *_: [doctor.Finding(*values) for values in findings])
+    assert doctor.main([]) == code
+    assert summary in capsys.readouterr().out
 
 
 def test_the_whole_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

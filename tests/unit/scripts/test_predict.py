@@ -114,6 +114,22 @@ def test_texts_that_cannot_be_predicted_are_refused(tokenizer: BertTokenizer, tm
         main(["--model", str(folder), *PAIR])
 
 
+def test_one_wrong_text_does_not_lose_the_answers_for_the_others(
+    tokenizer: BertTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = export(make_model(BertForPreTrainingPreLN, tokenizer), tokenizer, tmp_path)
+    texts = ["the [MASK] sat", "no mask here", "she opened the [MASK]"]
+    long_pair = ("the cat " * 9, "the mat")
+    with pytest.raises(UserError) as caught:
+        main(["--model", str(folder), "--pair", *long_pair, "--pair", *PAIR, *texts])
+    assert len(caught.value.parts) == 2
+    assert "'no mask here': has no [MASK]" in str(caught.value)
+    assert "19 positions" in str(caught.value)
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if not line.startswith("    ")] == [texts[0], texts[2], *PAIR]
+    assert said.count("%") == 11
+
+
 def test_the_command_starts_without_deepspeed() -> None:
     """Which takes seconds to import; stock transformers is all that a prediction needs."""
     code = "import sys, scripts.predict; assert not {'deepspeed', 'training.engine'} & sys.modules.keys()"

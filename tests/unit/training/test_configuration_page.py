@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from common.validation import key_names
 from nvidia.config import BertConfig
 from tests.support import PROJECT
+from training.engine.block_states import REFUSED_KEYS, state_of
 from training.engine.json_blocks import BLOCKS
 from training.optimizers.block import OUR_KINDS, OptimizerBlock
-from training.settings.deepspeed_file import KNOWN_KEYS, REFUSED_KEYS
+from training.settings.deepspeed_file import KNOWN_KEYS
 from training.settings.flags import build_parser
 from training.settings.model_file import DataSection, ModelFile, TrainingSection, ValidationSection
 
@@ -147,6 +148,16 @@ def test_keys_of_the_deepspeed_json() -> None:
     assert refused == set(REFUSED_KEYS)
     assert names(TABLES["`optimizer`"]) == key_names(OptimizerBlock)
     assert set(names(TABLES["`optimizer.params`"])) == {key for kind in OUR_KINDS.values() for key in key_names(kind)}
+
+
+def test_every_key_of_the_deepspeed_json_has_its_state() -> None:
+    documented = {
+        name: match[1]
+        for cells in ROWS
+        if (match := re.match(r"\*\*([\w ]+)\*\*: ", cells[2]))
+        for name in re.findall(r"`([^`]+)`", cells[0])
+    }
+    assert documented == {key: state_of(key) for key in KNOWN_KEYS}
 
 
 def test_every_row_has_an_effect_and_an_example() -> None:

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig
-from training.notes import find_attention_notes, find_notes
+from tests.support import write_project
+from tests.unit.training.in_process import run_here
+from training.notes import find_attention_notes, find_notes, find_warnings
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.step_plan import Phase, plan_steps
@@ -32,9 +35,6 @@ def test_a_consistent_plan_gets_no_note() -> None:
 def test_what_the_user_may_not_expect() -> None:
     (cut,) = notes(horizon(total_steps=150), total=150)
     assert "ends at step 15, before the end of the schedule at 150" in cut
-    assert any(
-        "before the end of its warm-up" in note for note in notes(horizon(total_steps=150), total=150, warmup=0.5)
-    )
     assert any("no validation data" in note for note in notes(horizon(), total=15, has_validation=False))
     assert any("GiB free" in note for note in notes(horizon(), total=15, num_parameters=10**18))
 
@@ -66,5 +66,45 @@ def test_dropout_that_prevents_a_faster_backend(
     assert words is None or ("'jagged'" in found[0]) != config.is_sparse
 
 
-def test_with_a_time_budget_there_is_no_note_on_the_warm_up() -> None:
+def warnings(
+    total: int = 15, plan: Horizon | None = None, peak: float = 1e-4, warmup: float = 0.1, **changes: object
+) -> list[str]:
+    schedule = Schedule("linear", peak=peak, total_steps=total, warmup_proportion=warmup)
+    options = {"optimizer": "AdamW", "rows": 8, "weight_decay": 0.01, **changes}
+    return find_warnings(plan or horizon(), schedule, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, None),
+        ({"peak": 4.0}, "the learning rate of 4 is far above those at which AdamW has trained a BERT"),
+        ({"peak": 0.011}, "far above"),
+        ({"peak": 0.011, "optimizer": "Lamb"}, None),
+        ({"peak": 0.03, "optimizer": "Muon"}, None),
+        ({"peak": 4.0, "optimizer": "Lion"}, "Lion"),
+        ({"peak": 1e-9}, "will hardly learn"),
+        ({"warmup": 0.6}, "the warm-up takes 60% of the schedule"),
+        ({"total": 150, "plan": horizon(total_steps=150), "warmup": 0.5}, "warm-up of 75 steps"),
+        ({"total": 150, "plan": horizon(total_steps=2**62), "warmup": 0.5}, None),  # shares of a time budget
+        ({"rows": 3}, "a step has only 3 rows"),
+        ({"weight_decay": 1.0}, "a weight decay of 1 is far above"),
+    ],
+)  # fmt: skip
+def test_values_far_outside_what_has_worked(given: dict[str, Any], words: str | None) -> None:
+    found = warnings(**given)
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+
+
+def test_with_a_time_budget_there_is_no_note_on_the_schedule() -> None:
     assert notes(horizon(total_steps=2**62), total=150, warmup=0.5) == []
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_run_and_a_dry_run_warn(dry: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*write_project(tmp_path), "--learning_rate", "4.0", "--train_batch_size", "3", "--max_steps", "1"]
+    run_here([*words, *(["--dry_run"] if dry else [])])
+    said = capsys.readouterr().err
+    assert "warning: the learning rate of 4 is far above" in said
+    assert "warning: a step has only 3 rows" in said

@@ -144,3 +144,25 @@ def _compile_and_perhaps_die(path: Path, trace: Path, dies: bool) -> None:
             lock.release()
     finally:
         os._exit(0)
+
+
+def test_compiling_is_announced_and_shown_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_locks, "SECONDS_PER_LINE", 0.05)
+    folder = tmp_path / "cpu_adam"
+    folder.mkdir()
+    lock = CompileLock(str(folder / "lock"))
+    assert lock.try_acquire()
+    time.sleep(0.3)
+    said = capsys.readouterr().out
+    assert said.startswith("compiling DeepSpeed's extension cpu_adam: once on this machine, 1 to 4 minutes\n")
+    assert "still compiling cpu_adam, for 0 seconds" in said
+    (folder / "cpu_adam.so").write_bytes(b"")
+    lock.release()
+    assert "compiled cpu_adam in 0 seconds" in capsys.readouterr().out
+    time.sleep(0.2)
+    again = CompileLock(str(folder / "lock"))
+    assert again.try_acquire()
+    again.release()
+    assert capsys.readouterr().out == "", "there is nothing to compile"

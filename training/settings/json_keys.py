@@ -1,0 +1,78 @@
+"""Where a value is set: which of the two JSON files has a key, and which flag or key an unknown flag stands for."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from common.errors import Problems, UserError, nearest
+from nvidia.config import BertConfig
+from training.settings.deepspeed_file import KNOWN_KEYS
+from training.settings.model_file import ModelFile, TrainingSection
+from training.settings.overrides import Override
+
+TRAINING_BLOCK = "mixed_seq_training"
+MODEL_BLOCK = "bert_model_config"
+# Names that other programs have for a flag, and what to pass here.
+OTHER_NAMES = {
+    **dict.fromkeys(("batch_size", "bs", "global_batch_size"), "--train_batch_size N, the rows per step"),
+    **dict.fromkeys(
+        ("micro_batch_size", "per_device_train_batch_size", "per_gpu_train_batch_size"),
+        "--set train_micro_batch_size_per_gpu=N",
+    ),
+    "eval_batch_size": "--set train_micro_batch_size_per_gpu=N; validation uses it too",
+    **dict.fromkeys(("lr", "peak_lr", "max_lr"), "--learning_rate X"),
+    **dict.fromkeys(
+        ("num_train_steps", "num_steps", "steps", "train_steps", "max_train_steps", "train_iters"),
+        "--total_training_steps N for the length of the schedule, or --max_steps N to end earlier",
+    ),
+    **dict.fromkeys(
+        ("epochs", "num_train_epochs", "max_epochs"), f"--set {TRAINING_BLOCK}.<max_seq_length>.num_epochs=N"
+    ),
+    **dict.fromkeys(
+        ("warmup", "warmup_steps", "num_warmup_steps", "warmup_ratio"),
+        f"--set {TRAINING_BLOCK}.<max_seq_length>.warmup_proportion=0.01, a share of total_training_steps",
+    ),
+    "grad_accum": "--set gradient_accumulation_steps=N",
+    "accumulation_steps": "--set gradient_accumulation_steps=N",
+    **dict.fromkeys(("max_grad_norm", "clip_grad", "grad_clip"), "--set gradient_clipping=1.0"),
+    "fp16": "--precision fp16",
+    "bf16": "--precision bf16",
+    "zero_stage": "--set zero_optimization.stage=1",
+    "optimizer": "--set optimizer.type=AdamW",
+    "resume": "nothing: the same command, run again, resumes the run",
+    "resume_from_checkpoint": "nothing: the same command, run again, resumes the run",
+}
+
+
+def find_hints() -> dict[str, str]:
+    """For flags that do not exist: what to pass instead. Every key of a JSON file can be set with --set."""
+    keys = {
+        **{name: name for name in KNOWN_KEYS | ModelFile.model_fields.keys()},
+        **{field.name: f"{MODEL_BLOCK}.{field.name}" for field in fields(BertConfig)},
+        **{name: f"{TRAINING_BLOCK}.<max_seq_length>.{name}" for name in TrainingSection.model_fields},
+    }
+    hints = {name: f"--set {key}=VALUE" for name, key in keys.items()} | OTHER_NAMES
+    return {f"--{name}": hint for name, hint in hints.items()}
+
+
+def split_overrides(
+    overrides: Sequence[Override], problems: Problems
+) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
+    """Those of the model JSON and those of the DeepSpeed JSON; the two files share no key."""
+    for override in overrides:
+        problems.attempt(lambda override=override: _check_key(override))  # type: ignore[misc]
+    return (
+        tuple(override for override in overrides if override.path[0] in ModelFile.model_fields),
+        tuple(override for override in overrides if override.path[0] in KNOWN_KEYS),
+    )
+
+
+def _check_key(override: Override) -> None:
+    first = override.path[0]
+    known = [*ModelFile.model_fields, *sorted(KNOWN_KEYS)]
+    if first in known:
+        return
+    hint = find_hints().get(f"--{override.key}")
+    raise UserError(
+        f"{override.source}: neither JSON file has a key {first!r}"
+        + (f"; pass {hint}" if hint else nearest(first, known, otherwise="; expected one of docs/configuration.md"))
+    )
