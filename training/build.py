@@ -102,7 +102,14 @@ def build_run(
         progress=progress,
         clock=clock,
         checkpoints=checkpoints,
-        sinks=Sinks(settings.runs, is_writing, progress, detach_monitor(engine)),
+        sinks=Sinks(
+            settings.runs,
+            is_writing,
+            progress,
+            detach_monitor(engine),
+            num_ranks=rank_info.world_size,
+            with_details=settings.training_flags.log_details,
+        ),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
@@ -266,19 +273,3 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         best_validation_loss=min(losses, default=None),
         data_summary=fresh.data_summary,
     )
-
-
-def hyperparameters(settings: Settings) -> dict[str, Any]:
-    """What TensorBoard's table of runs shows."""
-    optimizer = settings.deepspeed.content.get("optimizer", {})
-    return {
-        **settings.training.model_dump(),
-        **{key: value for key, value in settings.model_config.to_dict().items() if value is not None},
-        "batch_size": settings.deepspeed.batch.total,
-        "optimizer": optimizer.get("type", "AdamW"),
-        "lr_schedule": settings.training_flags.lr_schedule,
-        "max_seq_length": settings.data_flags.max_seq_length,
-        "precision": settings.precision,
-        "seed": settings.training_flags.seed,
-        "is_preln": settings.model_flags.preln,
-    }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common.console import console
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
-from training.build import Run, build_preview, build_saver, build_validator, build_window, hyperparameters
+from training.build import Run, build_preview, build_saver, build_validator, build_window
 from training.checkpoints.saving import Saver
 from training.checkpoints.state import tag_of
 from training.engine.build import take_step
@@ -17,6 +17,7 @@ from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
 from training.faults.unreadable import StepReader
 from training.guesses import ModelPreview
+from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
 from training.metrics.health import Health
 from training.metrics.tally import Tally

@@ -102,6 +102,9 @@ class TrainingFlags(FlagGroup):
     )
     print_steps: Count = flag(100, "steps between two reports")
     validate_every_steps: Count | None = flag(None, "steps between two validations (default: only at the end)")
+    log_details: bool = flag(
+        False, "also write to TensorBoard: every curve by samples, and the seconds spent in each part of a step"
+    )
     log_histograms: bool = flag(
         False,
         "write histograms of all weights to TensorBoard at every validation, or at every checkpoint if there is no "
