@@ -91,7 +91,9 @@ class Loop:
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
         self.window = build_window(run)
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
-        self.reporter = Reporter(self.window, health, run.sinks, run.clock, run.engine, run.grad_norm)
+        self.reporter = Reporter(
+            self.window, health, run.sinks, run.clock, run.engine, run.grad_norm, flags.print_steps
+        )
         open_stream = partial(build_stream, run.datasets.training, run.rank_info, flags.seed, settings.masking)
         self.reader = StepReader(open_stream, run.clock.horizon.plan, run.progress, run.engine, run.timer)
         bad_rows = settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
@@ -128,12 +130,12 @@ class Loop:
             if is_stopped and not is_finished:
                 break
             due = self.find_due(epoch, self.progress.step > step, is_finished, is_overdue)
-            if due.report and self.report_and_respond():
+            if self.report_and_respond(due):
                 is_finished = False  # rolled back to an earlier step
                 continue
             self.validate_and_save(due, is_finished)
             seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
-            self.reporter.update_bar(self.print_steps, seconds_to_save)
+            self.reporter.update_bar(seconds_to_save)
         return is_finished
 
     def take_step(self) -> None:
@@ -190,15 +192,21 @@ class Loop:
         step, every = self.progress.step, self.validate_every
         validation = self.validator is not None and (is_finished or (every is not None and step % every == 0))
         save = is_finished or is_overdue or self.saver.is_due(epoch)
-        return Due(step % self.print_steps == 0 or validation or save, validation, save)
+        return Due(is_finished or step % self.print_steps == 0, validation, save)
 
-    def report_and_respond(self) -> bool:
-        """Report the steps since the last report. True: a spike among them caused a rollback."""
-        if not self.reporter.has_steps:
+    def report_and_respond(self, due: Due) -> bool:
+        """Report, or settle the steps before a validation or a save. True: a spike among them caused a rollback."""
+        if due.report and self.reporter.has_steps:
+            losses = self.reporter.all_ranks_close()
+            self.reporter.write()
+        elif (due.validation or due.save) and self.reporter.has_unsettled_steps:
+            losses = self.reporter.all_ranks_settle()
+        else:
             return False
-        losses = self.reporter.all_ranks_close()
-        self.reporter.write()
-        return self.spikes.all_ranks_respond(losses)
+        is_rolled_back = self.spikes.all_ranks_respond(losses)
+        if is_rolled_back:
+            self.reporter.discard()
+        return is_rolled_back
 
     def validate_and_save(self, due: Due, is_finished: bool) -> None:
         best = None
@@ -214,15 +222,18 @@ class Loop:
 
     def save_unsaved(self) -> None:
         """Save the steps since the last checkpoint, before the run ends with an error."""
-        if self.saver.has_unsaved_steps and self.reporter.has_steps:
-            self.reporter.all_ranks_close()
+        if self.saver.has_unsaved_steps and self.reporter.has_unsettled_steps:
+            self.reporter.all_ranks_settle()
         self.saver.save_unsaved()
 
     def leave_early(self) -> None:
-        """Save the steps since the last checkpoint, and report them after that: the next start resumes here."""
+        """Save the steps since the last checkpoint, and report those since the last report after that.
+
+        The next start resumes here.
+        """
         reason = self.stop.reason or "another rank was asked to stop"
         is_reported = False
-        if self.saver.has_unsaved_steps and self.reporter.has_steps:
+        if self.reporter.has_steps:
             is_reported = not self.spikes.all_ranks_respond(self.reporter.all_ranks_close())
         self.saver.save_unsaved()
         if is_reported:
