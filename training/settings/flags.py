@@ -110,6 +110,11 @@ class TrainingFlags(FlagGroup):
         "write histograms of all weights to TensorBoard at every validation, or at every checkpoint if there is no "
         "validation data (not with ZeRO stage 3)",
     )
+    sample_sentences: File | None = flag(
+        None,
+        "sentences, one per line, each with one [MASK] (and the answer after a tab), for which TensorBoard shows the "
+        "model's guesses (default: parts of the validation data)",
+    )
     dry_run: bool = flag(
         False, "build everything, take a few steps on one batch, report what the run would cost, and write nothing"
     )
