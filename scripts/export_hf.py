@@ -17,6 +17,7 @@ from common.errors import run_command
 from common.help import Parser
 from data.tokenizer import load_tokenizer
 from training.checkpoints.state import read_state
+from training.export.card_facts import CardRequest
 from training.export.hugging_face import check_tokenizer, export_checkpoint, locate_checkpoint
 
 
@@ -50,6 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="metrics.jsonl for the figures on the model card (default: that of the checkpoint's run)",
     )
+    group.add_argument("--license", metavar="ID", help="the model card's licence, as Hugging Face names it: apache-2.0")
+    group.add_argument("--language", metavar="CODES", help="the model card's languages, separated by commas: en,de")
     return parser
 
 
@@ -66,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = None if flags.tokenizer is None else load_tokenizer(flags.tokenizer)
     if tokenizer is not None:
         check_tokenizer(tokenizer, read_state(checkpoint), f"--tokenizer {flags.tokenizer}")
-    state = export_checkpoint(checkpoint, flags.output, tokenizer, flags.metrics or find_metrics(checkpoint))
+    metrics, request = flags.metrics or find_metrics(checkpoint), CardRequest(flags.license, flags.language)
+    state = export_checkpoint(checkpoint, flags.output, tokenizer, metrics, request=request)
     console.say(f"{checkpoint} (step {state.step}) exported to {flags.output}")
     if tokenizer is None:
         console.say("note: the export has no tokenizer, which its users need; pass --tokenizer to include one")

@@ -12,6 +12,7 @@ from training.checkpoints.saving import Saver
 from training.checkpoints.state import tag_of
 from training.engine.build import take_step
 from training.engine.gradients import can_lower_loss_scale
+from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
@@ -19,6 +20,7 @@ from training.faults.unreadable import StepReader
 from training.guesses import ModelPreview
 from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
+from training.metrics.hardware import describe_hardware
 from training.metrics.health import Health
 from training.metrics.tally import Tally
 from training.optimizers.build import set_learning_rate
@@ -37,16 +39,23 @@ def train(run: Run) -> bool:
             console.say("stopped during the last validation; the same command repeats it")
             return False
     elif Loop(run, saver, validator, preview).run():
-        run.sinks.finish(hyperparameters(run.settings), run.progress)
+        finish_sinks(run)
     else:
         run.sinks.close()
         return False
-    output = run.settings.checkpoint_flags.export_dir
+    flags = run.settings.checkpoint_flags
+    output = flags.export_dir
     if output is not None:
         run.timer.begin("export")
         checkpoint, metrics = run.checkpoints.folder / tag_of(run.progress.state), run.settings.runs / "metrics.jsonl"
-        all_ranks_export(checkpoint, output, run.settings.tokenizer, metrics)
+        request = CardRequest(flags.export_license, flags.export_language)
+        all_ranks_export(checkpoint, output, run.settings.tokenizer, metrics, request)
     return True
+
+
+def finish_sinks(run: Run) -> None:
+    hardware = describe_hardware(run.device, run.rank_info.world_size)
+    run.sinks.finish(hyperparameters(run.settings), run.progress, hardware)
 
 
 def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> bool:
@@ -66,7 +75,7 @@ def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, 
         return False
     if not has_ended:
         preview.all_ranks_write(step)
-        run.sinks.finish(hyperparameters(run.settings), run.progress)
+        finish_sinks(run)
     return True
 
 

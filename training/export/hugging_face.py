@@ -20,6 +20,7 @@ from training.checkpoints.paths import MODEL_FILE
 from training.checkpoints.reshard import ZeroCheckpoint
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
+from training.export.card_facts import CardRequest, read_card_facts
 from training.export.folder import (
     EXPORT_AGAIN,
     EXTRA_WEIGHTS,
@@ -29,8 +30,9 @@ from training.export.folder import (
     save_tensors,
 )
 from training.export.model_card import model_card
-from training.metrics.reader import last_validation
 from training.runtime import collectives
+
+NO_REQUEST = CardRequest()
 
 
 def locate_checkpoint(path: Path) -> Path:
@@ -49,7 +51,12 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def export_checkpoint(
-    checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path | None, flag: str = "--output"
+    checkpoint: Path,
+    output: Path,
+    tokenizer: BertTokenizer | None,
+    metrics: Path | None,
+    flag: str = "--output",
+    request: CardRequest = NO_REQUEST,
 ) -> TrainingState:
     """Write the Hugging Face folder `output`, which `flag` named, from one checkpoint.
 
@@ -64,7 +71,7 @@ def export_checkpoint(
         check_tokenizer(tokenizer, state, "bert_token_file")
         # A pre-LN export numbers its positions from the tokenizer's padding id.
         config = replace(config, pad_token_id=tokenizer.pad_id)
-    validation = last_validation(metrics)
+    facts = read_card_facts(checkpoint, metrics, state.step)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, output / WEIGHTS)
@@ -78,19 +85,23 @@ def export_checkpoint(
         tokenizer.save(output, config.max_position_embeddings)
         hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
-    write_atomically(output / "README.md", model_card(state, hf_config, validation))
+    write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None))
     return state
 
 
-def all_ranks_export(checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path) -> None:
+def all_ranks_export(
+    checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path, request: CardRequest
+) -> None:
     """--export_dir: rank 0 exports the last checkpoint of a run. Collective.
 
     The weights come from the checkpoint's files, so every ZeRO stage is exported the same way, and a run that was
     killed before this exports when it is started again. `metrics` may be missing: a full disk does not end a run.
     """
     figures = metrics if metrics.is_file() else None
+    if figures is None:
+        console.warn(f"{metrics}: no such file. The model card is written without figures")
     collectives.all_ranks_from_main(
-        lambda: export_checkpoint(checkpoint, output, tokenizer, figures, flag="--export_dir")
+        lambda: export_checkpoint(checkpoint, output, tokenizer, figures, "--export_dir", request)
     )
     console.say(f"export: {output}")
 

@@ -120,12 +120,13 @@ class Sinks:
                 values = parameter.detach().float().cpu()
                 self._attempt("TensorBoard", partial(self.board.histogram, name.replace(".", "/"), values, step))
 
-    def finish(self, hyperparameters: dict[str, Any], position: Position) -> None:
+    def finish(self, hyperparameters: dict[str, Any], position: Position, hardware: str) -> None:
         """Mark the run as finished, and add it to TensorBoard's table of runs."""
         if self.folder is None:
             return
         self._attempt("TensorBoard", lambda: self.board.table_of_runs(hyperparameters, self._recorded_tags()))
-        row = {"kind": "end", "step": position.step, "samples": position.samples, "time": time.time()}
+        place = {"step": position.step, "samples": position.samples}
+        row = {"kind": "end", **place, "time": time.time(), "hardware": hardware}
         self._attempt("metrics.jsonl", lambda: self._append(row))
         self.close()
 

@@ -150,6 +150,12 @@ class CheckpointFlags(FlagGroup):
         "at the end of the run, export the model to a Hugging Face folder, as scripts/export_hf.py does: a new or "
         "empty folder, or an earlier export, whose files are replaced",
     )
+    export_license: Annotated[str, Metavar("ID")] | None = flag(
+        None, "the model card's licence, as Hugging Face names it: apache-2.0"
+    )
+    export_language: Annotated[str, Metavar("CODES")] | None = flag(
+        None, "the model card's languages, separated by commas: en,de"
+    )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
     )
