@@ -34,13 +34,15 @@ def live_text(epoch: float, figures: dict[str, float], seconds_left: float, seco
     )
 
 
-def validation_line(step: int, figures: dict[str, float]) -> str:
+def validation_line(step: int, figures: dict[str, float], standard_error: float | None = None) -> str:
+    """`standard_error`: of the masked-LM loss; None: it is not shown."""
+    error = "" if standard_error is None else f" ± {standard_error:.3f}"
     nsp = (
         f"  nsp loss {figures['nsp_loss']:.3f} (accuracy {figures['nsp_accuracy']:.1%})"
         if "nsp_loss" in figures
         else ""
     )
     return (
-        f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f} (perplexity {figures['perplexity']:.1f}, "
-        f"accuracy {figures['mlm_accuracy']:.1%}){nsp}"
+        f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f}{error} "
+        f"(perplexity {figures['perplexity']:.1f}, accuracy {figures['mlm_accuracy']:.1%}){nsp}"
     )

@@ -1,5 +1,6 @@
 """Reports come at regular steps, whatever else happens in between."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,14 @@ def test_a_window_is_the_mean_over_all_its_steps(tmp_path: Path) -> None:
     losses = [row["nsp_loss"] for row in read_metrics(tmp_path / "often", "train")]
     (row,) = read_metrics(tmp_path / "once", "train")
     assert row["nsp_loss"] == pytest.approx(sum(losses) / 10, rel=1e-5)
+
+
+def test_keep_best_on_few_rows_says_how_uncertain_its_choice_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here([*write_project(tmp_path), "--max_steps", "4", "--validate_every_steps", "2", "--keep_best"])
+    shown = capsys.readouterr()
+    assert len(re.findall(r"validation at step \d: mlm loss \d\.\d{3} ± \d\.\d{3} \(perplexity", shown.out)) == 2
+    assert shown.err.count("--keep_best: the validation data has 11 rows, expected at least 200") == 1
+    run_here([*write_project(tmp_path / "other"), "--max_steps", "2"])
+    assert "±" not in capsys.readouterr().out
