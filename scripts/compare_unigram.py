@@ -15,7 +15,7 @@ from common.help import Parser, positive_int
 from data.shards.dataset import PretrainingDataset, open_dataset
 from data.shards.report import text_tokens
 from data.shards.schema import Rows
-from training.metrics.reader import A_RUNS_METRICS, find_validation
+from training.metrics.reader import A_RUNS_METRICS, last_validation
 
 READ_ROWS = 4096  # at a time
 MAX_TRAINING_ROWS = 200_000  # enough to know the frequencies
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
-    validation = find_validation(flags.metrics)
+    validation = last_validation(flags.metrics)
     if validation is None:
         raise UserError(f"{flags.metrics}: has no validation; {A_RUNS_METRICS}")
     shape = {"max_seq_length": flags.max_seq_length, "max_predictions_per_seq": flags.max_predictions_per_seq}

@@ -17,6 +17,7 @@ from common.errors import UserError, run_command
 from common.help import Parser
 from data.tokenizer import BertTokenizer, load_tokenizer
 from training.checkpoints.state import read_state
+from training.export.card_facts import CardRequest
 from training.export.hugging_face import check_tokenizer, describe_checkpoint, export_checkpoint, locate_checkpoint
 from training.settings.json_files import load_json
 
@@ -56,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="metrics.jsonl for the figures on the model card (default: that of the checkpoint's run)",
     )
+    group.add_argument("--license", metavar="ID", help="the model card's licence, as Hugging Face names it: apache-2.0")
+    group.add_argument("--language", metavar="CODES", help="the model card's languages, separated by commas: en,de")
     return parser
 
 
@@ -99,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint = locate_checkpoint(flags.checkpoint, flags.export)
     found = choose_tokenizer(flags.tokenizer, checkpoint)
     tokenizer = None if isinstance(found, str) else found
-    metrics = flags.metrics or find_metrics(checkpoint)
-    state = export_checkpoint(checkpoint, flags.output, tokenizer, metrics)
+    metrics, request = flags.metrics or find_metrics(checkpoint), CardRequest(flags.license, flags.language)
+    state = export_checkpoint(checkpoint, flags.output, tokenizer, metrics, request=request)
     console.say(f"{checkpoint} ({describe_checkpoint(checkpoint, state, metrics)}) exported to {flags.output}")
     if isinstance(found, str):
         console.say(f"note: the export has no tokenizer, which its users need ({found}); pass --tokenizer")

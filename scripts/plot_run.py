@@ -1,10 +1,10 @@
-"""Plot one or more runs from their metrics.jsonl: a PNG, or an HTML page with a table of the latest metrics."""
+"""Plot one or more runs from their metrics.jsonl: a PNG, or an HTML page with a table of results."""
 
 import argparse
 import html
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import Parser
+from common.words import format_count
 from training.metrics.reader import read_metrics
 
 Rows = list[dict[str, Any]]
+METRICS = "metrics.jsonl"
 # key in metrics.jsonl → label of the axis; a PNG shows only the first
 PANELS = {
     "mlm_loss": "masked-LM loss (nats)",
@@ -31,22 +33,60 @@ PANELS = {
     "grad_norm": "gradient norm",
     "tokens_per_second": "tokens/s, without padding",
 }
-# kind of line → the keys of its last line that the table shows
-TABLE = {
-    "train": ("step", "samples", "tokens", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "tokens_per_second"),
-    "validation": ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy"),
+# --over → label of the axis
+AXES = {"step": "steps", "samples": "samples", "tokens": "real tokens", "hours": "hours of the run, without gaps"}
+# heading of the table's column → kind of line, key, format
+Format = Callable[[float], str]
+
+
+def _as_share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _as_loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _as_whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+COLUMNS: dict[str, tuple[str, str, Format]] = {
+    "steps": ("train", "step", _as_whole),
+    "tokens": ("train", "tokens", format_count),
+    "hours": ("train", "hours", "{:.2f}".format),
+    "tokens/s": ("train", "tokens_per_second", _as_whole),
+    "training loss (MLM)": ("train", "mlm_loss", _as_loss),
+    "training accuracy (MLM)": ("train", "mlm_accuracy", _as_share),
+    "validated at step": ("validation", "step", _as_whole),
+    "validation loss (MLM)": ("validation", "mlm_loss", _as_loss),
+    "perplexity": ("validation", "perplexity", "{:.1f}".format),
+    "validation accuracy (MLM)": ("validation", "mlm_accuracy", _as_share),
+    "validation accuracy (sentences)": ("validation", "nsp_accuracy", _as_share),
+    "lowest validation loss": ("lowest", "mlm_loss", _as_loss),
+    "at step": ("lowest", "step", _as_whole),
 }
+STYLE = """
+body { font-family: sans-serif; margin: 2em }
+table { border-collapse: collapse; margin-bottom: 2em }
+th, td { border-bottom: 1px solid #ccc; padding: .4em .8em; text-align: right; font-variant-numeric: tabular-nums }
+th { background: #f3f3f3; vertical-align: bottom; max-width: 7em }
+td:first-child, th:first-child { text-align: left; font-weight: bold }
+svg { max-width: 100%; height: auto }
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="plot_run.py", description=__doc__)
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, <output_dir>/runs/<job_name>"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, <output_dir>/runs/<job_name>, or a folder of several, such as <output_dir>/runs",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=".png or .html file to write")
-    parser.add_argument(
-        "--over", choices=["step", "samples"], default="step", help="horizontal axis (default: %(default)s)"
-    )
+    parser.add_argument("--over", choices=list(AXES), default="step", help="horizontal axis (default: %(default)s)")
     return parser
 
 
@@ -54,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     if flags.output.suffix not in (".png", ".html"):
         raise UserError(f"--output {flags.output}: expected a name that ends with .png or .html")
-    runs = {name: read_rows(folder / "metrics.jsonl") for name, folder in name_runs(flags.runs).items()}
+    runs = {name: read_rows(folder / METRICS) for name, folder in name_runs(find_runs(flags.runs)).items()}
+    check_axis(runs, flags.over)
     check_output(flags.output)
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     if flags.output.suffix == ".png":
@@ -76,6 +117,24 @@ def check_output(path: Path) -> None:
     problems.raise_if_any()
 
 
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs that `folders` are or contain, each once."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        inside = [] if (folder / METRICS).is_file() else sorted(path.parent for path in folder.rglob(METRICS))
+        found.update(dict.fromkeys(inside or [folder]))  # read_rows() reports a folder without a run
+    return list(found)
+
+
+def check_axis(runs: dict[str, Rows], over: str) -> None:
+    for name, rows in runs.items():
+        if not any(over in row for row in rows):
+            raise UserError(
+                f"--over {over}: the run {name} has no such figure in its metrics.jsonl; expected one of a run of this "
+                f"project. Pass --over step"
+            )
+
+
 def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Runs by the name of their folder, or by its path where several have the same name."""
     names = [folder.resolve().name for folder in folders]
@@ -87,12 +146,14 @@ def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
 def draw(axes: Any, runs: dict[str, Rows], key: str, over: str) -> None:
     for number, (name, rows) in enumerate(runs.items()):
         for kind, style in (("train", {"alpha": 0.6}), ("validation", {"marker": "o", "linestyle": "--"})):
-            chosen = [row for row in rows if row["kind"] == kind and isinstance(row.get(key), int | float)]
+            chosen = [
+                row for row in rows if row["kind"] == kind and isinstance(row.get(key), int | float) and over in row
+            ]
             if chosen:
-                positions = [row.get(over, row["step"]) for row in chosen]
+                positions = [row[over] for row in chosen]
                 values = [row[key] for row in chosen]
                 axes.plot(positions, values, label=f"{name}, {kind}", color=f"C{number % 10}", **style)
-    axes.set(xlabel="step" if over == "step" else "samples", ylabel=PANELS[key])
+    axes.set(xlabel=AXES[over], ylabel=PANELS[key])
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
@@ -107,35 +168,55 @@ def page(runs: dict[str, Rows], over: str) -> str:
     figure.savefig(picture, format="svg")
     svg = picture.getvalue()
     title = html.escape(", ".join(runs))
-    kinds = "".join(f"<th colspan='{len(keys)}'>last {kind} line</th>" for kind, keys in TABLE.items())
-    head = "".join(f"<th>{key}</th>" for keys in TABLE.values() for key in keys)
-    body = "".join(f"<tr><td>{html.escape(name)}</td>{latest_metrics(rows)}</tr>" for name, rows in runs.items())
     return (
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
-        f"<style>body{{font-family:sans-serif;margin:2em}}td,th{{padding:.3em .8em;text-align:right}}"
-        f"td:first-child{{text-align:left}}svg{{max-width:100%;height:auto}}</style></head>\n"
-        f"<body><h1>{title}</h1>\n<table><tr><th></th>{kinds}</tr><tr><th>run</th>{head}</tr>{body}</table>\n"
+        f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n{table(runs)}\n"
         f"{svg[svg.index('<svg') :]}</body></html>\n"
     )
 
 
-def latest_metrics(rows: Rows) -> str:
-    """Table cells of the last training line and the last validation line; empty where there is no value."""
-    last = {row["kind"]: row for row in rows}
-    values = [last.get(kind, {}).get(key) for kind, keys in TABLE.items() for key in keys]
-    return "".join(f"<td>{_format_number(value)}</td>" for value in values)
+def table(runs: dict[str, Rows]) -> str:
+    """A row per run; columns for which no run has a figure are left out."""
+    cells = {name: results(rows) for name, rows in runs.items()}
+    shown = [column for column in COLUMNS if any(column in row for row in cells.values())]
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in ("run", *shown))
+    lines = [[html.escape(name), *(row.get(column, "") for column in shown)] for name, row in cells.items()]
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>\n" for line in lines)
+    return f"<table>\n<tr>{head}</tr>\n{body}</table>"
 
 
-def _format_number(value: Any) -> str:
-    if not isinstance(value, int | float):
-        return "" if value is None else html.escape(str(value))
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+def results(rows: Rows) -> dict[str, str]:
+    """The figures of a run by column: of its last training and validation, and of the lowest validation loss."""
+    lines = {row["kind"]: row for row in rows}
+    validations = [r for r in rows if r["kind"] == "validation" and isinstance(r.get("mlm_loss"), int | float)]
+    if validations:
+        lines["lowest"] = min(validations, key=lambda row: row["mlm_loss"])
+    found = {}
+    for column, (kind, key, show) in COLUMNS.items():
+        value = lines.get(kind, {}).get(key)
+        if isinstance(value, int | float):
+            found[column] = show(value)
+        elif value is not None:
+            found[column] = html.escape(str(value))  # "nan"
+    return found
 
 
 def read_rows(path: Path) -> Rows:
+    """The lines of a run, each with `hours`, and validations with the `tokens` of the training line before them."""
     rows = read_metrics(path)
     if not rows:
         raise UserError(f"{path}: has no metrics yet. A run writes the first line after --print_steps steps.")
+    known: dict[str, float] = {}  # the position of the last training line
+    seconds = 0.0
+    for row in rows:
+        if row["kind"] == "train":
+            if "seconds_per_step" in row and "window_steps" in row:
+                pauses = row.get("seconds_checkpoint", 0.0) + row.get("seconds_validation", 0.0)
+                seconds += row["seconds_per_step"] * row["window_steps"] + pauses
+                known["hours"] = seconds / 3600
+            if "tokens" in row:
+                known["tokens"] = row["tokens"]
+        row.update({key: value for key, value in known.items() if key not in row})
     return rows
 
 

@@ -27,7 +27,7 @@ from training.engine.build import build_engine, detach_monitor
 from training.engine.gradients import GradientNorm
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
-from training.guesses import Guesses, ModelPreview
+from training.guesses import Guesses, ModelPreview, encode_sentences, read_sentences, sentences_of_data
 from training.inputs.datasets import Datasets
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
 from training.metrics.sinks import Sinks
@@ -102,7 +102,14 @@ def build_run(
         progress=progress,
         clock=clock,
         checkpoints=checkpoints,
-        sinks=Sinks(settings.runs, is_writing, progress, detach_monitor(engine)),
+        sinks=Sinks(
+            settings.runs,
+            is_writing,
+            progress,
+            detach_monitor(engine),
+            num_ranks=rank_info.world_size,
+            with_details=settings.training_flags.log_details,
+        ),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
@@ -130,10 +137,22 @@ def build_validator(run: Run) -> Validator | None:
     return Validator(run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best)
 
 
+def build_guesses(run: Run) -> Guesses:
+    """Guesses for the sentences of --sample_sentences, else of the validation data, or of the last training data."""
+    tokenizer, max_length = run.settings.tokenizer, run.settings.data_flags.max_seq_length
+    path = run.settings.training_flags.sample_sentences
+    if tokenizer is None:
+        return Guesses(None, [])
+    if path is not None:
+        return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
+    dataset = run.datasets.validation or run.datasets.training[-1]
+    return Guesses(tokenizer, sentences_of_data(tokenizer, dataset, max_length))
+
+
 def build_preview(run: Run) -> ModelPreview:
     settings = run.settings
     return ModelPreview(
-        Guesses(settings.tokenizer, settings.data_flags.max_seq_length),
+        build_guesses(run),
         run.engine,
         run.sinks,
         run.device,
@@ -266,19 +285,3 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         best_validation_loss=min(losses, default=None),
         data_summary=fresh.data_summary,
     )
-
-
-def hyperparameters(settings: Settings) -> dict[str, Any]:
-    """What TensorBoard's table of runs shows."""
-    optimizer = settings.deepspeed.content.get("optimizer", {})
-    return {
-        **settings.training.model_dump(),
-        **{key: value for key, value in settings.model_config.to_dict().items() if value is not None},
-        "batch_size": settings.deepspeed.batch.total,
-        "optimizer": optimizer.get("type", "AdamW"),
-        "lr_schedule": settings.training_flags.lr_schedule,
-        "max_seq_length": settings.data_flags.max_seq_length,
-        "precision": settings.precision,
-        "seed": settings.training_flags.seed,
-        "is_preln": settings.model_flags.preln,
-    }

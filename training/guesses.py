@@ -1,43 +1,52 @@
-"""The model's guesses for masked words in a few fixed sentences, shown in TensorBoard as it learns."""
+"""The model's guesses for masked words in a few sentences, shown in TensorBoard as it learns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from common.errors import UserError, shortened
+from data.randomness import seed_of
+from data.shards.dataset import PretrainingDataset
+from data.shards.schema import Rows
 from data.tokenizer import BertTokenizer
 from training.metrics.sinks import Sinks
 
 MASK_WORD = "[MASK]"
-SENTENCES = (
-    "the cat sat on the [MASK] .",
-    "she opened the door and [MASK] outside .",
-    "paris is the capital of [MASK] .",
-    "one two three four [MASK] six",
-    "he did not know what to [MASK] about it .",
-    "this function returns the [MASK] of the list .",
-)
+NUM_SENTENCES = 8  # taken from the data
 NUM_GUESSES = 5
+CONTEXT_TOKENS = 14  # on each side of the mask, from the data
+FILE_FORMAT = f"one sentence per line in UTF-8, each with one {MASK_WORD}, and the answer after a tab where it is known"
+
+
+class Sentence(NamedTuple):
+    """A sentence with one mask."""
+
+    text: str  # as it is shown, with MASK_WORD
+    ids: list[int]  # [CLS] … [MASK] … [SEP]
+    answer: str  # "" where it is not known
 
 
 class Guesses:
-    """The sentences that fit into `max_seq_length`, encoded once; none without a tokenizer."""
+    """Sentences with one mask each, and the words that a model finds most likely there."""
 
-    def __init__(self, tokenizer: BertTokenizer | None, max_seq_length: int) -> None:
-        self.tokenizer = tokenizer
-        encoded = [(text, encode(tokenizer, text)) for text in SENTENCES] if tokenizer is not None else []
-        self.rows = [(sentence, row) for sentence, row in encoded if len(row) <= max_seq_length]
+    def __init__(self, tokenizer: BertTokenizer | None, sentences: Sequence[Sentence]) -> None:
+        self.tokenizer, self.sentences = tokenizer, sentences
 
     @torch.no_grad()
     def table(self, model: Any, device: torch.device) -> str | None:
-        """A Markdown table of each sentence with the most likely words for its mask; None without sentences."""
-        if not self.rows:
+        """A Markdown table of each sentence, its answer and the most likely words; None without sentences."""
+        if not self.sentences:
             return None
         was_training = model.training
         model.eval()
-        lines = ["| sentence | guesses |", "|---|---|"]
-        for sentence, row in self.rows:
-            lines.append(f"| {sentence} | {', '.join(self.guess(model, row, device))} |")
+        lines = ["| sentence | answer | guesses |", "|---|---|---|"]
+        for sentence in self.sentences:
+            cells = (sentence.text, sentence.answer, ", ".join(self.guess(model, sentence.ids, device)))
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         model.train(was_training)
         return "\n".join(lines)
 
@@ -49,6 +58,66 @@ class Guesses:
         shares, tokens = scores[0, 0].float().softmax(-1).topk(min(NUM_GUESSES, scores.shape[-1]))
         words = [self.tokenizer.backend.id_to_token(token) or str(token) for token in tokens.tolist()]
         return [f"{word} {share:.0%}" for word, share in zip(words, shares.tolist(), strict=True)]
+
+
+def sentences_of_data(tokenizer: BertTokenizer, dataset: PretrainingDataset, max_length: int) -> list[Sentence]:
+    """A few parts of rows, from all of the dataset, decoded; the same ones whenever the data is the same."""
+    numbers = np.linspace(0, dataset.num_rows - 1, min(NUM_SENTENCES, dataset.num_rows)).astype(int).tolist()
+    found = (_mask_one_word(tokenizer, dataset.read_range(n, n + 1), n, max_length) for n in numbers)
+    return [sentence for sentence in found if sentence is not None]
+
+
+def _mask_one_word(tokenizer: BertTokenizer, rows: Rows, number: int, max_length: int) -> Sentence | None:
+    """The surroundings of a word that is one token, which is masked; None: the row has no such word."""
+    ids = rows.input_ids[0].astype(np.int64)
+    masked = rows.masked_lm_positions[0] > 0
+    ids[rows.masked_lm_positions[0][masked]] = rows.masked_lm_ids[0][masked]  # the text before it was masked
+    is_special, is_continuation = np.isin(ids, tokenizer.special_ids), np.isin(ids, tokenizer.continuation_ids)
+    is_split = np.append(is_continuation[1:], False)  # the next token continues this one
+    has_letter = [any(map(str.isalpha, tokenizer.backend.id_to_token(token) or "")) for token in ids.tolist()]
+    (candidates,) = np.nonzero(~is_special & ~is_continuation & ~is_split & np.array(has_letter))
+    if not len(candidates):
+        return None
+    position = int(np.random.default_rng(seed_of("sentence", number)).choice(candidates))
+    (borders,) = np.nonzero(np.isin(ids, (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)))
+    context = max(0, min(CONTEXT_TOKENS, (max_length - 3) // 2))
+    start = max([position - context, *(borders[borders < position] + 1)])
+    stop = min([position + context + 1, len(ids), *borders[borders > position]])
+    before, after = ids[start:position].tolist(), ids[position + 1 : stop].tolist()
+    decode = tokenizer.backend.decode
+    return Sentence(
+        f"{decode(before)} {MASK_WORD} {decode(after)}".strip(),
+        [tokenizer.cls_id, *before, tokenizer.mask_id, *after, tokenizer.sep_id],
+        tokenizer.backend.id_to_token(int(ids[position])) or "",
+    )
+
+
+def read_sentences(path: Path) -> list[tuple[str, str]]:
+    """(sentence, answer) of each line of a --sample_sentences file; the answer is "" where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8"
+        raise UserError(f"--sample_sentences {path}: cannot be read ({reason}); expected {FILE_FORMAT}") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        text, _, answer = line.partition("\t")
+        if text.strip() and text.count(MASK_WORD) != 1:
+            raise UserError(
+                f"--sample_sentences {path}: line {number} has {text.count(MASK_WORD)} times {MASK_WORD} (found "
+                f"{shortened(text)}); expected {FILE_FORMAT}. Correct the line"
+            )
+        if text.strip():
+            found.append((text.strip(), answer.strip()))
+    if not found:
+        raise UserError(f"--sample_sentences {path}: has no sentences; expected {FILE_FORMAT}. Add some")
+    return found
+
+
+def encode_sentences(tokenizer: BertTokenizer, sentences: Sequence[tuple[str, str]], max_length: int) -> list[Sentence]:
+    """The sentences that fit into `max_length` tokens."""
+    encoded = [Sentence(text, encode(tokenizer, text), answer) for text, answer in sentences]
+    return [sentence for sentence in encoded if len(sentence.ids) <= max_length]
 
 
 def encode(tokenizer: BertTokenizer, sentence: str) -> list[int]:

@@ -7,16 +7,19 @@ from typing import NamedTuple
 from common.console import console
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
-from training.build import Run, build_preview, build_saver, build_validator, build_window, hyperparameters
+from training.build import Run, build_preview, build_saver, build_validator, build_window
 from training.checkpoints.saving import Saver
 from training.engine.build import take_step
 from training.engine.gradients import can_lower_loss_scale
+from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
 from training.faults.unreadable import StepReader
 from training.guesses import ModelPreview
+from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
+from training.metrics.hardware import describe_hardware
 from training.metrics.health import Health
 from training.metrics.tally import Tally
 from training.optimizers.build import set_learning_rate
@@ -35,7 +38,7 @@ def train(run: Run) -> bool:
             console.say("stopped during the last validation; the same command repeats it")
             return False
     elif Loop(run, saver, validator, preview).run():
-        run.sinks.finish(hyperparameters(run.settings), run.progress)
+        finish_sinks(run)
     else:
         run.sinks.close()
         return False
@@ -44,8 +47,14 @@ def train(run: Run) -> bool:
         run.timer.begin("export")
         which = flags.export or (None if flags.keep_best else "last")
         metrics = run.settings.runs / "metrics.jsonl"
-        all_ranks_export(run.checkpoints.folder, which, flags.export_dir, run.settings.tokenizer, metrics)
+        request = CardRequest(flags.export_license, flags.export_language)
+        all_ranks_export(run.checkpoints.folder, which, flags.export_dir, run.settings.tokenizer, metrics, request)
     return True
+
+
+def finish_sinks(run: Run) -> None:
+    hardware = describe_hardware(run.device, run.rank_info.world_size)
+    run.sinks.finish(hyperparameters(run.settings), run.progress, hardware)
 
 
 def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> bool:
@@ -65,7 +74,7 @@ def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, 
         return False
     if not has_ended:
         preview.all_ranks_write(step)
-        run.sinks.finish(hyperparameters(run.settings), run.progress)
+        finish_sinks(run)
     return True
 
 
@@ -90,7 +99,9 @@ class Loop:
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
         self.window = build_window(run)
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
-        self.reporter = Reporter(self.window, health, run.sinks, run.clock, run.engine, run.grad_norm)
+        self.reporter = Reporter(
+            self.window, health, run.sinks, run.clock, run.engine, run.grad_norm, flags.print_steps
+        )
         open_stream = partial(build_stream, run.datasets.training, run.rank_info, flags.seed, settings.masking)
         self.reader = StepReader(open_stream, run.clock.horizon.plan, run.progress, run.engine, run.timer)
         bad_rows = settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
@@ -127,12 +138,12 @@ class Loop:
             if is_stopped and not is_finished:
                 break
             due = self.find_due(epoch, self.progress.step > step, is_finished, is_overdue)
-            if due.report and self.report_and_respond():
+            if self.report_and_respond(due):
                 is_finished = False  # rolled back to an earlier step
                 continue
             self.validate_and_save(due, is_finished)
             seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
-            self.reporter.update_bar(self.print_steps, seconds_to_save)
+            self.reporter.update_bar(seconds_to_save)
         return is_finished
 
     def take_step(self) -> None:
@@ -189,15 +200,21 @@ class Loop:
         step, every = self.progress.step, self.validate_every
         validation = self.validator is not None and (is_finished or (every is not None and step % every == 0))
         save = is_finished or is_overdue or self.saver.is_due(epoch)
-        return Due(step % self.print_steps == 0 or validation or save, validation, save)
+        return Due(is_finished or step % self.print_steps == 0, validation, save)
 
-    def report_and_respond(self) -> bool:
-        """Report the steps since the last report. True: a spike among them caused a rollback."""
-        if not self.reporter.has_steps:
+    def report_and_respond(self, due: Due) -> bool:
+        """Report, or settle the steps before a validation or a save. True: a spike among them caused a rollback."""
+        if due.report and self.reporter.has_steps:
+            losses = self.reporter.all_ranks_close()
+            self.reporter.write()
+        elif (due.validation or due.save) and self.reporter.has_unsettled_steps:
+            losses = self.reporter.all_ranks_settle()
+        else:
             return False
-        losses = self.reporter.all_ranks_close()
-        self.reporter.write()
-        return self.spikes.all_ranks_respond(losses)
+        is_rolled_back = self.spikes.all_ranks_respond(losses)
+        if is_rolled_back:
+            self.reporter.discard()
+        return is_rolled_back
 
     def validate_and_save(self, due: Due, is_finished: bool) -> None:
         best = None
@@ -213,15 +230,18 @@ class Loop:
 
     def save_unsaved(self) -> None:
         """Save the steps since the last checkpoint, before the run ends with an error."""
-        if self.saver.has_unsaved_steps and self.reporter.has_steps:
-            self.reporter.all_ranks_close()
+        if self.saver.has_unsaved_steps and self.reporter.has_unsettled_steps:
+            self.reporter.all_ranks_settle()
         self.saver.save_unsaved()
 
     def leave_early(self) -> None:
-        """Save the steps since the last checkpoint, and report them after that: the next start resumes here."""
+        """Save the steps since the last checkpoint, and report those since the last report after that.
+
+        The next start resumes here.
+        """
         reason = self.stop.reason or "another rank was asked to stop"
         is_reported = False
-        if self.saver.has_unsaved_steps and self.reporter.has_steps:
+        if self.reporter.has_steps:
             is_reported = not self.spikes.all_ranks_respond(self.reporter.all_ranks_close())
         self.saver.save_unsaved()
         if is_reported:

@@ -6,6 +6,7 @@ from functools import partial
 from common.errors import Problems
 from training.checkpoints.folder import CheckpointFolder
 from training.export.folder import check_export_folder
+from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
 from training.runtime.ranks import RankInfo
 from training.settings.flags import CommandLine
@@ -15,6 +16,7 @@ from training.settings.resolve import DataRequest, Settings, resolve_settings
 def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> tuple[Settings, Datasets]:
     """The settings and the data of a run. `problems` are those of the command line."""
     problems.attempt(partial(_check_export, flags, problems))
+    problems.attempt(partial(_check_sentences, flags))
     settings = resolve_settings(flags, rank_info, problems, partial(_check_inputs, flags, rank_info, problems))
     return settings, open_data(settings.data, rank_info)
 
@@ -22,6 +24,11 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
 def _check_export(flags: CommandLine, problems: Problems) -> None:
     if flags.checkpoints.export_dir is not None:
         check_export_folder(flags.checkpoints.export_dir, "--export_dir", problems)
+
+
+def _check_sentences(flags: CommandLine) -> None:
+    if flags.training.sample_sentences is not None:
+        read_sentences(flags.training.sample_sentences)
 
 
 def _check_inputs(flags: CommandLine, rank_info: RankInfo, problems: Problems, request: DataRequest | None) -> None:

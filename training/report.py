@@ -13,17 +13,28 @@ from training.metrics.formatting import first_live_text, live_text, train_line
 from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
 from training.metrics.tally import Tally
-from training.metrics.window import MetricsWindow, StepLoss, WindowReport
+from training.metrics.window import MetricsWindow, Settled, StepLoss, WindowReport
 
 WATCHED_STEPS = 2  # in which every parameter should get a gradient
 
 
 class Reporter:
-    """Collects steps in `window`; `all_ranks_close` ends the window, and `write` reports it."""
+    """Collects steps in `window`; `all_ranks_close` ends the window, and `write` reports it.
+
+    Before a checkpoint within a window, `all_ranks_settle` brings the training state up to date.
+    """
 
     def __init__(
-        self, window: MetricsWindow, health: Health, sinks: Sinks, clock: Clock, engine: Any, grad_norm: GradientNorm
+        self,
+        window: MetricsWindow,
+        health: Health,
+        sinks: Sinks,
+        clock: Clock,
+        engine: Any,
+        grad_norm: GradientNorm,
+        print_steps: int,
     ) -> None:
+        self.print_steps = print_steps
         self.window, self.health, self.sinks = window, health, sinks
         self.clock, self.progress = clock, clock.progress
         self.engine, self.grad_norm = engine, grad_norm
@@ -40,6 +51,11 @@ class Reporter:
         """Whether steps were counted since the last report."""
         return self.window.num_steps > 0
 
+    @property
+    def has_unsettled_steps(self) -> bool:
+        """Whether the training state lacks the tokens of steps."""
+        return self.window.num_unsettled > 0
+
     def count(self, tally: Tally, batches: StepBatches, epoch: int, lr: float) -> None:
         """Count a step that was applied, and that `progress` includes. `epoch`: in which it began."""
         self.lr = lr
@@ -52,10 +68,23 @@ class Reporter:
         if without_gradient:
             console.warn(describe_without_gradient(without_gradient))
 
+    def all_ranks_settle(self) -> list[StepLoss]:
+        """Count the tokens of the steps since the last settled one, without a report. Returns each step's loss."""
+        return self._settle(self.window.all_ranks_settle())
+
+    def _settle(self, settled: Settled) -> list[StepLoss]:
+        self.progress.add_tokens(settled.num_tokens)
+        return settled.step_losses
+
+    def discard(self) -> None:
+        """Discard the steps since the last report: the run was rolled back."""
+        self.window.reset()
+        self.window.timer.lap()
+
     def all_ranks_close(self) -> list[StepLoss]:
-        """Turn the counts since the last report into figures. Returns each step's loss."""
+        """Turn the counts since the last report into figures. Returns the loss of each step not settled before."""
         self.closed = self.window.all_ranks_close()
-        self.progress.add_tokens(self.closed.num_tokens)
+        losses = self._settle(self.closed.settled)
         norm = self.grad_norm.value()
         self.figures = {
             **self.closed.figures,
@@ -67,14 +96,15 @@ class Reporter:
         }
         if self.engine.fp16_enabled():
             self.figures["loss_scale"] = float(self.engine.optimizer.loss_scale)
-        return self.closed.step_losses
+        return losses
 
     def write(self) -> None:
         """Write the figures of the window that was closed last."""
         assert self.closed is not None
         step, pace = self.progress.step, self.closed.seconds_per_micro_step
         with self.window.timer.measure("logging"):
-            console.say(train_line(step, self.clock.last_step(), self.figures, self.clock.seconds_left(pace)))
+            left, is_part = self.clock.seconds_left(pace), self.figures["window_steps"] < self.print_steps
+            console.say(train_line(step, self.clock.last_step(), self.figures, left, is_part))
             early_end = self.clock.find_early_end(pace)
             if early_end and not self.is_early_end_known:
                 self.is_early_end_known = True
@@ -83,7 +113,7 @@ class Reporter:
                 console.warn(warning)
             self.sinks.record("train", step, self.progress.samples, self.figures)
 
-    def update_bar(self, print_steps: int, seconds_to_save: float) -> None:
+    def update_bar(self, seconds_to_save: float) -> None:
         """Show the last report's figures on the live bar; before the first report, this rank's loss so far."""
         if self.bar.disable:
             return
@@ -93,6 +123,6 @@ class Reporter:
             text = live_text(epoch, self.figures, left, min(left, seconds_to_save))
             self.bar.set_postfix_str(text, refresh=False)
         elif (loss := self.window.loss_so_far()) is not None:
-            first_report = step + print_steps - step % print_steps
+            first_report = step + self.print_steps - step % self.print_steps
             self.bar.set_postfix_str(first_live_text(epoch, loss, self.lr, first_report), refresh=False)
         self.bar.update(step - self.bar.n)

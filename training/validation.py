@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from common.console import console
+from common.words import counted
 from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import evaluation_batches
@@ -17,11 +18,23 @@ from training.clock import Clock
 from training.engine.build import to_device
 from training.metrics.formatting import validation_line
 from training.metrics.sinks import Sinks
-from training.metrics.tally import Tally, summarize
+from training.metrics.tally import BatchSpread, Tally, summarize
 from training.metrics.timing import SectionTimer
 from training.runtime.collectives import Unreadable
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
+
+STANDARD_ERROR = "standard_error"  # of mlm_loss, for the console only: it depends on the micro-batches
+MIN_ROWS_TO_CHOOSE = 200  # of validation data, for a best checkpoint that is more than chance
+
+
+def describe_uncertain_choice(num_rows: int, standard_error: float | None) -> str:
+    size = "unknown: there is one micro-batch" if standard_error is None else f"± {standard_error:.3f} nats"
+    return (
+        f"--keep_best: the validation data has {counted(num_rows, 'row')}, expected at least {MIN_ROWS_TO_CHOOSE}. The "
+        f"standard error of the loss is {size}, so checkpoints that differ by less may be ranked by chance. Prepare a "
+        f"larger share (data.prepare --validation_share)"
+    )
 
 
 def validation_rows(micro: int, training_length: int, length: int) -> int:
@@ -54,17 +67,29 @@ class Validator:
             figures = self.all_ranks_measure()
         if figures is None:
             return None
+        error = figures.pop(STANDARD_ERROR, None)
         self.clock.budget.note_pause(time.perf_counter() - began)
         progress, loss = self.clock.progress, figures["mlm_loss"]
+        is_first = progress.state.best_validation_loss is None
         best = progress.note_validation(loss, is_kept=self.keeps_best, is_saved_anyway=is_save_due)
-        console.say(validation_line(progress.step, figures))
+        console.say(validation_line(progress.step, figures, error))
+        if is_first and self.is_choice_uncertain:
+            console.warn(describe_uncertain_choice(self.dataset.num_rows, error))
         self.sinks.record("validation", progress.step, progress.samples, figures)
         return best
 
+    @property
+    def is_choice_uncertain(self) -> bool:
+        """Whether --keep_best chooses by too few rows."""
+        return self.keeps_best and self.dataset.num_rows < MIN_ROWS_TO_CHOOSE
+
     @torch.no_grad()
     def all_ranks_measure(self) -> dict[str, float] | None:
-        """The figures of one pass. None: a stop request came first, and the checkpoint is more urgent."""
-        tally = Tally()
+        """The figures of one pass, with STANDARD_ERROR where the choice is uncertain and it can be measured.
+
+        None: a stop request came first, and the checkpoint is more urgent.
+        """
+        tally, spread = Tally(), BatchSpread()
         batches = evaluation_batches(
             self.dataset,
             rank=self.rank_info.rank,
@@ -77,11 +102,15 @@ class Validator:
                 self.timer.begin("validation")
                 self.engine(to_device(batch, self.device))
                 tally.add(self.engine.module.details)
+                spread.add(self.engine.module.details)
         finally:
             self.engine.train()
         if self.stop.agreed:
             return None
         figures = summarize(tally.all_ranks_total())
+        error = spread.all_ranks_standard_error() if self.is_choice_uncertain else None
+        if error is not None:
+            figures[STANDARD_ERROR] = error
         return {**figures, "perplexity": math.exp(min(figures["mlm_loss"], 700.0))}
 
 

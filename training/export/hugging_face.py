@@ -20,6 +20,7 @@ from training.checkpoints.paths import MODEL_FILE
 from training.checkpoints.reshard import ZeroCheckpoint
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
+from training.export.card_facts import CardRequest, read_card_facts
 from training.export.folder import (
     EXPORT_AGAIN,
     EXTRA_WEIGHTS,
@@ -29,8 +30,10 @@ from training.export.folder import (
     save_tensors,
 )
 from training.export.model_card import model_card
-from training.metrics.reader import find_validation
+from training.metrics.reader import last_validation
 from training.runtime import collectives
+
+NO_REQUEST = CardRequest()
 
 
 def locate_checkpoint(path: Path, which: str | None = None) -> Path:
@@ -65,7 +68,12 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def export_checkpoint(
-    checkpoint: Path, output: Path, tokenizer: BertTokenizer | None, metrics: Path | None, flag: str = "--output"
+    checkpoint: Path,
+    output: Path,
+    tokenizer: BertTokenizer | None,
+    metrics: Path | None,
+    flag: str = "--output",
+    request: CardRequest = NO_REQUEST,
 ) -> TrainingState:
     """Write the Hugging Face folder `output`, which `flag` named, from one checkpoint.
 
@@ -80,7 +88,7 @@ def export_checkpoint(
         check_tokenizer(tokenizer, state, "bert_token_file")
         # A pre-LN export numbers its positions from the tokenizer's padding id.
         config = replace(config, pad_token_id=tokenizer.pad_id)
-    validation = find_validation(metrics, state.step)
+    facts = read_card_facts(checkpoint, metrics, state.step)
     tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
     output.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, output / WEIGHTS)
@@ -94,7 +102,7 @@ def export_checkpoint(
         tokenizer.save(output, config.max_position_embeddings)
         hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
-    write_atomically(output / "README.md", model_card(state, hf_config, validation))
+    write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None))
     return state
 
 
@@ -102,7 +110,7 @@ def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | 
     """The checkpoint for people: step, validation loss, and whether it is the best of its run."""
     best = CheckpointFolder(checkpoint.parent).best()
     is_best = best is not None and best.tag == checkpoint.name
-    found = find_validation(metrics, state.step)
+    found = last_validation(metrics, state.step)
     has_loss = found is not None and found["step"] == state.step
     loss = best.mlm_loss if best is not None and is_best else found["mlm_loss"] if found and has_loss else None
     return f"step {state.step}{', the best checkpoint' if is_best else ''}, " + (
@@ -111,7 +119,12 @@ def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | 
 
 
 def all_ranks_export(
-    folder: Path, which: str | None, output: Path, tokenizer: BertTokenizer | None, metrics: Path
+    folder: Path,
+    which: str | None,
+    output: Path,
+    tokenizer: BertTokenizer | None,
+    metrics: Path,
+    request: CardRequest,
 ) -> None:
     """--export_dir: rank 0 exports the best or the last checkpoint in the run's `folder`. Collective.
 
@@ -124,7 +137,7 @@ def all_ranks_export(
 
     def export() -> str:
         checkpoint = locate_checkpoint(folder, which)
-        state = export_checkpoint(checkpoint, output, tokenizer, figures, flag="--export_dir")
+        state = export_checkpoint(checkpoint, output, tokenizer, figures, "--export_dir", request)
         return describe_checkpoint(checkpoint, state, figures)
 
     console.say(f"export: {output} ({collectives.all_ranks_from_main(export)})")

@@ -1,40 +1,101 @@
-"""The model card, README.md of an exported folder: how to load the model, how it was trained, and how good it is."""
+"""The model card, README.md of an exported folder: how to use the model, how it was trained, and how good it is."""
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
+from common.words import counted, format_seconds
 from nvidia.config import BertConfig
 from training.checkpoints.state import TrainingState
+from training.export.card_facts import CardFacts, CardRequest
 from training.export.folder import CARD_HEADING, EXTRA_WEIGHTS
 from training.inputs.data_fit import PAIRS
+from training.plan.recipe import effective_recipe
 
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence (nsp)",
     "sop": "masked tokens and sentence order (sop)",
     "none": "masked tokens alone",
 }
+BLANK = "> **[TO BE FILLED IN]**"
+EXAMPLE = """from transformers import pipeline
+
+fill = pipeline("fill-mask", model=".")  # the path of this folder
+for guess in fill(f"this is a {fill.tokenizer.mask_token} ."):
+    print(f"{guess['score']:.1%} {guess['token_str']}")"""
+EXAMPLE_WITHOUT_TOKENIZER = """import torch
+from transformers import AutoModelForMaskedLM
+
+model = AutoModelForMaskedLM.from_pretrained(".")  # the path of this folder, which has no tokenizer
+print(model(torch.tensor([[2, 3, 4]])).logits.shape)"""
 
 
-def model_card(state: TrainingState, hf_config: dict[str, Any], validation: dict[str, Any] | None) -> str:
-    """`validation`: the last validation line of metrics.jsonl, if there is one."""
+def model_card(
+    state: TrainingState, hf_config: dict[str, Any], facts: CardFacts, request: CardRequest, has_tokenizer: bool
+) -> str:
     config = BertConfig.from_dict(state.model_config)
     architecture = hf_config["architectures"][0]
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
----
+{_metadata(request)}---
 # {"Pre-LN" if state.is_preln else "Post-LN"} BERT, {config.num_hidden_layers} layers of {config.hidden_size}
 
-Loads with `{architecture}.from_pretrained` of stock transformers.
+Loads with `{architecture}.from_pretrained` of stock transformers:
+
+```python
+{EXAMPLE if has_tokenizer else EXAMPLE_WITHOUT_TOKENIZER}
+```
 
 {_sentence_head_text(state, config)}
+## Intended use
+{BLANK} What the model is for, and what it is not for.
+
+## Limits
+{BLANK} Known weaknesses and biases of the model and of its data.
+
+## Data
+{_data_text(state, facts)}
+
 ## Training
 Objective: {OBJECTIVES[config.sentence_head]}.
 {state.step:,} optimizer steps, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
 Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} positions.
 
+{_training_table(state, facts)}
+
 {CARD_HEADING}
-{_validation_text(validation)}
+{_validation_text(facts.validation)}
+
+## Evaluation on other tasks
+{BLANK} Tasks, metrics and results.
 """
+
+
+def _metadata(request: CardRequest) -> str:
+    lines = [] if request.license is None else [f"license: {json.dumps(request.license)}"]
+    if request.language is not None:
+        lines += [
+            "language:",
+            *(f"- {json.dumps(code.strip())}" for code in request.language.split(",") if code.strip()),
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _data_text(state: TrainingState, facts: CardFacts) -> str:
+    lines = [state.data_summary or "The number of rows was not recorded.", *(f"- {line}" for line in facts.data)]
+    return "\n".join([*lines, "", f"{BLANK} Source and licence of the texts."])
+
+
+def _training_table(state: TrainingState, facts: CardFacts) -> str:
+    rows = {
+        "hardware": facts.hardware or "not recorded",
+        "processes": counted(state.world_size, "rank") + f", ZeRO stage {state.zero_stage}",
+        "precision": state.precision,
+        "time (h:mm:ss)": format_seconds(state.seconds) if state.seconds else "not recorded",
+        **effective_recipe(state.recipe or {}),
+    }
+    return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
 def _sentence_head_text(state: TrainingState, config: BertConfig) -> str:
@@ -49,9 +110,9 @@ scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the fina
 """
 
 
-def _validation_text(validation: dict[str, Any] | None) -> str:
+def _validation_text(validation: Mapping[str, Any] | None) -> str:
     if validation is None:
-        return "Not known: no metrics.jsonl with a validation was given to the export."
+        return "Not known here: the export found no metrics.jsonl with a validation."
     columns = {
         "step": str(validation["step"]),
         "masked-LM loss (nats)": f"{validation['mlm_loss']:.3f}",

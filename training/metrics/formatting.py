@@ -1,11 +1,16 @@
 """Lines for people: a report, the live progress bar, a validation."""
 
-from common.words import format_seconds
+from common.words import counted, format_seconds
 
 
-def train_line(step: int, last_step: int | None, figures: dict[str, float], seconds_left: float) -> str:
-    """The console line of a report. `last_step` None: the time budget ends the run."""
+def train_line(step: int, last_step: int | None, figures: dict[str, float], seconds_left: float, is_part: bool) -> str:
+    """The console line of a report. `last_step` None: the time budget ends the run.
+
+    `is_part`: it covers fewer steps than --print_steps, because the run ends or was resumed here.
+    """
     place = f"step {step}" if last_step is None else f"step {step}/{last_step}"
+    if is_part:
+        place += f" (last {counted(int(figures['window_steps']), 'step')} only)"
     nsp = f"  nsp {figures['nsp_loss']:.3f} ({figures['nsp_accuracy']:.1%})" if "nsp_loss" in figures else ""
     return (
         f"{place}  loss {figures['loss']:.3f}  mlm {figures['mlm_loss']:.3f} ({figures['mlm_accuracy']:.1%}){nsp}  "
@@ -29,13 +34,15 @@ def live_text(epoch: float, figures: dict[str, float], seconds_left: float, seco
     )
 
 
-def validation_line(step: int, figures: dict[str, float]) -> str:
+def validation_line(step: int, figures: dict[str, float], standard_error: float | None = None) -> str:
+    """`standard_error`: of the masked-LM loss; None: it is not shown."""
+    error = "" if standard_error is None else f" ± {standard_error:.3f}"
     nsp = (
         f"  nsp loss {figures['nsp_loss']:.3f} (accuracy {figures['nsp_accuracy']:.1%})"
         if "nsp_loss" in figures
         else ""
     )
     return (
-        f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f} (perplexity {figures['perplexity']:.1f}, "
-        f"accuracy {figures['mlm_accuracy']:.1%}){nsp}"
+        f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f}{error} "
+        f"(perplexity {figures['perplexity']:.1f}, accuracy {figures['mlm_accuracy']:.1%}){nsp}"
     )

@@ -10,12 +10,14 @@ A_RUNS_METRICS = "expected <output_dir>/runs/<job_name>/metrics.jsonl; give that
 VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "perplexity")
 
 
-def find_validation(metrics: Path | None, step: int | None = None) -> dict[str, Any] | None:
-    """The validation line of `step` in a run's metrics.jsonl; the newest one if there is none, or `step` is None."""
+def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, Any] | None:
+    """The newest validation line of a run's metrics.jsonl; with `step`, the newest one up to it."""
     if metrics is None:
         return None
-    rows = [row for row in reversed(read_metrics(metrics)) if row.get("kind") == "validation"]
-    found = next((row for row in rows if row["step"] == step), next(iter(rows), None))
+    rows = [
+        row for row in read_metrics(metrics) if row["kind"] == "validation" and (step is None or row["step"] <= step)
+    ]
+    found = rows[-1] if rows else None
     missing = [key for key in VALIDATION_KEYS if not isinstance(found.get(key), int | float)] if found else []
     if missing:
         raise UserError(f"{metrics}: its validation has no number for {', '.join(missing)}; {A_RUNS_METRICS}")

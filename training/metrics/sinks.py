@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
+from torch import nn
 
 from common.console import console
 from common.files import append_whole, write_atomically
+from training.metrics.board import Board
+from training.metrics.charts import charts_of
 from training.metrics.reader import read_valid_lines
 
-FINAL = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity", "tokens", "tokens_per_second")
 KINDS = ("train", "validation")  # lines with figures; a line of kind "end" marks a finished run
 
 
@@ -34,13 +34,20 @@ class Position(Protocol):
 class Sinks:
     """TensorBoard, JSON Lines, and DeepSpeed's `monitor` (CSV, W&B, Comet …). `is_main` False: they write nothing."""
 
-    def __init__(self, folder: Path, is_main: bool, resumed: Position, monitor: Any | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        is_main: bool,
+        resumed: Position,
+        monitor: Any | None = None,
+        *,
+        num_ranks: int = 1,
+        with_details: bool = False,
+    ) -> None:
         self.monitor = monitor if is_main else None
-        self.last: dict[str, float] = {}
         self.folder = folder if is_main else None
         self.lines = folder / "metrics.jsonl"
-        self.writer: SummaryWriter | None = None
-        self.sample_writer: SummaryWriter | None = None
+        self.board = Board(folder, num_ranks=num_ranks, with_details=with_details)
         self.failing: set[str] = set()  # sinks whose last write failed: warned of once per series of failures
         self.roll_back(resumed)
 
@@ -52,18 +59,7 @@ class Sinks:
         if files is not None and self.lines.exists():  # not the first start of this run
             self._attempt("the CSV monitor", lambda: remove_later_csv_rows(files, position.step))
         self._attempt("metrics.jsonl", lambda: remove_later_lines(self.lines, position))
-        self._attempt("TensorBoard", lambda: self._open_writers(position.step + 1, position.samples + 1))
-
-    def _open_writers(self, step: int | None, samples: int | None) -> None:
-        """Open TensorBoard's files, and purge what earlier ones contain from `step` and `samples` on; None: nothing.
-
-        Figures by samples have a separate folder, because TensorBoard purges all figures of a folder.
-        """
-        for writer in (self.writer, self.sample_writer):
-            if writer is not None:
-                writer.close()
-        self.writer = SummaryWriter(str(self.folder), purge_step=step)
-        self.sample_writer = SummaryWriter(f"{self.folder}/by_samples", purge_step=samples)
+        self._attempt("TensorBoard", lambda: self.board.open(position.step + 1, position.samples + 1))
 
     def _attempt(self, name: str, action: Callable[[], None], kind: type[Exception] = OSError) -> None:
         """Call `action`; warn of an error of `kind`. A full disk or a failing service must not end the run."""
@@ -76,16 +72,15 @@ class Sinks:
                 console.warn(f"{self.folder}: {name} cannot be written ({reason}). Training continues")
             self.failing.add(name)
             if name == "TensorBoard":
-                self.writer = self.sample_writer = None  # the error has ended their threads
+                self.board.abandon()
 
     def record(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
         """Write figures of `kind` ("train" or "validation"), by step and by sample."""
         if self.folder is None:
             return
-        self.last.update({f"{kind}/{name}": value for name, value in figures.items()})
         row = {"kind": kind, "step": step, "samples": samples, "time": time.time(), **figures}
         self._attempt("metrics.jsonl", lambda: self._append(row))
-        self._attempt("TensorBoard", lambda: self._scalars(kind, step, samples, figures))
+        self._attempt("TensorBoard", lambda: self.board.scalars(kind, step, samples, figures))
         if self.monitor is not None:
             monitor, events = self.monitor, [(f"{kind}/{name}", value, step) for name, value in figures.items()]
             self._attempt("the DeepSpeed monitor", lambda: monitor.write_events(events), Exception)
@@ -101,69 +96,44 @@ class Sinks:
         except OSError:
             return []
 
+    def _recorded_tags(self) -> set[str]:
+        """Tags of the charts that have a value; a restart at the end of a run has recorded none itself."""
+        return {
+            chart.tag
+            for row in self._recorded()
+            if row.get("kind") in KINDS
+            for key, chart in charts_of(row["kind"], num_ranks=1, with_details=False).items()
+            if key in row
+        }
+
     def _append(self, row: dict[str, Any]) -> None:
         append_whole(self.lines, json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
 
-    def _scalars(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
-        writer = self._writer()
-        assert self.sample_writer is not None
-        for name, value in figures.items():
-            writer.add_scalar(f"{kind}/{name}", value, step)
-            self.sample_writer.add_scalar(f"{kind}_by_samples/{name}", value, samples)
-        writer.flush()
-        self.sample_writer.flush()
-
-    def _writer(self) -> SummaryWriter:
-        if self.writer is None:
-            self._open_writers(None, None)
-        assert self.writer is not None
-        return self.writer
-
     def text(self, name: str, content: str, step: int | None = None) -> None:
         if self.folder is not None:
-            self._attempt("TensorBoard", lambda: self._writer().add_text(name, content, step))
+            self._attempt("TensorBoard", lambda: self.board.text(name, content, step))
 
     def histograms(self, model: nn.Module, step: int) -> None:
         """The distribution of every parameter's values."""
         if self.folder is not None:
             for name, parameter in model.named_parameters():
                 values = parameter.detach().float().cpu()
-                self._attempt("TensorBoard", partial(self._histogram, name.replace(".", "/"), values, step))
+                self._attempt("TensorBoard", partial(self.board.histogram, name.replace(".", "/"), values, step))
 
-    def _histogram(self, name: str, values: Tensor, step: int) -> None:
-        self._writer().add_histogram(name, values, step)
-
-    def finish(self, hyperparameters: dict[str, Any], position: Position) -> None:
-        """Mark the run as finished, and add it to TensorBoard's table of runs with its last figures."""
+    def finish(self, hyperparameters: dict[str, Any], position: Position, hardware: str) -> None:
+        """Mark the run as finished, and add it to TensorBoard's table of runs."""
         if self.folder is None:
             return
-        known = last_figures(self._recorded()) | self.last  # a restart at the end has recorded none itself
-        results = {f"final/{name}": value for name, value in known.items() if name.rsplit("/")[-1] in FINAL}
-        if results:
-            plain = {
-                key: value for key, value in hyperparameters.items() if isinstance(value, bool | int | float | str)
-            }
-            self._attempt("TensorBoard", lambda: self._writer().add_hparams(plain, results, run_name="."))
-        row = {"kind": "end", "step": position.step, "samples": position.samples, "time": time.time()}
+        self._attempt("TensorBoard", lambda: self.board.table_of_runs(hyperparameters, self._recorded_tags()))
+        place = {"step": position.step, "samples": position.samples}
+        row = {"kind": "end", **place, "time": time.time(), "hardware": hardware}
         self._attempt("metrics.jsonl", lambda: self._append(row))
         self.close()
 
     def close(self) -> None:
         if self.folder is None:
             return
-        for writer in (self.writer, self.sample_writer):
-            if writer is not None:
-                self._attempt("TensorBoard", writer.close)
-
-
-def last_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The newest figures of each kind, as `kind/name`."""
-    found = {}
-    for row in rows:
-        if row.get("kind") in KINDS:
-            figures = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            found.update({f"{row['kind']}/{name}": value for name, value in figures.items()})
-    return found
+        self._attempt("TensorBoard", self.board.close)
 
 
 def remove_later_csv_rows(monitor: Any, step: int) -> None:

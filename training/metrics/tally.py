@@ -1,5 +1,6 @@
 """Sums of the model's losses and counts: kept on the device, reduced over all ranks when they are needed."""
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,29 @@ class Tally:
         """The sums over all ranks, by name."""
         assert self.sums is not None, "all_ranks_total() before the first add()"
         return dict(zip(self.names, collectives.all_ranks_sum(self.sums.clone()).tolist(), strict=True))
+
+
+class BatchSpread:
+    """How much the masked-LM loss differs between micro-batches: the uncertainty of its mean over all of them."""
+
+    def __init__(self) -> None:
+        self.sums: torch.Tensor | None = None
+
+    def add(self, details: Any) -> None:
+        """Add the details of one forward pass. Asynchronous, as Tally.add()."""
+        loss, count = details.masked_lm_loss_sum.detach().double(), details.masked_lm_count.detach().double()
+        values = torch.stack([loss, count, loss * loss, loss * count, count * count, (count > 0).double()])
+        self.sums = values if self.sums is None else self.sums + values
+
+    def all_ranks_standard_error(self) -> float | None:
+        """Of the mean loss per masked token, in nats; None: there are fewer than two micro-batches."""
+        assert self.sums is not None, "all_ranks_standard_error() before the first add()"
+        loss, count, squares, products, counts, batches = collectives.all_ranks_sum(self.sums.clone()).tolist()
+        if batches < 2:
+            return None
+        mean = loss / count
+        residuals = max(0.0, squares - 2 * mean * products + mean * mean * counts)
+        return math.sqrt(residuals * batches / (batches - 1)) / count
 
 
 def summarize(sums: dict[str, float]) -> dict[str, float]:

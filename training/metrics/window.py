@@ -27,18 +27,27 @@ class StepLoss(NamedTuple):
     loss: float
 
 
+class Settled(NamedTuple):
+    """What the training state and the spike detector need of steps, over all ranks. Each step is settled once."""
+
+    step_losses: list[StepLoss]
+    num_tokens: int  # real tokens
+
+
 class WindowReport(NamedTuple):
     """A closed window, the same on all ranks."""
 
     figures: dict[str, float]
-    step_losses: list[StepLoss]
+    settled: Settled  # of the steps that all_ranks_settle() has not returned before
     paces: list[float]  # each rank's seconds for the same work
-    num_tokens: int  # real tokens, over all ranks
     seconds_per_micro_step: float
 
 
 class MetricsWindow:
-    """Counts steps as they are taken; `all_ranks_close` turns the counts into figures and starts the next window."""
+    """Counts steps as they are taken; `all_ranks_close` turns the counts into figures and starts the next window.
+
+    A checkpoint within a window calls `all_ranks_settle`, so that reports keep their regular steps.
+    """
 
     def __init__(
         self,
@@ -59,6 +68,7 @@ class MetricsWindow:
         """Discard what was counted since the last report."""
         self.steps: list[tuple[int, int, int]] = []  # (step, first sample, next sample)
         self.sums: list[torch.Tensor] = []  # of each step, on the device
+        self.num_settled = 0  # steps
         self.names: tuple[str, ...] = ()  # of the sums
         self.num_micro_steps = 0
         self.num_rows = 0  # over all ranks
@@ -68,6 +78,10 @@ class MetricsWindow:
     @property
     def num_steps(self) -> int:
         return len(self.steps)
+
+    @property
+    def num_unsettled(self) -> int:
+        return len(self.steps) - self.num_settled
 
     def count(self, step: int, tally: Tally, batches: StepBatches, num_layers: int) -> None:
         """Count a step that was applied. Reads the batches in host memory, and never waits for the device.
@@ -103,6 +117,21 @@ class MetricsWindow:
     def _summarize(self, values: list[float]) -> dict[str, float]:
         return summarize(dict(zip(self.names, values, strict=True)))
 
+    def all_ranks_settle(self) -> Settled:
+        """Settle the steps that are not settled yet, by one reduction. The window stays open."""
+        return self._settle(collectives.all_ranks_sum(torch.stack(self.sums[self.num_settled :])))
+
+    def _settle(self, by_step: torch.Tensor) -> Settled:
+        """`by_step` [steps, names]: sums of the last steps over all ranks; those settled before are left out."""
+        rows = by_step[-self.num_unsettled :].tolist() if self.num_unsettled else []
+        losses = [self._summarize(values)["loss"] for values in rows]
+        steps = self.steps[self.num_settled :]
+        self.num_settled = self.num_steps
+        return Settled(
+            [StepLoss(*step, loss) for step, loss in zip(steps, losses, strict=True)],
+            int(sum(values[self.names.index("num_tokens")] for values in rows)),
+        )
+
     def all_ranks_close(self) -> WindowReport:
         """The figures of this window over all ranks, by one reduction. Then the next window begins."""
         ranks, seconds = self.rank_info.world_size, self.timer.lap()
@@ -133,12 +162,10 @@ class MetricsWindow:
         if min(paces) > 0:
             figures["slowest_over_fastest_rank"] = max(paces) / min(paces)
             figures["slowest_rank"] = float(paces.index(max(paces)))
-        losses = [self._summarize(values)["loss"] for values in by_step.tolist()]
         report = WindowReport(
             figures=figures,
-            step_losses=[StepLoss(*step, loss) for step, loss in zip(self.steps, losses, strict=True)],
+            settled=self._settle(by_step),
             paces=paces,
-            num_tokens=int(sums["num_tokens"]),
             seconds_per_micro_step=elapsed / self.num_micro_steps,
         )
         self.seconds_per_step_before = figures["seconds_per_step"]

@@ -127,10 +127,18 @@ class TrainingFlags(FlagGroup):
     )
     print_steps: Count = flag(100, "steps between two reports")
     validate_every_steps: Count | None = flag(None, "steps between two validations (default: only at the end)")
+    log_details: bool = flag(
+        False, "also write to TensorBoard: every curve by samples, and the seconds spent in each part of a step"
+    )
     log_histograms: bool = flag(
         False,
         "write histograms of all weights to TensorBoard at every validation, or at every checkpoint if there is no "
         "validation data (not with ZeRO stage 3)",
+    )
+    sample_sentences: File | None = flag(
+        None,
+        "sentences, one per line, each with one [MASK] (and the answer after a tab), for which TensorBoard shows the "
+        "model's guesses (default: parts of the validation data)",
     )
     dry_run: bool = flag(
         False, "build everything, take a few steps on one batch, report what the run would cost, and write nothing"
@@ -169,6 +177,12 @@ class CheckpointFlags(FlagGroup):
     )
     export: Literal["best", "last"] | None = flag(
         None, "which checkpoint --export_dir exports (default: the best with --keep_best, else the last)"
+    )
+    export_license: Annotated[str, Metavar("ID")] | None = flag(
+        None, "the model card's licence, as Hugging Face names it: apache-2.0"
+    )
+    export_language: Annotated[str, Metavar("CODES")] | None = flag(
+        None, "the model card's languages, separated by commas: en,de"
     )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"

@@ -20,6 +20,7 @@ from tests.support import VOCAB, make_rows, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import TrainingState
+from training.export.card_facts import CardFacts, CardRequest
 from training.export.hugging_face import export_checkpoint, read_weights
 from training.export.model_card import model_card
 
@@ -121,7 +122,8 @@ def test_the_tokenizers_padding_token_counts_where_the_model_json_names_none(fla
 def test_the_model_card_names_the_objective(head: str, objective: str, classes: str) -> None:
     config = BertConfig(vocab_size=64, sentence_head=head)
     state = TrainingState(3, 0, 24, 300, 42, 1, 0, "fp32", "", None, None, config.to_dict(), is_preln=True)
-    card = model_card(state, {"architectures": ["RobertaPreLayerNormForMaskedLM"]}, None)
+    architectures = {"architectures": ["RobertaPreLayerNormForMaskedLM"]}
+    card = model_card(state, architectures, CardFacts(), CardRequest(), has_tokenizer=True)
     assert f"Objective: {objective}." in card
     assert classes in card
     assert ("seq_relationship" in card) == (head != "none")
@@ -161,3 +163,31 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "hf").iterdir()}
     assert len(modes) > 5
     assert len(set(modes.values())) == 1, "weights are for whom the other files are"
+
+
+@pytest.mark.parametrize("flag", ["--preln", "--no-preln"])
+def test_the_model_card_is_complete_and_its_example_runs(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write_project(tmp_path)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
+    path = tmp_path / "model.json"
+    path.write_text(path.read_text().replace('"name": "tiny"', '"name": "tiny", "bert_token_file": "vocab.txt"'))
+    counts = {"documents": 1234, "tokens": 56789}
+    (tmp_path / "data" / "report.json").write_text(json.dumps({"preparation": counts}))
+    words += ["--export_license", "apache-2.0", "--export_language", "en,de", flag]
+    run_here([*words, "--max_steps", "3", "--export_dir", str(tmp_path / "hf")])
+    card = (tmp_path / "hf" / "README.md").read_text()
+    head = card.split("---\n")[1]
+    assert 'license: "apache-2.0"\nlanguage:\n- "en"\n- "de"\n' in head
+    assert "`wiki` (data): 1,234 documents, 56,789 tokens" in card
+    for fact in ("| learning_rate | 0.003 |", "| batch_size | 8 |", "| hardware | ", "| time (h:mm:ss) | ", "| 3 |"):
+        assert fact in card
+    assert "not recorded" not in card
+    assert card.count("[TO BE FILLED IN]") == 4
+    example = card.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path / "hf")
+    capsys.readouterr()
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("%") == 5
