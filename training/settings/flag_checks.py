@@ -114,23 +114,6 @@ def _check_export(export_dir: Path | None, output_dir: Path) -> None:
         )
 
 
-def check_prefixes(flags: CommandLine, problems: Problems) -> bool:
-    """Whether the folders exist that the model JSON's folders are relative to."""
-    found = [
-        problems.attempt(lambda: _has_folder("--data_path_prefix", flags.data.data_path_prefix)),
-        problems.attempt(lambda: _has_folder("--validation_data_path_prefix", flags.data.validation_data_path_prefix)),
-    ]
-    return all(found)
-
-
-def _has_folder(name: str, folder: Path | None) -> bool:
-    if folder is not None and not folder.is_dir():
-        raise UserError(
-            f"{name} {folder}: no such folder; expected the one that the model JSON's folders are relative to; pass it"
-        )
-    return True
-
-
 def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
     """Check the job's name and the folders that a run writes to."""
     if Path(job_name).name != job_name or job_name in (".", "..") or not job_name.isprintable():

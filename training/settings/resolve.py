@@ -18,13 +18,14 @@ from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
 from training.settings.deepspeed_file import KNOWN_KEYS, DeepSpeedFile, load_deepspeed_file
 from training.settings.engine_checks import check_engine, warn_about_unused_rate
-from training.settings.flag_checks import check_flags, check_places, check_prefixes
+from training.settings.flag_checks import check_flags, check_places
 from training.settings.flags import CheckpointFlags, CommandLine, DataFlags, FaultFlags, ModelFlags, TrainingFlags
 from training.settings.json_files import load_json
 from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
+from training.settings.prefixes import check_prefixes
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def resolve_settings(
     problems = problems or Problems()
     model_file, deepspeed = _load_files(flags, rank_info.world_size, problems)
     check_flags(flags, None if deepspeed is None else deepspeed.batch.micro * rank_info.world_size, problems)
-    has_prefixes = check_prefixes(flags, problems)
+    has_prefixes = check_prefixes(flags, model_file, problems)
     precision = None if deepspeed is None else check_engine(flags, deepspeed, problems)
     parts = None if model_file is None else find_parts(model_file, flags, deepspeed, has_prefixes, problems)
     config = None if parts is None else parts.model_config

@@ -55,7 +55,10 @@ FLAGS = {
     "a negative rate offset": (words("--lr_offset", "-0.1"), "--lr_offset", "found '-0.1'", "expected a finite number of at least 0, such as 0.0", "see --help"),
     "a negative rate offset with an exponent": (words("--lr_offset", "-1e-3"), "--lr_offset", "found '-1e-3'", "expected a finite number of at least 0, such as 0.0", "see --help"),
     "a prefix that is not a folder": (
-        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass it"
+        words("--data_path_prefix", "{root}/lost"), "--data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass --data_path_prefix {root}"
+    ),
+    "a prefix that does not fit": (
+        words("--data_path_prefix", "{root}/data"), "--data_path_prefix {root}/data", "contains none of the model JSON's paths (data", "expected the one that the model JSON's folders are relative to", "pass --data_path_prefix {root}"
     ),
     "a validation prefix that is not a folder": (
         words("--validation_data_path_prefix", "{root}/lost"), "--validation_data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass it"

@@ -1,0 +1,80 @@
+"""The folders that the model JSON's paths are relative to: one message for a wrong one, with the folder that fits."""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from common.errors import Problems, UserError
+from data.shards.folder import list_shards
+from training.settings.flags import CommandLine, DataFlags
+from training.settings.model_file import ModelFile
+
+DATA = "--data_path_prefix"
+VALIDATION = "--validation_data_path_prefix"
+EXPECTED = "expected the one that the model JSON's folders are relative to"
+MAX_FOLDERS = 100  # that are tried, of a folder with many
+
+
+def check_prefixes(flags: CommandLine, model_file: ModelFile | None, problems: Problems) -> bool:
+    """Whether the folders exist, and any of the model JSON's paths in them."""
+    found = [
+        problems.attempt(lambda: _check_data_prefix(flags.data, model_file)),
+        problems.attempt(lambda: _check_folder(VALIDATION, flags.data.validation_data_path_prefix, None)),
+    ]
+    return all(found)
+
+
+def _check_folder(flag: str, folder: Path | None, fitting: Path | None) -> bool:
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"{flag} {folder}: no such folder; {EXPECTED}; {_remedy(flag, fitting)}")
+    return True
+
+
+def _check_data_prefix(flags: DataFlags, model_file: ModelFile | None) -> bool:
+    prefix = flags.data_path_prefix
+    folders = [] if model_file is None else _data_folders(model_file, flags)
+    fitting = _find_fitting(prefix, folders)
+    _check_folder(DATA, prefix, fitting)
+    named = folders if model_file is None else [*folders, *_other_paths(model_file, flags)]
+    missing = [name for name in dict.fromkeys(named) if not (prefix / name).exists()]
+    if folders and len(missing) == len(set(named)) and (fitting is not None or len(missing) > 1):
+        raise UserError(
+            f"{DATA} {prefix}: contains none of the model JSON's paths ({', '.join(missing)}); {EXPECTED}; "
+            f"{_remedy(DATA, fitting)}"
+        )
+    return True
+
+
+def _remedy(flag: str, fitting: Path | None) -> str:
+    return "pass it" if fitting is None else f"pass {flag} {fitting}"
+
+
+def _data_folders(model_file: ModelFile, flags: DataFlags) -> list[str]:
+    return list(model_file.data.mixed_seq_datasets.get(str(flags.max_seq_length), {}).values())
+
+
+def _other_paths(model_file: ModelFile, flags: DataFlags) -> Iterator[str]:
+    """The other paths below the prefix; a tokenizer may also be relative to the current folder, or a hub's name."""
+    name = model_file.bert_token_file
+    if name is not None and "/" in name and not Path(name).exists():
+        yield name
+    if model_file.validation is not None and flags.validation_data_path_prefix is None:
+        yield model_file.validation.path
+
+
+def _find_fitting(prefix: Path, folders: list[str]) -> Path | None:
+    """A folder near `prefix`, or the current one, in which all of `folders` have shards."""
+    near = list(islice(prefix.absolute().parents, 3))
+    above = prefix if prefix.is_dir() else prefix.absolute().parent  # a name that does not exist may be misspelt
+    if above.is_dir() and os.access(above, os.R_OK):
+        near += sorted(path for path in islice(above.iterdir(), MAX_FOLDERS) if path.is_dir())
+    fitting = (
+        place
+        for place in [*near, Path()]
+        if folders and all((place / name).is_dir() and list_shards(place / name) for name in folders)
+    )
+    try:
+        return next(fitting, None)
+    except OSError:  # a folder that may not be read: there is only no hint
+        return None
