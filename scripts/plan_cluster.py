@@ -80,7 +80,7 @@ class PublishedAction(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags, problems = build_parser().collect(argv)
+    flags, problems = build_parser().parse_args(argv), Problems()
     table = problems.attempt(lambda: read_table(flags.accelerators))
     cluster = problems.attempt(lambda: find_cluster(flags.gpus, table, problems)) if table is not None else None
     model = problems.attempt(lambda: read_model(flags.config_file, flags.max_seq_length))

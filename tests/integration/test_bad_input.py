@@ -275,17 +275,18 @@ def test_a_log_folder_that_cannot_be_made_is_reported_with_the_others(tmp_path: 
 
 
 def test_a_wrong_prefix_is_one_problem(tmp_path: Path) -> None:
-    words = write_project(tmp_path)
-    content = json.loads((tmp_path / "model.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps({**content, "bert_token_file": "tokenizer"}))
-    message = refusal([*words, "--data_path_prefix", str(tmp_path / "lost")])
-    assert message.startswith(f"--data_path_prefix {tmp_path / 'lost'}: no such folder")
-    assert f"pass --data_path_prefix {tmp_path}" in message, "the folder that fits is named"
+    project = tmp_path / "project"
+    words = write_project(project)
+    content = json.loads((project / "model.json").read_text())
+    (project / "model.json").write_text(json.dumps({**content, "bert_token_file": "tokenizer"}))
+    message = refusal([*words, "--data_path_prefix", str(project / "lost")])
+    assert message.startswith(f"--data_path_prefix {project / 'lost'}: no such folder")
+    assert f"pass --data_path_prefix {project}" in message, "the folder that fits is named"
     assert "tokenizer" not in message
-    for wrong in (tmp_path / "data", tmp_path.parent):
+    for wrong in (project / "data", tmp_path):
         message = refusal([*words, "--data_path_prefix", str(wrong)])
         assert message.startswith(f"--data_path_prefix {wrong}: contains none of the model JSON's paths (data")
-        assert message.endswith(f"pass --data_path_prefix {tmp_path}")
+        assert message.endswith(f"pass --data_path_prefix {project}")
         assert "problems were found" not in message
 
 

@@ -62,7 +62,7 @@ def test_a_run_whose_figures_could_never_be_written_exports(
     assert not (tmp_path / "out" / "runs" / "tiny" / "metrics.jsonl").exists()
     assert "The model card is written without figures" in capsys.readouterr().err
     AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")
-    assert "Not known: " in (tmp_path / "hf" / "README.md").read_text()
+    assert "Not known here: " in (tmp_path / "hf" / "README.md").read_text()
 
 
 def test_without_sentence_labels_no_figure_of_them_appears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
