@@ -189,7 +189,10 @@ def _wait(children: list[int], request: Request, began: float) -> list[int]:
     while len(codes) < len(children):
         for child in children:
             if child not in codes:
-                found, status = os.waitpid(child, os.WNOHANG)
+                try:
+                    found, status = os.waitpid(child, os.WNOHANG)
+                except ChildProcessError:  # the launcher waited for it before it was killed; its code is lost
+                    found, status = child, 0
                 if found:
                     codes[child] = os.waitstatus_to_exitcode(status)
         now = time.monotonic()

@@ -93,10 +93,9 @@ def test_published_figures_need_no_other_flag(capsys: pytest.CaptureFixture[str]
 def test_all_mistakes_at_once(tmp_path: Path) -> None:
     engine = write_json(tmp_path / "ds.json", {"train_batch_size": 100, "zero_optimizatoin": {}})
     with pytest.raises(UserError) as raised:
-        main([*LARGE, "--deepspeed_config", str(engine), "--gpus", "8x2:H10", "--mean_tokens", "500", "--jsn"])
+        main([*LARGE, "--deepspeed_config", str(engine), "--gpus", "8x2:H10", "--mean_tokens", "500"])
     parts = raised.value.parts
     expected = (
-        "unknown flag '--jsn'",
         "unknown accelerator 'H10'",
         "zero_optimizatoin",
         "16 ranks",
