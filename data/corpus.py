@@ -21,6 +21,7 @@ from common.console import console
 from common.errors import Problems, run_command
 from common.files import check_folder_to_write, write_atomically
 from common.help import HelpFormatter, Parser, positive_int
+from common.words import counted
 from data.text.sentences import split_sentences
 
 FILE_BYTES = 4 * 2**20
@@ -218,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
     summary = (
-        f"{documents:,} documents, {sentences:,} sentences, {size / 2**20:.1f} MB "
+        f"{counted(documents, 'document')}, {counted(sentences, 'sentence')}, {size / 2**20:.1f} MB "
         f"from Python {sys.version_info.major}.{sys.version_info.minor}"
     )
     write_atomically(complete, summary)

@@ -25,6 +25,7 @@ try:
     from nvidia.config import BertConfig
     from training.metrics.flops import MatmulProbe
     from training.runtime.precision import (
+        DTYPES,
         HALF_MATMUL,
         ISA_LIMIT,
         ISA_WITHOUT_AMX,
@@ -134,11 +135,10 @@ def measure_speeds() -> dict[str, float]:
     """FLOP/s of the matrix products of BERT-base in each precision this machine supports. Takes about a second."""
     avoid_broken_amx()
     abilities, base = find_abilities(), BertConfig(vocab_size=30528)
-    kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         name: MatmulProbe(base, 2048, kind, device).measure_speed()
-        for name, kind in kinds.items()
+        for name, kind in DTYPES.items()
         if abilities.can(name)
     }
 
@@ -200,7 +200,8 @@ def check_cores(num_ranks: int, visible: int, allowed: float | None, environment
         remedy = f"export OMP_NUM_THREADS={share}, or allow more cores; by default ranks share all {visible}"
     threads = environment.get("OMP_NUM_THREADS")
     if num_ranks > cores:
-        return Finding("cores", f"{found}, for {ranks}", f"start at most {cores} ranks on this machine", True)
+        advice = f"start at most {counted(cores, 'rank')} on this machine"
+        return Finding("cores", f"{found}, for {ranks}", advice, True)
     if threads is None:
         return Finding("cores", f"{found}; {share} per rank for {ranks}", remedy if cores < visible else None, True)
     if not threads.isdecimal() or int(threads) < 1:

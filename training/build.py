@@ -13,16 +13,16 @@ from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.loading import load_engine
+from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
-from training.checkpoints.resume import ResumeRequest, locked_resume_point
+from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
 from training.checkpoints.retention import Retention
 from training.checkpoints.saving import SavePolicy, Saver
 from training.checkpoints.skips import Skips, read_skips
 from training.checkpoints.state import TrainingState, read_state
 from training.checkpoints.writer import CheckpointWriter
-from training.clock import Clock, build_clock, count_lost_time
+from training.clock import Clock, all_ranks_count_lost_time, build_clock
 from training.engine.build import build_engine, detach_monitor
 from training.engine.gradients import GradientNorm
 from training.engine.kernel import layer_factory, use_kernel
@@ -77,7 +77,7 @@ def build_run(
     note("choosing a checkpoint", 0)
     checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
-    with locked_resume_point(resume_request(settings), checkpoints, fresh) as point:
+    with all_ranks_lock_resume_point(resume_request(settings), checkpoints, fresh) as point:
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
@@ -86,7 +86,7 @@ def build_run(
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
         note("loading the checkpoint", 0)
-        progress = Progress(count_lost_time(resume(engine, rank_info, fresh, point), settings))
+        progress = Progress(all_ranks_count_lost_time(resume(engine, rank_info, fresh, point), settings))
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
     clock = build_clock(settings, rank_info, datasets, progress, began)
@@ -142,6 +142,8 @@ def build_guesses(run: Run) -> Guesses:
     tokenizer, max_length = run.settings.tokenizer, run.settings.data_flags.max_seq_length
     path = run.settings.training_flags.sample_sentences
     if tokenizer is None:
+        if path is not None:
+            console.warn(f"--sample_sentences {path}: no effect, because the model JSON has no bert_token_file")
         return Guesses(None, [])
     if path is not None:
         return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
@@ -162,7 +164,7 @@ def build_preview(run: Run) -> ModelPreview:
     )
 
 
-def build_window(run: Run) -> MetricsWindow:
+def all_ranks_build_window(run: Run) -> MetricsWindow:
     """The report window. Measures the machine's matmul speed on all ranks, which takes a third of a second."""
     settings = run.settings
     num_tokens = settings.deepspeed.batch.micro * settings.data_flags.max_seq_length
@@ -268,7 +270,7 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
     if point is None or point.is_only_weights:
         return fresh
     saved = read_state(point.path)
-    load_engine(engine, point, saved, rank_info.world_size)
+    all_ranks_load_engine(engine, point, saved, rank_info.world_size)
     if not point.is_own:
         return replace(fresh, step=saved.step, start_step=saved.step)
     for change in find_changes(saved.recipe or {}, fresh.recipe or {}):

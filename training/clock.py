@@ -157,7 +157,7 @@ def is_run_finished(settings: Settings, rank_info: RankInfo, datasets: Datasets,
     return build_clock(settings, rank_info, datasets, Progress(spent), None).is_finished()
 
 
-def count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
+def all_ranks_count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
     """`state` with the time that a killed process of this run used after its last checkpoint.
 
     If that would leave no time at all, the process was killed at the very end. The steps that it lost are then trained

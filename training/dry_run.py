@@ -9,9 +9,9 @@ import torch
 
 from common.console import console
 from common.words import format_count
-from training.build import Run, build_window
+from training.build import Run, all_ranks_build_window
 from training.clock import Clock
-from training.engine.build import set_batch, take_step
+from training.engine.build import all_ranks_take_step, set_batch
 from training.inputs.streams import build_stream
 from training.metrics.tally import Tally
 from training.metrics.window import peak_memory_gib
@@ -23,7 +23,7 @@ TIMED_STEPS = 2
 
 def dry_run(run: Run) -> None:
     """Take steps as a run does, on its first batch, with a learning rate of zero."""
-    window = build_window(run)
+    window = all_ranks_build_window(run)
     for group in run.engine.optimizer.param_groups:
         group["lr"] = 0.0
     segment = run.clock.horizon.plan.at(run.progress.samples)
@@ -37,7 +37,7 @@ def dry_run(run: Run) -> None:
     for _ in range(1 + TIMED_STEPS):
         began, tally = time.perf_counter(), Tally()
         run.grad_norm.note_scale()
-        take_step(run.engine, batches, tally, run.timer, run.progress.state.seed, run.device)
+        all_ranks_take_step(run.engine, batches, tally, run.timer, run.progress.state.seed, run.device)
         if run.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from common.console import console
 from common.errors import UserError, shortened
+from common.words import counted
 from data.randomness import seed_of
 from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows
@@ -117,7 +119,11 @@ def read_sentences(path: Path) -> list[tuple[str, str]]:
 def encode_sentences(tokenizer: BertTokenizer, sentences: Sequence[tuple[str, str]], max_length: int) -> list[Sentence]:
     """The sentences that fit into `max_length` tokens."""
     encoded = [Sentence(text, encode(tokenizer, text), answer) for text, answer in sentences]
-    return [sentence for sentence in encoded if len(sentence.ids) <= max_length]
+    fitting = [sentence for sentence in encoded if len(sentence.ids) <= max_length]
+    if len(fitting) < len(encoded):
+        skipped = counted(len(encoded) - len(fitting), "sentence")
+        console.warn(f"--sample_sentences: {skipped} skipped, longer than the {max_length} tokens of --max_seq_length")
+    return fitting
 
 
 def encode(tokenizer: BertTokenizer, sentence: str) -> list[int]:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from common.console import console
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
-from training.build import Run, build_preview, build_saver, build_validator, build_window
+from training.build import Run, all_ranks_build_window, build_preview, build_saver, build_validator
 from training.checkpoints.saving import Saver
-from training.engine.build import take_step
+from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
 from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
@@ -69,7 +69,7 @@ def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, 
     if validator is not None and not has_validation:
         best = validator.all_ranks_validate(is_save_due=True)
         if best is not None:
-            saver.save(best)  # the checkpoint exists, and is only marked
+            saver.all_ranks_save(best)  # the checkpoint exists, and is only marked
     if run.stop.all_ranks_agreed():
         return False
     if not has_ended:
@@ -97,7 +97,7 @@ class Loop:
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
-        self.window = build_window(run)
+        self.window = all_ranks_build_window(run)
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
         self.reporter = Reporter(
             self.window, health, run.sinks, run.clock, run.engine, run.grad_norm, flags.print_steps
@@ -116,14 +116,14 @@ class Loop:
                 is_finished = self.take_steps()
             except TooManyBadSteps as error:
                 self.progress.move_cursor(error.first_sample)  # none of these steps was applied
-                self.save_unsaved()
+                self.all_ranks_save_unsaved()
                 raise
             except Unreadable:
-                self.save_unsaved()
+                self.all_ranks_save_unsaved()
                 raise
         if is_finished and not self.stop.agreed:
             return True
-        self.leave_early()
+        self.all_ranks_leave_early()
         return False
 
     def take_steps(self) -> bool:
@@ -131,22 +131,22 @@ class Loop:
         is_finished, is_stopped = False, self.stop.all_ranks_agreed()
         while not (is_finished or is_stopped):
             epoch, step = self.clock.epoch(), self.progress.step
-            self.take_step()
+            self.all_ranks_take_step()
             self.clock.all_ranks_agree_on_time(self.window.seconds_per_step())
             is_finished = self.clock.is_finished()
             is_stopped, is_overdue = self.all_ranks_exchange_requests(is_finished)
             if is_stopped and not is_finished:
                 break
             due = self.find_due(epoch, self.progress.step > step, is_finished, is_overdue)
-            if self.report_and_respond(due):
+            if self.all_ranks_report(due):
                 is_finished = False  # rolled back to an earlier step
                 continue
-            self.validate_and_save(due, is_finished)
+            self.all_ranks_validate_and_save(due, is_finished)
             seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
             self.reporter.update_bar(seconds_to_save)
         return is_finished
 
-    def take_step(self) -> None:
+    def all_ranks_take_step(self) -> None:
         """Take one optimizer step and move the cursor past its rows, unless all rows that are left are skipped."""
         self.clock.pass_skipped_samples()
         if self.clock.is_out_of_rows():
@@ -157,7 +157,7 @@ class Loop:
         self.choose_layers()
         self.grad_norm.note_scale()
         tally, num_skipped = Tally(), self.engine.skipped_steps
-        take_step(self.engine, batches, tally, self.timer, self.progress.state.seed, self.device)
+        all_ranks_take_step(self.engine, batches, tally, self.timer, self.progress.state.seed, self.device)
         is_applied = self.engine.skipped_steps == num_skipped
         if is_applied:
             self.bad_steps.note_good()
@@ -202,7 +202,7 @@ class Loop:
         save = is_finished or is_overdue or self.saver.is_due(epoch)
         return Due(is_finished or step % self.print_steps == 0, validation, save)
 
-    def report_and_respond(self, due: Due) -> bool:
+    def all_ranks_report(self, due: Due) -> bool:
         """Report, or settle the steps before a validation or a save. True: a spike among them caused a rollback."""
         if due.report and self.reporter.has_steps:
             losses = self.reporter.all_ranks_close()
@@ -216,7 +216,7 @@ class Loop:
             self.reporter.discard()
         return is_rolled_back
 
-    def validate_and_save(self, due: Due, is_finished: bool) -> None:
+    def all_ranks_validate_and_save(self, due: Due, is_finished: bool) -> None:
         best = None
         if due.validation:
             assert self.validator is not None
@@ -226,15 +226,15 @@ class Loop:
                 self.preview.all_ranks_write(self.progress.step)
         if due.save or best is not None:
             with self.timer.measure("checkpoint"):
-                self.saver.save_last(best) if is_finished else self.saver.save(best)
+                self.saver.all_ranks_save_last(best) if is_finished else self.saver.all_ranks_save(best)
 
-    def save_unsaved(self) -> None:
+    def all_ranks_save_unsaved(self) -> None:
         """Save the steps since the last checkpoint, before the run ends with an error."""
         if self.saver.has_unsaved_steps and self.reporter.has_unsettled_steps:
             self.reporter.all_ranks_settle()
-        self.saver.save_unsaved()
+        self.saver.all_ranks_save_unsaved()
 
-    def leave_early(self) -> None:
+    def all_ranks_leave_early(self) -> None:
         """Save the steps since the last checkpoint, and report those since the last report after that.
 
         The next start resumes here.
@@ -243,7 +243,7 @@ class Loop:
         is_reported = False
         if self.reporter.has_steps:
             is_reported = not self.spikes.all_ranks_respond(self.reporter.all_ranks_close())
-        self.saver.save_unsaved()
+        self.saver.all_ranks_save_unsaved()
         if is_reported:
             self.reporter.write()
         console.say(f"stopped at step {self.progress.step} ({reason}); the same command resumes from here")

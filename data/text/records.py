@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -69,6 +70,17 @@ def json_kind(sample: str) -> str:
         begins = first.startswith("[") or (first.startswith("{") and line_break)
         return "json" if begins else "jsonl"
     return "json" if isinstance(value, list) and any(isinstance(item, dict) for item in value) else "jsonl"
+
+
+def looks_like_json(sample: str) -> bool:
+    """Whether a file without a telling suffix holds records: its first line is a JSON object, or an array begins."""
+    first = sample.lstrip().partition("\n")[0]
+    if re.match(r"\[\s*\{", sample.lstrip()):
+        return True
+    try:
+        return isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def decode(content: bytes, counts: Counter[str]) -> str:

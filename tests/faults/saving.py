@@ -41,7 +41,7 @@ def _kill(fault: Fault) -> None:
             die()
 
     if stage == "before":
-        before(checkpoint.CheckpointWriter, "save", at_save)
+        before(checkpoint.CheckpointWriter, "all_ranks_save", at_save)
     elif stage in ("first_file", "between_files"):
         before(checkpoint_files.CheckedFiles, "save", at_file)
     elif stage == "manifest":
@@ -100,7 +100,7 @@ def _patience(fault: Fault) -> None:
     from training.checkpoints import saving
 
     saving.RETRY_SECONDS = 0.1
-    saving.Saver.save_last.__defaults__ = (None, float(fault["seconds"]))
+    saving.Saver.all_ranks_save_last.__defaults__ = (None, float(fault["seconds"]))
 
 
 def _file_elsewhere(_: Fault) -> None:

@@ -17,9 +17,9 @@ def _not_a_number(fault: Fault) -> None:
     from training import loop
     from training.engine import build as engine
 
-    original = engine.take_step
+    original = engine.all_ranks_take_step
 
-    def take_step(target: Any, step: Any, *rest: Any) -> None:
+    def all_ranks_take_step(target: Any, step: Any, *rest: Any) -> None:
         handle = None
         if step.next_sample in fault["next_samples"]:
             value = float(fault.get("value", "nan"))
@@ -34,7 +34,7 @@ def _not_a_number(fault: Fault) -> None:
             if handle is not None:
                 handle.remove()
 
-    loop.take_step = take_step
+    loop.all_ranks_take_step = all_ranks_take_step
 
 
 def _add_to_loss(value: float, module: Any, _arguments: Any, loss: torch.Tensor) -> torch.Tensor:
@@ -47,14 +47,14 @@ def _loss_is_not_a_number(fault: Fault) -> None:
     """Sums that are NaN, as a forward pass that overflows in fp16 leaves them, in the step of these samples."""
     from training import loop
 
-    original = loop.take_step
+    original = loop.all_ranks_take_step
 
-    def take_step(target: Any, step: Any, tally: Any, *rest: Any) -> None:
+    def all_ranks_take_step(target: Any, step: Any, tally: Any, *rest: Any) -> None:
         original(target, step, tally, *rest)
         if step.next_sample in fault["next_samples"]:
             tally.sums = tally.sums * float("nan")
 
-    loop.take_step = take_step
+    loop.all_ranks_take_step = all_ranks_take_step
 
 
 def _spoil_weights(fault: Fault) -> None:
@@ -78,7 +78,7 @@ def _spoil_weights(fault: Fault) -> None:
             with torch.no_grad(), GatheredParameters([weight], modifier_rank=0, enabled=hasattr(weight, "ds_id")):
                 weight.mul_(-30.0)
 
-    before(loop, "take_step", spoil)
+    before(loop, "all_ranks_take_step", spoil)
 
 
 def _die_in_rollback(fault: Fault) -> None:
@@ -105,14 +105,14 @@ def _hang(fault: Fault) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
 
-    before(loop, "take_step", hang)
+    before(loop, "all_ranks_take_step", hang)
 
 
 def _slow_steps(fault: Fault) -> None:
     """Leave time for signals between two steps."""
     from training import loop
 
-    before(loop, "take_step", lambda *_: time.sleep(fault["seconds"]))
+    before(loop, "all_ranks_take_step", lambda *_: time.sleep(fault["seconds"]))
 
 
 def _slow_forward(fault: Fault) -> None:

@@ -16,7 +16,7 @@ def _stop_at(fault: Fault) -> None:
         if step.next_sample == fault["next_sample"]:
             os.kill(os.getpid(), fault.get("signal", signal.SIGTERM))
 
-    before(loop, "take_step", ask)
+    before(loop, "all_ranks_take_step", ask)
 
 
 def _stop_in_accumulation(fault: Fault) -> None:

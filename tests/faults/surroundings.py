@@ -64,7 +64,7 @@ def _fill_disk(fault: Fault) -> None:
             free = os.statvfs(fault["folder"])
             Path(fault["folder"], "filler").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
 
-    before(loop, "take_step", fill)
+    before(loop, "all_ranks_take_step", fill)
 
 
 KINDS: dict[str, Callable[[Fault], None]] = {

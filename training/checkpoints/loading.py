@@ -11,7 +11,7 @@ from training.checkpoints.state import TrainingState
 from training.engine.gradients import enable_overflow_checks
 
 
-def load_engine(engine: Any, point: ResumePoint, saved: TrainingState, world_size: int) -> None:
+def all_ranks_load_engine(engine: Any, point: ResumePoint, saved: TrainingState, world_size: int) -> None:
     """Load weights, optimizer state and counters. The optimizer's options stay those of the DeepSpeed JSON."""
     options = _optimizer_options(engine)
     if saved.world_size != world_size and engine.zero_optimization():

@@ -62,7 +62,7 @@ def _report_unused(request: ResumeRequest, own: Path) -> None:
 
 
 @contextmanager
-def locked_resume_point(
+def all_ranks_lock_resume_point(
     request: ResumeRequest, checkpoints: CheckpointFolder, fresh: TrainingState
 ) -> Generator[ResumePoint | None]:
     """The choice of find_resume_point(), read-locked while entered. If it is removed before the lock, the next one.

@@ -7,6 +7,7 @@ from typing import Any
 
 from common.console import console
 from common.errors import UserError
+from common.words import counted
 from training.checkpoints.paths import step_of
 from training.checkpoints.progress import Progress
 from training.checkpoints.retention import Best, Retention
@@ -90,34 +91,34 @@ class Saver:
             return by_steps
         return min(by_steps, max(0.0, 60 * minutes - (time.monotonic() - self.saved_at)))
 
-    def save(self, best: Best | None) -> None:
+    def all_ranks_save(self, best: Best | None) -> None:
         """Save a checkpoint during training. If it cannot be written, warn and continue."""
         try:
-            self._save(best)
+            self._all_ranks_save(best)
         except SaveFailed as failure:
             console.warn(f"{failure}. Training continues, and the next save tries again")
 
-    def save_unsaved(self) -> None:
+    def all_ranks_save_unsaved(self) -> None:
         """Save the steps since the last checkpoint before the run ends early, without waiting for space.
 
         A checkpoint that is still being committed is waited for, and written again if that fails.
         """
         if not self.has_unsaved_steps:
             try:
-                self.checkpoints.finish()
+                self.checkpoints.all_ranks_finish()
                 return
             except SaveFailed as failure:
                 console.warn(str(failure))
-        self.save_last(None, patience=0.0)
+        self.all_ranks_save_last(None, patience=0.0)
 
-    def save_last(self, best: Best | None = None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
+    def all_ranks_save_last(self, best: Best | None = None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
         """Save the last checkpoint of a run: wait `patience` seconds for space, then fail with the reason."""
         deadline = time.monotonic() + patience
         while True:
             self.note("last save")
             try:
-                self._save(best)
-                self.checkpoints.finish()
+                self._all_ranks_save(best)
+                self.checkpoints.all_ranks_finish()
                 return
             except SaveFailed as failure:
                 left, lost = collectives.all_ranks_from_main(
@@ -125,7 +126,7 @@ class Saver:
                 )
                 if left <= 0 or self.stop.all_ranks_agreed():
                     raise UserError(
-                        f"{failure}. The same command resumes from there and repeats {lost} steps"
+                        f"{failure}. The same command resumes from there and repeats {counted(lost, 'step')}"
                     ) from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)
@@ -135,17 +136,17 @@ class Saver:
         valid, state = self.checkpoints.newest_known_valid(), self.progress.state
         return state.step - (state.start_step if valid is None else step_of(valid))
 
-    def _save(self, best: Best | None) -> None:
+    def _all_ranks_save(self, best: Best | None) -> None:
         began, self.saved_at = time.perf_counter(), time.monotonic()
         try:
-            self.checkpoints.finish()
+            self.checkpoints.all_ranks_finish()
         except SaveFailed as failure:
             console.warn(str(failure))
         state = self.progress.state_to_save(self.budget.used(), self.budget.longest_pause)
-        self.checkpoints.save(self.engine, state, self.sources, self.policy.retention, best)
+        self.checkpoints.all_ranks_save(self.engine, state, self.sources, self.policy.retention, best)
         if not self.is_commit_timed:
             # The run waits for the commit of its last checkpoint, so the time of one commit must be known before.
-            self.checkpoints.finish()
+            self.checkpoints.all_ranks_finish()
             self.is_commit_timed = True
         self.saved_step = state.step
         self.budget.note_pause(time.perf_counter() - began)

@@ -36,7 +36,7 @@ class CheckpointWriter(CheckpointFolder):
         self._commit: threading.Thread | None = None
         self._commit_failure: Exception | None = None
 
-    def save(
+    def all_ranks_save(
         self,
         engine: Any,
         state: TrainingState,
@@ -44,7 +44,7 @@ class CheckpointWriter(CheckpointFolder):
         retention: Retention,
         best: Best | None = None,
     ) -> None:
-        """Write a checkpoint. Collective. Rank 0 commits it in the background; `finish()` waits for that.
+        """Write a checkpoint. Collective. Rank 0 commits it in the background; `all_ranks_finish()` waits for that.
 
         `sources` are the user's files, saved verbatim. `best` marks it as the best so far: it is kept until there is
         a better one. Raises SaveFailed on all ranks.
@@ -75,7 +75,7 @@ class CheckpointWriter(CheckpointFolder):
         if self._commit is not None:
             self._commit.join()
 
-    def finish(self) -> None:
+    def all_ranks_finish(self) -> None:
         """Wait for the commit in the background. Collective. Raises SaveFailed on all ranks if it failed."""
 
         def join() -> str | None:

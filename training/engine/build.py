@@ -62,7 +62,7 @@ def set_batch(engine: Any, segment: Segment) -> None:
         engine.optimizer.gradient_accumulation_steps = segment.accumulation
 
 
-def take_step(
+def all_ranks_take_step(
     engine: Any, step: StepBatches, tally: Tally, timer: SectionTimer, seed: int, device: torch.device
 ) -> None:
     """Take one optimizer step: forward and backward of every micro-batch; the engine knows the last one."""

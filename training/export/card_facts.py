@@ -33,8 +33,9 @@ def read_card_facts(checkpoint: Path, metrics: Path | None, step: int) -> CardFa
 
 
 def _describe_data(checkpoint: Path) -> list[str]:
-    flags = _object(_read(checkpoint / "resolved.json").get("flags"))
-    datasets = _object(_object(_read(checkpoint / "model.json").get("data")).get("mixed_seq_datasets"))
+    resolved = _read(checkpoint / "resolved.json")
+    flags, model = _object(resolved.get("flags")), resolved.get("model") or _read(checkpoint / "model.json")
+    datasets = _object(_object(_object(model).get("data")).get("mixed_seq_datasets"))
     folders = _object(datasets.get(str(flags.get("max_seq_length"))))
     prefix = Path(str(flags.get("data_path_prefix", "")))
     return [_describe_folder(name, prefix / path) for name, path in folders.items() if isinstance(path, str)]

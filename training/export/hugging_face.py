@@ -131,16 +131,23 @@ def all_ranks_export(
     The weights come from the checkpoint's files, so every ZeRO stage is exported the same way, and a run that was
     killed before this exports when it is started again. Without readable `metrics` the model card has no figures.
     """
-    figures = metrics if metrics.is_file() else None
-    if figures is None:
-        console.warn(f"{metrics}: no such file. The model card is written without figures")
 
     def export() -> str:
-        checkpoint = locate_checkpoint(folder, which)
+        checkpoint, figures = locate_checkpoint(folder, which), _readable(metrics)
         state = export_checkpoint(checkpoint, output, tokenizer, figures, "--export_dir", request)
         return describe_checkpoint(checkpoint, state, figures)
 
     console.say(f"export: {output} ({collectives.all_ranks_from_main(export)})")
+
+
+def _readable(metrics: Path) -> Path | None:
+    """`metrics`, or None with a warning: figures that cannot be read must not prevent the export of a finished run."""
+    try:
+        last_validation(metrics)
+    except (OSError, UserError) as error:
+        console.warn(f"{error}. The model card is written without figures")
+        return None
+    return metrics
 
 
 def check_tokenizer(tokenizer: BertTokenizer, state: TrainingState, where: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.console import console
 from common.errors import UserError
-from training.checkpoints.loading import load_engine
+from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.match import ResumePoint
 from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
@@ -65,13 +65,13 @@ def all_ranks_roll_back(
 ) -> bool:
     """Load the newest checkpoint from before `spike`, and skip its samples from now on. False: there is none."""
     with suppress(SaveFailed):
-        checkpoints.finish()
+        checkpoints.all_ranks_finish()
     tag = collectives.all_ranks_from_main(lambda: checkpoints.newest_valid(before_step=spike.at.step))
     if tag is None:
         return False
     point = ResumePoint(checkpoints.folder, tag, is_own=True)
     saved = read_state(point.path)
-    load_engine(engine, point, saved, progress.state.world_size)
+    all_ranks_load_engine(engine, point, saved, progress.state.world_size)
     progress.roll_back(saved, ((spike.at.first_sample, spike.at.next_sample),))
     if collectives.is_main():
         write_skips(checkpoints.folder, progress.skips)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.words import counted
+
 # Thresholds of the warnings. They avoid false alarms rather than missed ones.
 MAX_DATA_WAIT_SHARE = 0.10
 MAX_RANK_SPEED_RATIO = 1.25
@@ -218,6 +220,6 @@ def describe_without_gradient(names: list[str]) -> str:
     parts = sorted({name.rsplit(".", 1)[0] for name in names})
     listed = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
     return (
-        f"{len(names)} parameters got no gradient in the first steps: {listed}. They will not change. A head without "
-        f"gradient means that its loss is missing; check that the data has its labels"
+        f"{counted(len(names), 'parameter')} got no gradient in the first steps: {listed}. They will not change. A "
+        f"head without gradient means that its loss is missing; check that the data has its labels"
     )

@@ -16,12 +16,11 @@ from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
-from training.runtime.precision import avoid_broken_amx, find_abilities
+from training.runtime.precision import DTYPES, avoid_broken_amx, find_abilities
 
 TOKENS = 2048  # rows of the measured products
 REDUCED = 1 << 25  # bytes of the measured all-reduce
 ROUNDS = 5
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measure_here(config: BertConfig, ranks: int, clock: Callable[[], float] = time.perf_counter) -> Accelerator:
@@ -38,7 +37,7 @@ def measure_here(config: BertConfig, ranks: int, clock: Callable[[], float] = ti
         abilities = find_abilities()
         peaks = {
             name: MatmulProbe(config, TOKENS, dtype, device, clock).measure_speed()
-            for name, dtype in _DTYPES.items()
+            for name, dtype in DTYPES.items()
             if abilities.can(name)
         }
         streamed = measure_memory(device, config.hidden_size, clock)

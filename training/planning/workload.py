@@ -13,10 +13,11 @@ from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
 from training.metrics.flops import model_flops
+from training.runtime.precision import DTYPES
 
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 NOTHING = Checkpointing()  # is recomputed
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {**DTYPES, "tf32": torch.float32}
 
 
 @dataclass(frozen=True)

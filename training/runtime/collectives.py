@@ -141,7 +141,7 @@ def reporting_lost_ranks() -> Generator[None]:
     try:
         yield
     except Unreadable as agreed:
-        _raise_on_first_failed_rank(agreed.failure)
+        all_ranks_raise_first_failure(agreed.failure)
     except RuntimeError as error:
         text = str(error)
         if not any(sign in text for sign in LOST_SIGNS):
@@ -153,7 +153,7 @@ def reporting_lost_ranks() -> Generator[None]:
         ) from None
 
 
-def _raise_on_first_failed_rank(failure: BaseException | None) -> NoReturn:
+def all_ranks_raise_first_failure(failure: BaseException | None) -> NoReturn:
     """On all ranks, of which at least one has failed: raise its error there, ReportedElsewhere on the others."""
     codes = all_ranks_gather(None if failure is None else exit_code_of(failure))
     reporter, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
@@ -180,12 +180,12 @@ def all_ranks_any(*flags: bool) -> list[bool]:
     if dist.get_world_size() == 1:
         return list(flags)
     counts = torch.tensor([int(flag) for flag in flags])
-    torch.distributed.all_reduce(counts, group=_host_group())
+    torch.distributed.all_reduce(counts, group=_all_ranks_host_group())
     return [bool(count) for count in counts.tolist()]
 
 
 @cache
-def _host_group() -> torch.distributed.ProcessGroup | None:
+def _all_ranks_host_group() -> torch.distributed.ProcessGroup | None:
     """The default group if it is gloo, else a separate gloo group. The first call is a collective."""
     return torch.distributed.new_group(backend="gloo") if torch.distributed.get_backend() != "gloo" else None
 
@@ -216,7 +216,7 @@ def all_ranks_from_main(action: Callable[[], T]) -> T:
             failure = error
     if dist.get_world_size() > 1:
         sent = [(failure is None, result)]
-        torch.distributed.broadcast_object_list(sent, src=0, group=_host_group())
+        torch.distributed.broadcast_object_list(sent, src=0, group=_all_ranks_host_group())
         is_done, result = sent[0]
         if failure is None and not is_done:
             raise ReportedElsewhere("rank 0 failed; its message says why")
@@ -229,11 +229,11 @@ def all_ranks_gather(value: T) -> list[T]:
     """Every rank's `value`, in the order of the ranks."""
     gathered = [value] * dist.get_world_size()
     if len(gathered) > 1:
-        torch.distributed.all_gather_object(gathered, value, group=_host_group())
+        torch.distributed.all_gather_object(gathered, value, group=_all_ranks_host_group())
     return gathered
 
 
 def leave() -> None:
-    _host_group.cache_clear()
+    _all_ranks_host_group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -33,7 +33,7 @@ class Clock:
         patch.setattr("time.perf_counter", lambda: self.now)
         patch.setattr(run_clock, "Budget", self.budget)
         patch.setattr(MetricsWindow, "seconds_per_step", lambda _window: STEP_SECONDS)
-        self.slow_down(patch, loop, "take_step", STEP_SECONDS)
+        self.slow_down(patch, loop, "all_ranks_take_step", STEP_SECONDS)
         self.slow_down(patch, checkpoint, "write_manifest", COMMIT_SECONDS)
 
     def budget(self, total: float | None, **options: Any) -> Budget:

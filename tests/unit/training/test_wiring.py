@@ -20,7 +20,7 @@ from tests.support import make_rows, read_metrics, write_nvidia_shard, write_pro
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import read_state
-from training.engine.build import take_step
+from training.engine.build import all_ranks_take_step
 from training.engine.gradients import GradientWatch
 from training.inputs.datasets import open_data
 from training.metrics.window import MetricsWindow
@@ -338,10 +338,10 @@ def test_nothing_waits_for_the_device_at_a_micro_step(tmp_path: Path, monkeypatc
 
     def counted_step(*given: Any) -> None:
         with ReadValues() as read:
-            take_step(*given)
+            all_ranks_take_step(*given)
         counts.append(read.num)
 
-    monkeypatch.setattr("training.loop.take_step", counted_step)
+    monkeypatch.setattr("training.loop.all_ranks_take_step", counted_step)
     for micro in (8, 2):
         words = write_project(tmp_path / str(micro), train_micro_batch_size_per_gpu=micro)
         model = tmp_path / str(micro) / "model.json"  # dropout on a CPU reads its seeds from a host tensor

@@ -96,3 +96,12 @@ def test_quotes_in_a_tsv_are_text_unless_its_lines_need_them(tmp_path: Path) -> 
     assert documents_of(tmp_path / "a.tsv") == [['"Inches are 5" or so.'], ['All "of" it.'], ['The "end" of it.']]
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"One line.\nAnother line."\n2\tThe end of it.\n')
     assert documents_of(tmp_path / "a.tsv") == [["One line.", "Another line."], ["The end of it."]]
+
+
+@pytest.mark.parametrize("name", ["records.txt", "records"])
+@pytest.mark.parametrize("as_array", [False, True])
+def test_records_are_recognised_without_a_telling_suffix(name: str, as_array: bool, tmp_path: Path) -> None:
+    path = tmp_path / name
+    lines = "\n".join(json.dumps(record) for record in RECORDS)
+    path.write_text(json.dumps(RECORDS) if as_array else lines)
+    assert "pass --text_field 'sentence'" in refusal(path)
