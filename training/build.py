@@ -244,7 +244,8 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
 
 
 def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> TrainingState:
-    """The state of a new run."""
+    """The state of a new run, which skips what `skips.json` lists."""
+    skips = read_skips(settings.saved_models)
     return TrainingState(
         step=0,
         start_step=0,
@@ -262,6 +263,8 @@ def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> 
         recipe=settings.recipe(),
         is_kernel=settings.model_flags.deepspeed_transformer_kernel,
         data_summary=datasets.summary,
+        skips=skips.ranges,
+        rollbacks=skips.rollbacks,
     )
 
 

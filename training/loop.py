@@ -142,6 +142,7 @@ class Loop:
                 is_finished = False  # rolled back to an earlier step
                 continue
             self.all_ranks_validate_and_save(due, is_finished)
+            is_stopped = is_stopped or self.stop.agreed  # during the validation
             seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
             self.reporter.update_bar(seconds_to_save)
         return is_finished
@@ -195,8 +196,8 @@ class Loop:
 
     def find_due(self, epoch: int, is_new_step: bool, is_finished: bool, is_overdue: bool) -> Due:
         """What is due after a step that began in `epoch`. After one that was not applied, only an overdue save is."""
-        if not (is_new_step or is_finished or is_overdue):
-            return Due()
+        if not (is_new_step or is_finished):
+            return Due(save=is_overdue)
         step, every = self.progress.step, self.validate_every
         validation = self.validator is not None and (is_finished or (every is not None and step % every == 0))
         save = is_finished or is_overdue or self.saver.is_due(epoch)
@@ -214,6 +215,7 @@ class Loop:
         is_rolled_back = self.spikes.all_ranks_respond(losses)
         if is_rolled_back:
             self.reporter.discard()
+            self.saver.note_rollback()
         return is_rolled_back
 
     def all_ranks_validate_and_save(self, due: Due, is_finished: bool) -> None:
@@ -243,6 +245,8 @@ class Loop:
         is_reported = False
         if self.reporter.has_steps:
             is_reported = not self.spikes.all_ranks_respond(self.reporter.all_ranks_close())
+            if not is_reported:
+                self.saver.note_rollback()
         self.saver.all_ranks_save_unsaved()
         if is_reported:
             self.reporter.write()

@@ -52,14 +52,17 @@ class Saver:
         self.horizon, self.budget, self.stop = horizon, budget, stop
         self.policy, self.sources, self.note = policy, sources, note
         self.saved_at = time.monotonic()
-        self.saved_step = (
-            progress.step
-        )  # of the last save, which may still be uncommitted; at first, of the resume point
+        # Of the last save, which may still be uncommitted; at first, of the resume point.
+        self.saved_step = progress.step
         self.is_commit_timed = budget.total is None  # only a time budget needs to know how long a commit takes
 
     @property
     def has_unsaved_steps(self) -> bool:
         return self.progress.step != self.saved_step
+
+    def note_rollback(self) -> None:
+        """The run has returned to a checkpoint, so no step is unsaved."""
+        self.saved_step = self.progress.step
 
     def is_overdue(self) -> bool:
         """Whether --save_every_minutes have passed, by this rank's clock. Only rank 0's answer counts."""

@@ -1,7 +1,6 @@
 """--on_spike: a warning, or a rollback to the last checkpoint before the spike, whose batch is then skipped."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +63,10 @@ def all_ranks_roll_back(
     spike: Spike, checkpoints: CheckpointWriter, engine: Any, progress: Progress, sinks: Sinks
 ) -> bool:
     """Load the newest checkpoint from before `spike`, and skip its samples from now on. False: there is none."""
-    with suppress(SaveFailed):
+    try:
         checkpoints.all_ranks_finish()
+    except SaveFailed as failure:
+        console.warn(str(failure))
     tag = collectives.all_ranks_from_main(lambda: checkpoints.newest_valid(before_step=spike.at.step))
     if tag is None:
         return False
