@@ -4,7 +4,6 @@ the formulas, and how far they are from what was published and measured.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +12,14 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from training.runtime.starting import choose_accelerator
+
+if __name__ == "__main__":
+    choose_accelerator()
+
 from common.console import console
 from common.errors import Problems, UserError, run_command
-from common.help import HelpFormatter, Parser, positive_int
+from common.help import HelpFormatter, Parser, positive_float, positive_int
 from training.planning.accelerators import MEASURED_HERE, Accelerator, Cluster, find_accelerator, parse_gpus, read_table
 from training.planning.inputs import describe_lengths, measure_lengths, read_engine, read_model, write_json
 from training.planning.measure import measure_here
@@ -23,17 +27,6 @@ from training.planning.plan import Request, make_plan
 from training.planning.published import published_figures
 from training.planning.report import as_json, format_report, published_table
 from training.settings.deepspeed_file import load_deepspeed_file
-
-
-def positive_float(text: str) -> float:
-    """A flag's type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
-    return value
 
 
 def build_parser() -> Parser:

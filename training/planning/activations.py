@@ -103,15 +103,10 @@ def _wide_half(config: BertConfig, rows: float, execution: Execution) -> float:
     is_recomputed = choice.norm and execution.is_pre_ln
     norm = (_stream if is_recomputed else _norm)(config, rows, execution)
     wide = rows * wide_size(config) * e
-    if is_recomputed and not choice.activation:  # the first product is recomputed with the norm
-        wide = 0.0
-    if choice.activation:
-        has_stream = is_recomputed or execution.has_fused_norm or not execution.is_pre_ln
-        return norm + wide + (0.0 if has_stream else _stream(config, rows, execution))
     second_norm = 0.0 if execution.is_pre_ln else _norm(config, rows, execution) - _stream(config, rows, execution)
     is_gated = wide_size(config) > config.intermediate_size
-    # Its output, and of a gated one the first factor, unless both are recomputed with the norm.
-    activated = rows * config.intermediate_size * e * (2 if is_gated and not is_recomputed else 1)
+    # The activation's output, and of a gated one the first factor.
+    activated = 0.0 if choice.activation else rows * config.intermediate_size * e * (2 if is_gated else 1)
     dropout = rows * config.hidden_size if config.hidden_dropout_prob and execution.keeps_masks else 0
     return norm + wide + activated + dropout + second_norm
 

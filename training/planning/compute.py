@@ -155,8 +155,9 @@ def _recomputed_share(product: Product, execution: Execution) -> float:
         return 1.0 - 1 / choice.layers if product.part == "narrow" else 1.0
     if choice.attention and product.is_attention:
         return 1.0
-    is_after_norm = product.part == "projection" or (product.part == "wide" and not choice.activation)
-    return 1.0 if choice.norm and execution.is_pre_ln and is_after_norm else 0.0
+    # Recomputation of a norm ends before the wide product. Queries, keys and values come from one function of our own,
+    # and what such a function keeps is known only after it has run.
+    return 1.0 if choice.norm and execution.is_pre_ln and product.part == "projection" else 0.0
 
 
 def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:

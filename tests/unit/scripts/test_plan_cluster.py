@@ -117,7 +117,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ([*LARGE, *ZERO1, "--gpus", "8:H100", "--accelerators", "missing.json"], "missing.json"),
         ([*LARGE, *ZERO1, "--gpus", "8:H100", "--data_path_prefix", "missing"], "no such folder"),
         ([*LARGE, *ZERO1, "--gpus", "8:H100", "--write", "missing/made.json"], "a folder that exists"),
-        ([*LARGE, *ZERO1, "--gpus", "8:H100", "--dollars_per_gpu_hour", "0"], "expected a number above 0"),
+        ([*LARGE, *ZERO1, "--gpus", "8:H100", "--dollars_per_gpu_hour", "0"], "expected a finite number above 0"),
     ],
 )
 def test_one_message_each(words: list[str], message: str) -> None:

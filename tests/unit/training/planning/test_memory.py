@@ -8,25 +8,26 @@ import pytest
 import torch
 
 from tests.support import free_port
+from tests.unit.training.in_process import own_environment
 from tests.unit.training.planning.measuring import build_model, make_batch, small_batch, small_config
 from training.optimizers.build import build_optimizer
 from training.planning.memory import ZeroSettings, estimate_memory, estimate_states
 from training.planning.workload import count_parameters, plan_execution
+from training.runtime import collectives
+from training.runtime.ranks import RankInfo
 
 SCALARS = 8 * 60  # bytes: the optimizer counts its steps, once per parameter
 
 
 @pytest.fixture(scope="module")
 def world_of_one() -> Generator[None]:
-    import deepspeed
-
-    saved = dict(os.environ)
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    deepspeed.init_distributed("gloo")
-    yield
-    torch.distributed.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(saved)
+    """As runs join theirs, whatever world another test of this process has left."""
+    with own_environment():
+        os.environ.update(
+            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+        )
+        collectives.start(torch.device("cpu"), RankInfo(0, 0, 1, 1), stuck_seconds=60)
+        yield
 
 
 def kept_gradients(engine: Any, stage: int) -> int:
