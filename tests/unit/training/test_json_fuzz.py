@@ -109,7 +109,7 @@ def damaged(name: str, chance: random.Random) -> bytes:
 def outcome(folder: Path) -> str:
     """Whether a run with both files would be refused, up to the engine."""
     words = ["--cf", f"{folder}/model.json", "--deepspeed_config", f"{folder}/engine.json"]
-    words += ["--output_dir", f"{folder}/out", "--max_seq_length", "128"]
+    words += ["--output_dir", f"{folder}/out", "--data_path_prefix", str(folder), "--max_seq_length", "128"]
     try:
         settings = resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1))
     except UserError:
@@ -125,6 +125,10 @@ def outcome(folder: Path) -> str:
 def test_damaged_files_give_settings_or_one_message(tmp_path: Path, name: str) -> None:
     chance = random.Random(f"seed of {name}")
     is_model = name in MODELS
+    intact = json.loads((PROJECT / (name if is_model else "configs/bert_tiny.json")).read_text())
+    for folders in intact["data"]["mixed_seq_datasets"].values():
+        for folder in folders.values():
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     counts = {"refused": 0, "settings": 0}
     for number in range(ROUNDS):
         other = "configs/ds_cpu.json" if is_model else "configs/bert_tiny.json"
