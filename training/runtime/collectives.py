@@ -88,6 +88,7 @@ def _open_store(rank_info: RankInfo) -> Store:
             is_master=rank_info.is_main and not is_agents,
             timeout=JOIN_TIMEOUT,
             wait_for_workers=False,
+            multi_tenant=not is_agents,  # a second run in one process finds its port in use otherwise
         )
         return PrefixStore(f"bert_pretraining/{rank_info.world_size}_ranks/attempt_{attempt}", store)
     except torch.distributed.DistNetworkError as error:

@@ -1,13 +1,13 @@
 """Predicted work against torch's FLOP counter and the kernels that the model launches."""
 
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
-from nvidia.checkpointing import Checkpointing
+from tests.support import run_command
 from tests.unit.training.planning.measuring import (
     LENGTHS,
     MASKED,
@@ -22,29 +22,11 @@ from training.planning.accelerators import read_table
 from training.planning.compute import count_kernels, estimate_micro_step, executed_flops
 from training.planning.workload import flops_per_row, plan_execution
 
-LONG = ((400, 300), 400, 60)
-CASES: list[tuple[dict[str, Any], Checkpointing, Any]] = [
-    ({}, Checkpointing(), None),
-    ({}, Checkpointing(), LONG),
-    ({"attention_backend": "plain"}, Checkpointing(), None),
-    ({"hidden_act": "geglu", "sentence_head": "none"}, Checkpointing(), None),
-    ({}, Checkpointing(layers=2), None),
-    ({"attention_backend": "plain"}, Checkpointing(attention=True), None),
-    ({}, Checkpointing(norm=True), None),
-    ({}, Checkpointing(norm=True, activation=True), None),
-]
 
-
-@pytest.mark.parametrize(("changes", "choice", "rows"), CASES)
-def test_executed_flops_are_those_that_torch_counts(changes: dict[str, Any], choice: Checkpointing, rows: Any) -> None:
-    config = small_config(**changes)
-    model = build_model(config, choice=choice)
-    with FlopCounterMode(display=False) as counter:
-        model(make_batch(*(rows or ()))).backward()
-    found = executed_flops(
-        config, small_batch(*(rows or ())), plan_execution(config, "fp32", "cpu", None, True, choice)
-    )
-    assert found == pytest.approx(counter.get_total_flops(), rel=0.005)
+def test_executed_flops_are_those_that_torch_counts() -> None:
+    """In a fresh process: what torch recomputes, and so counts, depends on what ran before in the same process."""
+    outcome = run_command([sys.executable, "-m", "tests.unit.training.planning.executed_flops"])
+    assert outcome.returncode == 0, outcome.stderr[-2000:]
 
 
 def test_model_flops_are_what_runs_report() -> None:
