@@ -126,12 +126,12 @@ def check_target(path: Path | None) -> None:
 def find_cluster(text: str, table: dict[str, Accelerator], problems: Problems) -> Cluster:
     """A problem with the name leaves the number of GPUs known, for the checks that need it."""
     wanted = parse_gpus(text)
-    placeholder = next(iter(table.values()))
+    first_entry = next(iter(table.values()))
     if wanted.name.lower() == MEASURED_HERE:
-        accelerator: Accelerator | None = replace(placeholder, name=MEASURED_HERE)
+        accelerator: Accelerator | None = replace(first_entry, name=MEASURED_HERE)
     else:
         accelerator = problems.attempt(lambda: find_accelerator(wanted.name, table))
-    return Cluster(accelerator or placeholder, wanted.gpus_per_node, wanted.nodes)
+    return Cluster(accelerator or first_entry, wanted.gpus_per_node, wanted.nodes)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from common.errors import UserError, shortened
 from common.files import write_plainly
 from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
+from training.checkpoints.skips import Ranges
 from training.plan.time_budget import MAX_SECONDS
 from training.settings.json_files import load_json
-
-Ranges = tuple[tuple[int, int], ...]  # first sample, and the one after the last
 
 
 @dataclass(frozen=True)
