@@ -88,12 +88,13 @@ class Kill:
         return self.victim if isinstance(self.victim, str) else "one"
 
     def faults(self) -> list[dict[str, Any]]:
-        """Of a kill at a stage: rank 0, which comes to all of them, kills the others too."""
-        kill = {"kind": "kill", "stage": self.stage, "step": self.step, "rank": self.victim}
-        if isinstance(self.victim, str):
-            kill |= {"rank": 0, "who": self.victim}
-        # Ranks look after their launcher once a second: without this they would often be at their end before that.
-        return [kill, {"kind": "slow_steps", "seconds": 0.4}] if self.victim == "launcher" else [kill]
+        """At a stage, rank 0, which reaches all of them, kills the others too."""
+        # Ranks check on their launcher once a second: without slow steps a run often ends before the next check.
+        faults: list[dict[str, Any]] = [{"kind": "slow_steps", "seconds": 0.4}] if self.victim == "launcher" else []
+        if self.stage is not None:
+            who = {"rank": 0, "who": self.victim} if isinstance(self.victim, str) else {"rank": self.victim}
+            faults.append({"kind": "kill", "stage": self.stage, "step": self.step} | who)
+        return faults
 
 
 @dataclass
@@ -135,11 +136,10 @@ def train(server: RankServer, setup: Setup, folder: Path, kill: Kill | None = No
     options: dict[str, Any] = {"faults": setup.faults(), "grace": 5.0}
     if kill is not None:
         options["has_launcher"] = kill.victim == "launcher"
-        if kill.stage is not None:
-            options["faults"] += kill.faults()
-        elif kill.victim == "launcher":
+        options["faults"] += kill.faults()
+        if kill.stage is None and kill.victim == "launcher":
             options["launcher_dies"] = kill.after
-        else:
+        elif kill.stage is None:
             ranks = [kill.victim] if isinstance(kill.victim, int) else list(range(setup.num_ranks))
             sent = {"after": kill.after, "signal": int(signal.SIGKILL), "ranks": ranks}
             once = {"once": str(folder / "out" / "runs" / "tiny" / "metrics.jsonl")} if kill.is_late else {}
