@@ -6,7 +6,7 @@ from common.console import console
 from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
 from nvidia.interop.hugging_face import export_obstacles
-from training.build import Run
+from training.build import Run, has_unigram_start
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
@@ -76,7 +76,10 @@ def show_banner(run: Run) -> None:
 def describe_start(settings: Settings, point: ResumePoint | None) -> str:
     if point is not None:
         return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
-    return "from new weights" if settings.first_weights is None else f"from the weights of {settings.first_weights}"
+    if settings.first_weights is not None:
+        return f"from the weights of {settings.first_weights}"
+    is_unigram = has_unigram_start(settings, point)
+    return f"from new weights{', the decoder bias from token frequencies' if is_unigram else ''}"
 
 
 def describe_length(clock: Clock, outlook: Outlook) -> str:

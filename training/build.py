@@ -8,6 +8,7 @@ import torch
 
 from common.console import console
 from data.randomness import seed_of
+from data.shards.frequencies import log_frequencies
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -82,6 +83,8 @@ def build_run(
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
         load_first_weights(model, settings, point)
+        if has_unigram_start(settings, point):
+            model.set_decoder_bias(torch.from_numpy(log_frequencies(datasets.training[0], model.config.num_tokens)))
         replace_blocks(model, settings, rank_info)
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
@@ -209,6 +212,12 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, point: Resum
         load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
     if point is not None and point.is_only_weights:
         model.load_state_dict(read_weights(point.path))
+
+
+def has_unigram_start(settings: Settings, point: ResumePoint | None) -> bool:
+    """Whether the decoder bias starts from the data's token frequencies: with new weights only."""
+    is_new = point is None and settings.first_weights is None
+    return is_new and settings.model_config.decoder_bias_init == "unigram"
 
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankInfo) -> None:
