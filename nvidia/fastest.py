@@ -48,7 +48,7 @@ def measure_libraries(
         return Measured(Libraries())
     seconds = _time_all_products(config, rows * length, clock)
     chosen = Libraries(**{role: _fastest(times) for role, times in seconds.items()})  # type: ignore[arg-type]
-    is_dense = config.position_embedding_type == "absolute" and not config.is_sparse
+    is_dense = not (config.is_relative or config.is_sparse)
     if config.attention_backend == AUTO and is_dense:
         dropout_prob = config.attention_probs_dropout_prob
         times = time_attention(rows, length, config.num_attention_heads, config.head_size, dropout_prob, clock)

@@ -26,8 +26,8 @@ def show_banner(run: Run) -> None:
     facts = {
         "model": f"{'pre-LN' if is_preln else 'post-LN'}, {config.num_hidden_layers} layers of "
         f"{config.hidden_size}, {config.num_tokens:,} tokens, {num_parameters:,} parameters",
-        "batch": f"{batch.total} rows of {settings.data_flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
-        f"micro-steps × {counted(run.rank_info.world_size, 'rank')}"
+        "batch": f"{batch.total} rows of {settings.data_flags.max_seq_length}: {batch.micro} × "
+        f"{counted(batch.accumulation, 'micro-step')} × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
         "data": describe_phases(run.datasets, clock.horizon.plan)
         + f", about {format_count(outlook.data_tokens)} tokens",
