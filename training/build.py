@@ -34,7 +34,7 @@ from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_spee
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
-from training.optimizers.build import build_optimizer
+from training.optimizers.build import build_optimizer, set_rate_factors
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -245,7 +245,9 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
         weight_decay=settings.training.weight_decay,
         zero=config.get("zero_optimization", {}),
     )
-    return build_engine(model, config, optimizer, groups)
+    engine = build_engine(model, config, optimizer, groups)
+    set_rate_factors(engine.optimizer.param_groups, config.get("optimizer"), settings.training.learning_rate)
+    return engine
 
 
 def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> TrainingState:
