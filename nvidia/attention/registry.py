@@ -10,6 +10,7 @@ import torch
 from common.errors import UserError
 from nvidia.attention import flex, grouped, jagged, plain, sdpa, varlen
 from nvidia.attention.backend import Backend, BackendContext
+from nvidia.cpu.libraries import in_use
 
 __all__ = ["AUTO", "BACKENDS", "BackendContext", "choose_backend", "cuda_capability"]
 
@@ -35,8 +36,8 @@ def choose_backend(requested: str, context: BackendContext) -> str:
         return requested
     if context.has_window:  # sdpa computes what the window hides, too
         preferred = ["grouped", "varlen", "flex"]
-    else:  # without dropout torch's fused CPU kernel is faster than ours
-        preferred = ["sdpa"] if context.device == "cpu" and not context.dropout_prob else []
+    else:
+        preferred = [in_use().attention(context.dropout_prob)] if context.device == "cpu" else []
     return next(name for name in (*preferred, *BACKENDS) if BACKENDS[name].reason_against(context) is None)
 
 
