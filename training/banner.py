@@ -38,6 +38,7 @@ def show_banner(run: Run) -> None:
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{counted(torch.get_num_threads(), 'thread')} per rank",
+        "products": run.libraries,
         "lr": f"{flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {flags.time_budget}" if flags.time_budget else ""),
         **({} if muon is None else {"optimizer": muon}),

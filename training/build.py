@@ -30,6 +30,7 @@ from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
 from training.guesses import Guesses, ModelPreview, encode_sentences, read_sentences, sentences_of_data
 from training.inputs.datasets import Datasets
+from training.libraries import all_ranks_choose_libraries
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
@@ -54,6 +55,7 @@ class Run:
     engine: Any
     grad_norm: GradientNorm
     progress: Progress
+    libraries: str  # what computes matrix products and attention
     clock: Clock
     checkpoints: CheckpointWriter
     sinks: Sinks
@@ -79,6 +81,8 @@ def build_run(
     checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
     with all_ranks_lock_resume_point(resume_request(settings), checkpoints, fresh) as point:
+        note("choosing the libraries of matrix products", 0)
+        fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
@@ -103,6 +107,7 @@ def build_run(
         engine=engine,
         grad_norm=GradientNorm(engine),
         progress=progress,
+        libraries=libraries,
         clock=clock,
         checkpoints=checkpoints,
         sinks=Sinks(
@@ -300,4 +305,6 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         rollbacks=skips.rollbacks,
         best_validation_loss=min(losses, default=None),
         data_summary=fresh.data_summary,
+        processor=fresh.processor,
+        cpu_libraries=fresh.cpu_libraries,
     )
