@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.errors import UserError, shortened
 from common.files import write_plainly
+from nvidia.cpu.libraries import Libraries
 from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
 from training.checkpoints.skips import Ranges
 from training.plan.time_budget import MAX_SECONDS
@@ -49,6 +50,8 @@ class TrainingState:
     best_probe: float | None = None  # its highest value
     probe_units: dict[str, int] | None = None  # of each probe, which are the same for the whole run
     checks_without_gain: int = 0  # measurements since the last improvement, for --stop_after_no_gain
+    processor: str | None = None  # the kind of processor for which cpu_libraries were chosen
+    cpu_libraries: Libraries | None = None  # results differ in their last bits; None: the model is too small to matter
 
 
 STATE_TYPE = TypeAdapter(TrainingState)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.runtime.rank_variables import has_launcher
+
 TORCH_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 
 
@@ -30,7 +32,7 @@ class Launcher:
 
     def __init__(self) -> None:
         parent = os.getppid()
-        self.chain = [(os.getpid(), parent)] if "RANK" in os.environ or _is_launcher(parent) else []
+        self.chain = [(os.getpid(), parent)] if has_launcher(os.environ) or _is_launcher(parent) else []
         if _is_launcher(parent) and _is_launcher(grandparent := _parent_of(parent)):
             self.chain.append((parent, grandparent))
 

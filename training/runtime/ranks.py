@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from common.errors import Problems, UserError
+from training.runtime.rank_variables import take_over
 
 
 @dataclass(frozen=True)
@@ -25,26 +26,14 @@ class RankInfo:
         return self.rank == 0
 
 
-# srun's names of the variables that torch's launchers set.
-SLURM_NAMES = {
-    "RANK": "SLURM_PROCID",
-    "LOCAL_RANK": "SLURM_LOCALID",
-    "WORLD_SIZE": "SLURM_NTASKS",
-    "LOCAL_SIZE": "SLURM_NTASKS_PER_NODE",
-}
-
-
 START_AGAIN = "Start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
 
 
 def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankInfo:
-    """Read the variables of the launcher or of srun; without either, set those of a single rank on a free port."""
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        if is_started_by_srun(environment):
-            _take_over_from_srun(environment)
-        else:
-            environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
-            environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    """Read the variables of the launcher, srun or mpirun; without any, set those of a single rank on a free port."""
+    if "RANK" not in environment and not take_over(environment) and "WORLD_SIZE" not in environment:
+        environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
+        environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     problems = Problems()
     world_size = _read_number(environment, "WORLD_SIZE", None, 1, problems)
     rank_info = RankInfo(
@@ -61,24 +50,6 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
     _check_restarts(environment, problems)
     problems.raise_if_any()
     return rank_info
-
-
-def is_started_by_srun(environment: MutableMapping[str, str]) -> bool:
-    """Whether this is one of several tasks of srun, or a single one with MASTER_ADDR set."""
-    return "SLURM_PROCID" in environment and (
-        "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-    )
-
-
-def _take_over_from_srun(environment: MutableMapping[str, str]) -> None:
-    missing = [name for name in (*SLURM_NAMES.values(), "MASTER_ADDR") if name not in environment]
-    if missing:
-        raise UserError(
-            f"srun started this process, but these variables are not set: {', '.join(missing)}; ranks need them to "
-            f"find each other. Start it with scripts/slurm.sh, or pass srun --ntasks-per-node and export MASTER_ADDR "
-            f"(the first node's name) and MASTER_PORT"
-        )
-    environment.update({name: environment[slurm] for name, slurm in SLURM_NAMES.items()})
 
 
 def _read_number(
