@@ -21,6 +21,7 @@ from training.dry_run import dry_run
 from training.engine.compile_locks import guard_compiles
 from training.loop import train
 from training.metrics.sinks import without_writer_tracebacks
+from training.micro_batch import all_ranks_find_micro_batch
 from training.plan.time_budget import process_start
 from training.preflight import prepare_run
 from training.runtime import collectives
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stop = StopRequests()
         beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
+        if settings.training_flags.find_micro_batch:
+            settings = all_ranks_find_micro_batch(settings, rank_info, device, watchdog.note)
         run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()

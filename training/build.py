@@ -8,6 +8,7 @@ import torch
 
 from common.console import console
 from data.randomness import seed_of
+from data.shards.frequencies import log_frequencies
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -29,11 +30,12 @@ from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
 from training.guesses import Guesses, ModelPreview, encode_sentences, read_sentences, sentences_of_data
 from training.inputs.datasets import Datasets
+from training.libraries import all_ranks_choose_libraries
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
-from training.optimizers.build import build_optimizer
+from training.optimizers.build import build_optimizer, set_rate_factors
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -53,6 +55,7 @@ class Run:
     engine: Any
     grad_norm: GradientNorm
     progress: Progress
+    libraries: str  # what computes matrix products and attention
     clock: Clock
     checkpoints: CheckpointWriter
     sinks: Sinks
@@ -78,10 +81,14 @@ def build_run(
     checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
     with all_ranks_lock_resume_point(resume_request(settings), checkpoints, fresh) as point:
+        note("choosing the libraries of matrix products", 0)
+        fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
         load_first_weights(model, settings, point)
+        if has_unigram_start(settings, point):
+            model.set_decoder_bias(torch.from_numpy(log_frequencies(datasets.training[0], model.config.num_tokens)))
         replace_blocks(model, settings, rank_info)
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
@@ -100,6 +107,7 @@ def build_run(
         engine=engine,
         grad_norm=GradientNorm(engine),
         progress=progress,
+        libraries=libraries,
         clock=clock,
         checkpoints=checkpoints,
         sinks=Sinks(
@@ -211,6 +219,12 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, point: Resum
         model.load_state_dict(read_weights(point.path))
 
 
+def has_unigram_start(settings: Settings, point: ResumePoint | None) -> bool:
+    """Whether the decoder bias starts from the data's token frequencies: with new weights only."""
+    is_new = point is None and settings.first_weights is None
+    return is_new and settings.model_config.decoder_bias_init == "unigram"
+
+
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankInfo) -> None:
     """--deepspeed_transformer_kernel and --compile: compute the blocks in another way, with the same weights."""
     flags = settings.model_flags
@@ -240,7 +254,9 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
         weight_decay=settings.training.weight_decay,
         zero=config.get("zero_optimization", {}),
     )
-    return build_engine(model, config, optimizer, groups)
+    engine = build_engine(model, config, optimizer, groups)
+    set_rate_factors(engine.optimizer.param_groups, config.get("optimizer"), settings.training.learning_rate)
+    return engine
 
 
 def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> TrainingState:
@@ -289,4 +305,6 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         rollbacks=skips.rollbacks,
         best_validation_loss=min(losses, default=None),
         data_summary=fresh.data_summary,
+        processor=fresh.processor,
+        cpu_libraries=fresh.cpu_libraries,
     )

@@ -182,13 +182,13 @@ def _norm_bytes(config: BertConfig, execution: Execution) -> float:
 def _residual_bytes(config: BertConfig, execution: Execution) -> float:
     """Of the end of a branch per row: dropout and sum, their backward, the sum of the two branches' gradients."""
     dropout = (4 * execution.bytes + 2) if config.hidden_dropout_prob else 0
-    bias = execution.bytes if config.use_bias else 0
-    return config.hidden_size * (6 * execution.bytes + dropout + bias)
+    num_biased = config.has_attention_bias + config.has_mlp_bias  # of the two branches
+    return config.hidden_size * (6 * execution.bytes + dropout + execution.bytes * num_biased / 2)
 
 
 def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float) -> float:
     e, hidden = execution.bytes, config.hidden_size
-    bias = 3 * hidden * e * batch.tokens if config.use_bias else 0
+    bias = 3 * hidden * e * batch.tokens if config.has_attention_bias else 0
     around = batch.tokens * _norm_bytes(config, execution) + rows * _residual_bytes(config, execution) + bias
     fused = 12 * hidden * e * batch.tokens  # read q, k, v, write; backward reads five and writes three of this size
     if execution.backend == "plain":
@@ -207,7 +207,7 @@ def _wide_traffic(config: BertConfig, execution: Execution) -> float:
     activation = (
         inner * e * (17 if is_gated else 5)
     )  # of a gated one: gelu, product, their backward, both halves joined
-    bias = wide_size(config) * e if config.use_bias else 0
+    bias = wide_size(config) * e if config.has_mlp_bias else 0
     again = inner * e * 2 if execution.checkpointing.activation else 0
     return _norm_bytes(config, execution) + _residual_bytes(config, execution) + activation + bias + again
 

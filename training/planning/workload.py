@@ -121,7 +121,7 @@ def plan_execution(
         dtype=_DTYPES[precision],
         head_size=config.head_size,
         dropout_prob=config.attention_probs_dropout_prob,
-        needs_plain=config.position_embedding_type != "absolute",
+        needs_plain=config.is_relative,
         is_sparse=config.is_sparse,
         capability=capability,
     )
@@ -177,21 +177,27 @@ class PlannedModel:
 
 def _parameter_sizes(config: BertConfig, is_pre_ln: bool) -> list[tuple[int, bool]]:
     """(elements, whether it is a matrix of the encoder's linear layers) of each parameter."""
-    hidden, bias = config.hidden_size, config.use_bias
-    norm = [(hidden, False)] * 2
-    sizes = [(config.vocab_size * hidden, False), (config.type_vocab_size * hidden, False), *norm]
+    hidden, wide = config.hidden_size, wide_size(config)
+    norm = [(hidden, False)] * (2 if config.norm_bias else 1)
+    sizes = [(config.vocab_size * hidden, False), *norm]
+    if config.type_vocab_size:
+        sizes.append((config.type_vocab_size * hidden, False))
     if config.position_embedding_type == "absolute":
-        sizes.append((config.max_position_embeddings * hidden, False))
+        sizes.append(((config.position_offset + config.max_position_embeddings) * hidden, False))
     for layer in range(config.num_hidden_layers):
         inner = config.num_heads(layer) * config.head_size
-        wide = wide_size(config)
         sizes += [(hidden * inner, True)] * 4 + [(hidden * wide, True), (config.intermediate_size * hidden, True)]
-        sizes += ([(inner, False)] * 3 + [(hidden, False)] * 2 + [(wide, False)]) if bias else []
-        sizes += 2 * norm
-        if config.position_embedding_type != "absolute":
+        sizes += [(inner, False)] * 3 + [(hidden, False)] if config.has_attention_bias else []
+        sizes += [(wide, False), (hidden, False)] if config.has_mlp_bias else []
+        has_both_norms = layer > 0 or config.first_attention_norm
+        sizes += 2 * norm if has_both_norms else norm
+        sizes += [(config.head_size, False)] * (2 if config.qk_norm else 0)
+        if config.is_relative:
             sizes.append(((2 * config.max_position_embeddings - 1) * config.head_size, False))
     sizes += norm if is_pre_ln else []
-    sizes += [(hidden * hidden, False), (hidden, False), *norm, (config.vocab_size, False)]  # the masked-token head
+    sizes += [(hidden * hidden, False), *norm]  # the masked-token head
+    sizes += [(hidden, False)] if config.head_bias else []
+    sizes += [(config.vocab_size, False)] if config.decoder_bias else []
     if not config.tie_word_embeddings:
         sizes.append((config.vocab_size * hidden, False))
     if config.has_sentence_head:

@@ -78,6 +78,19 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "--length_schedule and --max_steps_per_epoch cannot be combined: the batch size changes within an epoch",
     ),
     (
+        lambda f: (
+            f.training.find_micro_batch
+            and any(each.key == "train_micro_batch_size_per_gpu" for each in f.training.overrides or ())
+        ),
+        "--find_micro_batch and --set train_micro_batch_size_per_gpu both give the rows per micro-step; expected one; "
+        "drop the other",
+    ),
+    (
+        lambda f: f.model.deepspeed_transformer_kernel and f.training.find_micro_batch,
+        f"{KERNEL} and --find_micro_batch: that layer is built for one size; drop one, and set "
+        f"train_micro_batch_size_per_gpu in the DeepSpeed JSON",
+    ),
+    (
         lambda f: f.model.deepspeed_transformer_kernel and f.model.progressive_layer_drop,
         f"{KERNEL} and --progressive_layer_drop: that layer cannot scale its branches; drop one",
     ),

@@ -92,6 +92,11 @@ class TrainingFlags(FlagGroup):
     train_batch_size: Count | None = flag(
         None, "rows per step over all ranks; replaces the DeepSpeed JSON's train_batch_size"
     )
+    find_micro_batch: bool = flag(
+        False,
+        "find the largest train_micro_batch_size_per_gpu that fits in memory, by trying; accumulation keeps the rows "
+        "per step",
+    )
     total_training_steps: Count | None = flag(
         None, "length of the schedule; replaces the model JSON's total_training_steps for --max_seq_length"
     )
