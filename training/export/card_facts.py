@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training.metrics.reader import last_validation, read_metrics
+from training.metrics.reader import first_and_last_probe, last_validation, read_metrics
 
 
 class CardRequest(NamedTuple):
@@ -21,6 +21,7 @@ class CardFacts(NamedTuple):
     data: tuple[str, ...] = ()  # a line for each folder of shards
     hardware: str | None = None
     validation: Mapping[str, Any] | None = None
+    probes: tuple[Mapping[str, float], Mapping[str, float]] | None = None  # the first and the last
 
 
 def read_card_facts(checkpoint: Path, metrics: Path | None, step: int) -> CardFacts:
@@ -29,7 +30,8 @@ def read_card_facts(checkpoint: Path, metrics: Path | None, step: int) -> CardFa
     if metrics is not None:
         ends = [row for row in read_metrics(metrics) if isinstance(row.get("hardware"), str)]
         hardware = ends[-1]["hardware"] if ends else None
-    return CardFacts(tuple(_describe_data(checkpoint)), hardware, last_validation(metrics, step))
+    probes = first_and_last_probe(metrics, step)
+    return CardFacts(tuple(_describe_data(checkpoint)), hardware, last_validation(metrics, step), probes)
 
 
 def _describe_data(checkpoint: Path) -> list[str]:
