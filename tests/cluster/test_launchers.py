@@ -60,7 +60,9 @@ def start_mpich(machines: Machines, folder: Path, words: Sequence[str], slots: i
 def first_on_path(folder: Path, program: str) -> str:
     """Debian installs several MPIs side by side; `deepspeed` starts the one called mpirun."""
     (folder / "bin").mkdir()
-    (folder / "bin" / "mpirun").symlink_to(str(shutil.which(program, path=PATHS)))
+    script = folder / "bin" / "mpirun"
+    script.write_text(f'#!/bin/sh\nexec {shutil.which(program, path=PATHS)} "$@"\n')
+    script.chmod(0o755)
     return f"{folder / 'bin'}:{PATHS}"
 
 
