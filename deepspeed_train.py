@@ -23,8 +23,9 @@ from training.loop import train
 from training.metrics.sinks import without_writer_tracebacks
 from training.micro_batch import all_ranks_find_micro_batch
 from training.plan.time_budget import process_start
-from training.preflight import describe_installation, prepare_run
+from training.preflight import prepare_run
 from training.runtime import collectives
+from training.runtime.installation import describe_installation
 from training.runtime.lock import all_ranks_check_shared, lock_folder
 from training.runtime.logs import begin_logs, send_logs
 from training.runtime.meeting import open_store, sharing_failures

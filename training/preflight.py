@@ -1,11 +1,7 @@
 """What a run needs before anything is built: checked settings and opened data. All problems are reported at once."""
 
-import hashlib
-import platform
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
-from pathlib import Path
 
 from common.errors import Problems
 from training.checkpoints.folder import CheckpointFolder
@@ -25,29 +21,6 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
     problems.attempt(partial(_check_probes, flags))
     settings = resolve_settings(flags, rank_info, problems, partial(_check_inputs, flags, rank_info, problems))
     return settings, open_data(settings.data, rank_info)
-
-
-def describe_installation(rank_info: RankInfo, data_digest: str) -> dict[str, str]:
-    """What must be the same on all machines of a run, by name; nothing on one. Takes a fraction of a second."""
-    if rank_info.local_size == rank_info.world_size:
-        return {}
-    versions = {name: metadata.version(name) for name in ("torch", "deepspeed")}
-    return {
-        "Python": platform.python_version(),
-        **versions,
-        "project": digest_of_project()[:12],
-        "training data": data_digest[:12],
-    }
-
-
-def digest_of_project() -> str:
-    """Of the sources that a run imports."""
-    root = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for package in ("common", "data", "evaluation", "nvidia", "training"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _check_export(flags: CommandLine, problems: Problems) -> None:
