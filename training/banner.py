@@ -9,6 +9,7 @@ from nvidia.interop.hugging_face import export_obstacles
 from training.build import Run
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
+from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
 from training.notes import find_attention_notes, find_notes, find_warnings
 from training.plan.outlook import Outlook, look_ahead
@@ -22,6 +23,7 @@ def show_banner(run: Run) -> None:
     flags, is_preln = settings.training_flags, settings.model_flags.preln
     config = settings.model_config
     num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
+    muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
     facts = {
         "model": f"{'pre-LN' if is_preln else 'post-LN'}, {config.num_hidden_layers} layers of "
@@ -36,8 +38,10 @@ def show_banner(run: Run) -> None:
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{counted(torch.get_num_threads(), 'thread')} per rank",
+        "products": run.libraries,
         "lr": f"{flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {flags.time_budget}" if flags.time_budget else ""),
+        **({} if muon is None else {"optimizer": muon}),
         "checkpoints": str(settings.saved_models),
         "logs": str(settings.runs),
         "start": describe_start(settings, run.resume_point),

@@ -29,11 +29,12 @@ from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
 from training.guesses import Guesses, ModelPreview, encode_sentences, read_sentences, sentences_of_data
 from training.inputs.datasets import Datasets
+from training.libraries import all_ranks_choose_libraries
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
-from training.optimizers.build import build_optimizer
+from training.optimizers.build import build_optimizer, set_rate_factors
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -53,6 +54,7 @@ class Run:
     engine: Any
     grad_norm: GradientNorm
     progress: Progress
+    libraries: str  # what computes matrix products and attention
     clock: Clock
     checkpoints: CheckpointWriter
     sinks: Sinks
@@ -78,6 +80,8 @@ def build_run(
     checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
     with all_ranks_lock_resume_point(resume_request(settings), checkpoints, fresh) as point:
+        note("choosing the libraries of matrix products", 0)
+        fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
@@ -100,6 +104,7 @@ def build_run(
         engine=engine,
         grad_norm=GradientNorm(engine),
         progress=progress,
+        libraries=libraries,
         clock=clock,
         checkpoints=checkpoints,
         sinks=Sinks(
@@ -240,7 +245,9 @@ def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
         weight_decay=settings.training.weight_decay,
         zero=config.get("zero_optimization", {}),
     )
-    return build_engine(model, config, optimizer, groups)
+    engine = build_engine(model, config, optimizer, groups)
+    set_rate_factors(engine.optimizer.param_groups, config.get("optimizer"), settings.training.learning_rate)
+    return engine
 
 
 def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> TrainingState:
@@ -289,4 +296,6 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         rollbacks=skips.rollbacks,
         best_validation_loss=min(losses, default=None),
         data_summary=fresh.data_summary,
+        processor=fresh.processor,
+        cpu_libraries=fresh.cpu_libraries,
     )

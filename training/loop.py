@@ -11,6 +11,7 @@ from training.build import Run, all_ranks_build_window, build_preview, build_sav
 from training.checkpoints.saving import Saver
 from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
+from training.engine.movement import MovementWatch, describe_unmoved
 from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
@@ -97,6 +98,7 @@ class Loop:
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
+        self.movement = MovementWatch(run.engine)
         self.window = all_ranks_build_window(run)
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
         self.reporter = Reporter(
@@ -157,9 +159,12 @@ class Loop:
         set_learning_rate(self.engine.optimizer, lr)
         self.choose_layers()
         self.grad_norm.note_scale()
+        self.movement.before_step(lr)
         tally, num_skipped = Tally(), self.engine.skipped_steps
         all_ranks_take_step(self.engine, batches, tally, self.timer, self.progress.state.seed, self.device)
         is_applied = self.engine.skipped_steps == num_skipped
+        for group in self.movement.all_ranks_after_step(is_applied):
+            console.warn(describe_unmoved(group))
         if is_applied:
             self.bad_steps.note_good()
         elif not can_lower_loss_scale(self.engine):

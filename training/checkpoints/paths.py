@@ -13,6 +13,7 @@ LATEST = "latest"  # DeepSpeed's pointer to the newest checkpoint
 BEST = "best.json"  # our pointer to the checkpoint with the lowest validation loss
 SKIPS = "skips.json"  # ranges of samples that training skips
 TIME_SPENT = "time_spent.json"  # seconds that the run has used of its --time_budget
+CPU_LIBRARIES = "cpu_libraries.json"  # what computes matrix products, for a start before the first checkpoint
 STAGING = ".saving"  # a checkpoint while it is written
 DROPPED = ".dropped_"  # prefix of a checkpoint while it is removed
 REPLACED = ".replaced_"  # prefix of a valid checkpoint while another of the same step takes its place

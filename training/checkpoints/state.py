@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.errors import UserError, shortened
 from common.files import write_plainly
+from nvidia.cpu.libraries import Libraries
 from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
 from training.checkpoints.skips import Ranges
 from training.plan.time_budget import MAX_SECONDS
@@ -44,6 +45,8 @@ class TrainingState:
     data_summary: str | None = None  # files and rows, to report changes on resume
     best_tag: str | None = None  # with --keep_best: the checkpoint of best_validation_loss
     best_is_only: bool = False  # whether that checkpoint was saved only for its loss
+    processor: str | None = None  # the kind of processor for which cpu_libraries were chosen
+    cpu_libraries: Libraries | None = None  # results differ in their last bits; None: the model is too small to matter
 
 
 STATE_TYPE = TypeAdapter(TrainingState)
