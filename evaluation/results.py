@@ -1,33 +1,12 @@
 """Results of evaluation.run for one model, found again by the digest of its files."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from common.files import file_digest
+from evaluation.finetuning.identity import folder_digest
 
 REPORT = "report.json"  # in the output folder of evaluation.run
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "merges.txt",
-)
-IDENTITY = ("config.json", *TOKENIZER_FILES, "tokenizer_config.json")
-
-
-def digest_of(content: Any) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-
-
-def folder_digest(folder: Path) -> str:
-    """Of a model's weights, configuration and tokenizer."""
-    files = [p for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".bin") or p.name in IDENTITY]
-    return digest_of([(path.name, file_digest(path)) for path in files])
 
 
 def find_card_section(reports: Iterable[Path], model: Path) -> str | None:

@@ -12,7 +12,7 @@ import transformers
 
 from common.errors import Problems, UserError
 from common.files import file_digest
-from evaluation.results import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
+from evaluation.finetuning.identity import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
 from evaluation.tasks.task import Kind
 
 HEADS: dict[Kind, str] = {

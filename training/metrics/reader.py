@@ -8,13 +8,14 @@ from typing import Any
 from common.errors import UserError
 
 A_RUNS_METRICS = "expected <output_dir>/runs/<job_name>/metrics.jsonl; give that one"
+NOT_FINITE = ("nan", "inf", "-inf", None)  # as they are written, and as JSON has them
 VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "perplexity")
 
 
 def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, Any] | None:
     """The newest validation line of a run's metrics.jsonl; with `step`, the newest one up to it.
 
-    A validation whose loss was not finite, which is written as null, is passed over.
+    A validation whose loss was not finite is passed over.
     """
     if metrics is None:
         return None
@@ -22,10 +23,14 @@ def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, 
     for row in read_metrics(metrics):
         if row["kind"] != "validation" or (step is not None and row["step"] > step):
             continue
-        wrong = [key for key in VALIDATION_KEYS if not isinstance(row.get(key, ""), int | float | None)]
+        wrong = [
+            key
+            for key in VALIDATION_KEYS
+            if not isinstance(row.get(key), int | float) and row.get(key, "") not in NOT_FINITE
+        ]
         if wrong:
             raise UserError(f"{metrics}: its validation has no number for {', '.join(wrong)}; {A_RUNS_METRICS}")
-        if all(row[key] is not None and math.isfinite(row[key]) for key in VALIDATION_KEYS):
+        if all(row[key] not in NOT_FINITE and math.isfinite(row[key]) for key in VALIDATION_KEYS):
             found = row
     return found
 

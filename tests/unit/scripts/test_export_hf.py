@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import UserError
-from evaluation.results import folder_digest
+from evaluation.finetuning.identity import folder_digest
 from scripts.export_hf import main
 from tests.support import VOCAB, read_metrics, write_json, write_project
 from tests.unit.training.in_process import run_here
@@ -105,7 +105,11 @@ def test_a_validation_that_is_not_finite_is_passed_over(saved: Path, tmp_path: P
     row = {"kind": "validation", "step": 3, "mlm_loss": 1.5, "mlm_accuracy": 0.25, "perplexity": 4.5}
     metrics = tmp_path / "metrics.jsonl"
     words = ["--checkpoint", str(saved / "step_00000006"), "--output", str(tmp_path / "hf"), "--metrics", str(metrics)]
-    bad: tuple[dict[str, Any], ...] = ({"mlm_loss": None, "perplexity": None}, {"mlm_loss": math.nan})
+    bad: tuple[dict[str, Any], ...] = (
+        {"mlm_loss": "nan", "perplexity": "inf"},  # as the sinks write it
+        {"mlm_loss": None, "perplexity": None},
+        {"mlm_loss": math.nan},
+    )
     for spoiled in bad:
         metrics.write_text("".join(json.dumps(line) + "\n" for line in (row, row | {"step": 6} | spoiled)))
         main(words)
