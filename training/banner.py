@@ -13,7 +13,7 @@ from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
-from training.notes import find_attention_notes, find_notes, find_warnings
+from training.notes import find_attention_notes, find_model_notes, find_notes, find_warnings
 from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.resolve import Settings, describe
@@ -67,6 +67,7 @@ def show_banner(run: Run) -> None:
         output_dir=settings.output_dir,
         has_validation=run.datasets.validation is not None,
     )
+    notes += find_model_notes(config, settings.data_flags.max_seq_length)
     notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, is_preln)]
     if not settings.model_flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
         notes += find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device))
