@@ -20,7 +20,6 @@ from data.stream.order import ShuffleWindow
 
 _WINDOWS_KEPT = 3  # per component: the one in use, its neighbour when a batch covers both, the one read ahead
 _ROWS_TOGETHER = 512
-_PLACES = 2**16  # of units in their window, as 16-bit integers, which numpy sorts fastest
 
 
 class WindowKey(NamedTuple):
@@ -29,6 +28,14 @@ class WindowKey(NamedTuple):
     component: int
     epoch: int
     window: int  # index within the epoch
+
+
+class Run(NamedTuple):
+    """Neighbouring positions of one window, from `start` on, and their global sample indices."""
+
+    key: WindowKey
+    start: int
+    samples: np.ndarray
 
 
 class Pick(NamedTuple):
@@ -142,33 +149,27 @@ class RowSource:
 
     def _find_share(self, start: int, stop: int) -> list[Pick]:
         """This rank's share of the samples [start, stop), by window."""
-        picks = [pick for span in self._mixture.spans(start, stop) for pick in self._picks_of(span)]
+        runs = [run for span in self._mixture.spans(start, stop) for run in self._runs_of(span)]
         if self._world_size == 1:
-            return picks
-        places = np.concatenate([self._places(pick) for pick in picks])
-        count = len(places) // self._world_size
+            return [Pick(run.key, np.arange(run.start, run.start + len(run.samples)), run.samples) for run in runs]
+        places = [self._window(run.key).places[run.start : run.start + len(run.samples)] for run in runs]
+        count = (stop - start) // self._world_size
         first = self._rank * count
-        chosen = np.sort(np.argsort(places, kind="stable")[first : first + count])
-        ends = np.cumsum([len(pick.positions) for pick in picks])
-        bounds = np.searchsorted(chosen, [0, *ends.tolist()])
+        chosen = np.sort(np.argsort(np.concatenate(places), kind="stable")[first : first + count])
+        firsts = np.cumsum([0] + [len(run.samples) for run in runs])
+        bounds = np.searchsorted(chosen, firsts)
         share = []
-        for pick, end, low, high in zip(picks, ends.tolist(), bounds[:-1], bounds[1:], strict=True):
-            if low < high:
-                index = chosen[low:high] - (end - len(pick.positions))
-                share.append(Pick(pick.key, pick.positions[index], pick.samples[index]))
+        for number, run in enumerate(runs):
+            index = chosen[bounds[number] : bounds[number + 1]] - firsts[number]
+            if len(index):
+                share.append(Pick(run.key, run.start + index, run.samples[index]))
         return share
 
-    def _places(self, pick: Pick) -> np.ndarray:
-        """Where in its window the unit of each position is, from 0 to _PLACES."""
-        window = self._window(pick.key)
-        return (window.units[pick.positions] * _PLACES // len(window.shards)).astype(np.uint16)
-
-    def _picks_of(self, span: Span) -> Iterator[Pick]:
-        """The whole span, by window."""
+    def _runs_of(self, span: Span) -> Iterator[Run]:
         order, done = self._mixture.components[span.component].order, 0
         for index, start, stop in order.split_by_window(span.epoch, span.start, span.stop):
             samples = span.samples[done : done + stop - start]
-            yield Pick(WindowKey(span.component, span.epoch, index), np.arange(start, stop), samples)
+            yield Run(WindowKey(span.component, span.epoch, index), start, samples)
             done += stop - start
 
     def _component(self, key: WindowKey) -> Component:
