@@ -23,7 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.tokenizer import load_tokenizer, train_tokenizer
+from data.tokenizer import load_tokenizer
+from data.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE = 30_000

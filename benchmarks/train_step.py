@@ -26,7 +26,9 @@ from common.console import console
 from common.errors import run_command
 from common.memory import peak_resident_mib
 from nvidia.config import BertConfig
+from nvidia.cpu.libraries import use
 from nvidia.cpu.startup import configure_onednn
+from nvidia.fastest import measure_libraries
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
 CONTENDERS = ("ours", "engine", "transformers", "reference")
@@ -136,6 +138,7 @@ def workload(length: int, accumulation: int, config: BertConfig) -> list[Batch]:
 def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> dict[str, float]:
     """Real tokens per second of each contender and the matmul limit, from each one's best round."""
     batches = workload(length, accumulation, config)
+    use_fastest(config, WORKLOADS[length][0], length)
     steps = {name: BUILDERS[name](config, accumulation) for name in names}
     best = dict.fromkeys((*names, *LIMITS), float("inf"))
     for round_number in range(rounds):
@@ -154,6 +157,13 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
             limit = scale * seconds(step_products(config, batches[0]).items(), as_linear=name == "linear_limit")
             best[name] = min(best[name], limit)
     return {name: num_tokens(batches) / spent for name, spent in best.items()}
+
+
+def use_fastest(config: BertConfig, rows: int, length: int) -> None:
+    """Choose the libraries of matrix products as a run does when it starts."""
+    measured = measure_libraries(config, rows, length)
+    use(measured.libraries)
+    console.say(f"products: {measured.describe() or 'torch'}")
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:

@@ -1,51 +1,49 @@
-"""Loads and trains BERT tokenizers, and saves them in files that stock transformers loads."""
+"""Loads tokenizers, and saves them in files that stock transformers loads."""
 
 import hashlib
 import json
-import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from common.errors import UserError
 from common.files import write_atomically
+from data.special_tokens import CLS, SEP, SPECIALS, UNK, find_special_tokens, role_of
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIALS = (PAD, UNK, CLS, SEP, MASK)
-MIN_VOCABULARY = len(SPECIALS) + 2
 # The files that stock transformers looks for in a folder.
-TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-# Other names of the same five tokens.
-_ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
-_CONTINUATION = "##"
+VOCABULARY_FILE, JSON_FILE, CONFIG_FILE, ROLES_FILE = TOKENIZER_FILES = (
+    "vocab.txt",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+SPACE_MARKS = ("▁", "Ġ")  # how SentencePiece and byte-level vocabularies write a space
+CONTINUATION = "##"
 _MAX_LENGTH = 512
-_MIN_ALPHABET = 1000  # characters, if a text has so many
-_COVERAGE = 0.9999  # share of a text's characters
-_LINES_AT_ONCE = 10_000
 
 
 class BertTokenizer:
-    """A `tokenizers.Tokenizer`, and the properties of it that BERT pretraining needs."""
+    """A `tokenizers.Tokenizer` of any kind, and the properties of it that BERT pretraining needs."""
 
     pad_id: int
-    unk_id: int
+    unk_id: int | None  # None: every text has tokens, as in byte-level vocabularies
     cls_id: int
     sep_id: int
     mask_id: int
 
-    def __init__(self, backend: Tokenizer) -> None:
+    def __init__(self, backend: Tokenizer, declared: Mapping[str, Any] | None = None) -> None:
+        """`declared`: the content of tokenizer_config.json, which may name the special tokens."""
+        description = json.loads(backend.to_str(pretty=False))
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        self.special_tokens = {name: _special(backend, name) for name in SPECIALS}
-        for name, token in self.special_tokens.items():
-            setattr(self, f"{name[1:-1].lower()}_id", backend.token_to_id(token))
+        self.special_tokens = find_special_tokens(backend, description, declared or {})
+        for name in SPECIALS:
+            token = self.special_tokens.get(name)
+            setattr(self, f"{role_of(name)}_id", None if token is None else backend.token_to_id(token))
 
     @property
     def vocab_size(self) -> int:
@@ -61,19 +59,50 @@ class BertTokenizer:
         """sha256 of everything that determines the ids of a text."""
         return hashlib.sha256(self.backend.to_str(pretty=False).encode()).hexdigest()
 
-    @property
+    @cached_property
     def special_ids(self) -> tuple[int, ...]:
         """The ids that are never masked nor drawn at random: all that the tokenizer marks as special."""
         marked = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
-        return tuple(sorted(marked | {self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id}))
+        return tuple(sorted(marked | {self.vocabulary[token] for token in self.special_tokens.values()}))
 
     @cached_property
     def continuation_ids(self) -> tuple[int, ...]:
-        """WordPiece ids that continue a word; empty for other models, whose shards contain word starts instead."""
-        if not isinstance(self.backend.model, models.WordPiece):
+        """The ids that continue a word: those with WordPiece's prefix, or without the mark of a space (Ġ, ▁).
+
+        Empty if tokens show neither. Shards with word starts do not need them.
+        """
+        if isinstance(self.backend.model, models.WordPiece):
+            prefix = self.backend.model.continuing_subword_prefix
+            continues = {token for token in self.vocabulary if token.startswith(prefix) and token != prefix}
+        elif self.marks_spaces:
+            continues = {token for token in self.vocabulary if not token.startswith(SPACE_MARKS)}
+        else:
             return ()
-        prefix = self.backend.model.continuing_subword_prefix
-        return tuple(sorted(i for token, i in self.vocabulary.items() if token.startswith(prefix) and token != prefix))
+        return tuple(sorted({self.vocabulary[token] for token in continues}.difference(self.special_ids)))
+
+    @cached_property
+    def marks_spaces(self) -> bool:
+        """Whether the token at the beginning of a word starts with the mark of the space before it."""
+        return bool({"ByteLevel", "Metaspace"} & {part.get("type") for part in self._pre_tokenizers})
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are sequences of bytes, so that every text has tokens."""
+        return "ByteLevel" in {part.get("type") for part in self._pre_tokenizers}
+
+    @cached_property
+    def keeps_first_space(self) -> bool:
+        """Whether a word has other tokens after a space than at the beginning of a text."""
+        after_space, first = (self.backend.encode(text, add_special_tokens=False).ids for text in (" a", "a"))
+        return after_space != first
+
+    def show(self, token_id: int) -> str | None:
+        """A token for people: bytes as the characters that they stand for, a space before the word as its mark."""
+        token = self.backend.id_to_token(token_id)
+        if token is None or not self.is_byte_level or token_id in self.special_ids:
+            return token
+        text = self.backend.decode([token_id], skip_special_tokens=False)
+        return token if "\N{REPLACEMENT CHARACTER}" in text else text.replace(" ", SPACE_MARKS[1])
 
     @property
     def lower_case(self) -> bool:
@@ -88,15 +117,17 @@ class BertTokenizer:
         kinds = [part.get("type") for part in parts]
         return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and bool(parts[0].get("clean_text"))
 
-    def save(self, folder: Path, max_length: int = _MAX_LENGTH) -> None:
+    def save(self, folder: Path, max_length: int = _MAX_LENGTH, has_segments: bool = True) -> None:
         """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` looks for.
 
-        `max_length` is where stock code truncates: the number of positions of the model.
+        `max_length` is where stock code truncates: the number of positions of the model. `has_segments`: whether the
+        model accepts token_type_ids.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        by_id = sorted(self.vocabulary.items(), key=lambda item: item[1])
-        names = {f"{name[1:-1].lower()}_token": token for name, token in self.special_tokens.items()}
-        settings: dict[str, Any] = {**names, "model_max_length": max_length}
+        names = {f"{role_of(name)}_token": token for name, token in self.special_tokens.items()}
+        segments = ["token_type_ids"] if has_segments else []
+        inputs = ["input_ids", *segments, "attention_mask"]
+        settings: dict[str, Any] = {**names, "model_max_length": max_length, "model_input_names": inputs}
         if self.is_bert:
             normalizer = self._description["normalizer"] or {}
             settings |= {
@@ -107,18 +138,23 @@ class BertTokenizer:
             }
         else:
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        contents = (
-            "".join(f"{token}\n" for token, _ in by_id),
-            self.backend.to_str(pretty=True),
-            json.dumps(settings, indent=2) + "\n",
-            json.dumps(names, indent=2) + "\n",
-        )
-        for name, content in zip(TOKENIZER_FILES, contents, strict=True):
-            write_atomically(folder / name, content)
+        if isinstance(self.backend.model, models.WordPiece):
+            by_id = sorted(self.vocabulary.items(), key=lambda item: item[1])
+            write_atomically(folder / VOCABULARY_FILE, "".join(f"{token}\n" for token, _ in by_id))
+        else:  # of another tokenizer
+            (folder / VOCABULARY_FILE).unlink(missing_ok=True)
+        write_atomically(folder / JSON_FILE, self.backend.to_str(pretty=True))
+        write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2) + "\n")
+        write_atomically(folder / ROLES_FILE, json.dumps(names, indent=2) + "\n")
 
     @cached_property
     def _description(self) -> dict[str, Any]:
         return json.loads(self.backend.to_str(pretty=False))
+
+    @property
+    def _pre_tokenizers(self) -> list[dict[str, Any]]:
+        whole = self._description["pre_tokenizer"] or {}
+        return whole.get("pretokenizers", [whole])
 
 
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokenizer:
@@ -136,96 +172,26 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokeniz
     return _load_vocabulary(path, lower_case)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> BertTokenizer:
-    """Train a WordPiece vocabulary of at most `vocab_size` on `texts`, with BERT's rules.
-
-    They are iterated twice and not kept: memory grows only with the number of different words.
-    """
-    if vocab_size < MIN_VOCABULARY:
-        raise UserError(f"--vocab_size {vocab_size} is too small; BERT uses 30522, a small corpus 8192")
-    backend = Tokenizer(models.WordPiece(unk_token=UNK))
-    _add_bert_rules(backend, lower_case)
-    texts = list(texts) if isinstance(texts, Iterator) else texts
-    # The trainer numbers "##" characters in the order of a hash table, which differs from run to run, and breaks ties
-    # by these numbers. Listing them beforehand, and removing words with any other character, makes the vocabulary a
-    # function of the text alone.
-    rules = Tokenizer(models.WordPiece())  # a second one, because the trainer locks the one that is trained
-    _add_bert_rules(rules, lower_case)
-    alphabet = _alphabet(texts, rules, lower_case, vocab_size - len(SPECIALS))
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*SPECIALS, *alphabet],
-        continuing_subword_prefix=_CONTINUATION,
-        show_progress=False,
-    )
-    backend.train_from_iterator(_of_alphabet(texts, set(alphabet), rules, lower_case), trainer=trainer)
-    tokens = sorted(backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-    return _bert_from_tokens([token for token, _ in tokens], lower_case)
-
-
-def _alphabet(texts: Iterable[str], rules: Tokenizer, lower_case: bool, max_tokens: int) -> list[str]:
-    """Return the most frequent characters after normalisation, then "##" and those that can continue a word.
-
-    They cover 99.99 % of the text, and are at least a thousand if the text has so many. That is a thousand for an
-    alphabetic language, whatever other characters occur in its texts, and about five thousand for Chinese. Never more
-    than `max_tokens` tokens.
-    """
-    counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-    remaining = iter(texts)
-    while lines := list(islice(remaining, _LINES_AT_ONCE)):
-        text = _normalise(" ".join(lines), rules, lower_case)
-        counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), minlength=len(counts))
-    counts[ord(" ")] = 0
-    commonest = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    enough = int(np.searchsorted(np.cumsum(counts[commonest]), _COVERAGE * counts.sum())) + 1
-    beginnings: list[str] = []
-    continuations: list[str] = []
-    for character in map(chr, commonest[: max(enough, _MIN_ALPHABET)].tolist()):
-        continues = _can_continue_word(character, rules)
-        if len(beginnings) + len(continuations) + 1 + continues > max_tokens:
-            break
-        beginnings.append(character)
-        continuations += [character] if continues else []
-    return sorted(beginnings) + [_CONTINUATION + character for character in sorted(continuations)]
-
-
-def _of_alphabet(texts: Iterable[str], alphabet: set[str], rules: Tokenizer, lower_case: bool) -> Iterator[str]:
-    """Remove the words that contain other characters, which would become [UNK] anyway."""
-    known = re.escape("".join(token for token in alphabet if len(token) == 1))
-    other = re.compile(rf"[^\s{known}]")
-    word = re.compile(rf"\S*[^\s{known}]\S*")
-    for text in texts:
-        normal = _normalise(text, rules, lower_case)
-        yield word.sub(" ", normal) if other.search(normal) else normal
-
-
-def _normalise(text: str, rules: Tokenizer, lower_case: bool) -> str:
-    """Apply BERT's normaliser; for printable ASCII that is only lower-casing, at a hundredth of the cost."""
-    if text.isascii() and text.isprintable():
-        return text.lower() if lower_case else text
-    return rules.normalizer.normalize_str(text)
-
-
-def _can_continue_word(character: str, rules: Tokenizer) -> bool:
-    """Whether it can; punctuation and Chinese characters are words by themselves."""
-    return len(rules.pre_tokenizer.pre_tokenize_str(rules.normalizer.normalize_str(f"a{character}a"))) == 1
-
-
 def _load_folder(folder: Path, lower_case: bool | None) -> BertTokenizer:
-    if lower_case is None and (folder / "tokenizer_config.json").is_file():
-        lower_case = _read_json(folder / "tokenizer_config.json").get("do_lower_case")
-    for name in ("tokenizer.json", "vocab.txt"):
+    if lower_case is None and (folder / CONFIG_FILE).is_file():
+        lower_case = _read_json(folder / CONFIG_FILE).get("do_lower_case")
+    for name in (JSON_FILE, VOCABULARY_FILE):
         if (folder / name).is_file():
             return load_tokenizer(folder / name, lower_case=lower_case)
-    raise UserError(f"{folder}: has neither tokenizer.json nor vocab.txt; give a folder with one of them")
+    raise UserError(
+        f"{folder}: has neither {JSON_FILE} nor {VOCABULARY_FILE}; give a folder with one of them. In transformers, "
+        f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) converts other files"
+    )
 
 
 def _load_json(path: Path, lower_case: bool | None) -> BertTokenizer:
     _read_json(path)
+    beside = [path.parent / name for name in (ROLES_FILE, CONFIG_FILE)]
+    declared = {key: value for file in beside if file.is_file() for key, value in _read_json(file).items()}
     try:
-        tokenizer = BertTokenizer(Tokenizer.from_file(str(path)))
-    except UserError:
-        raise
+        tokenizer = BertTokenizer(Tokenizer.from_file(str(path)), declared)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except Exception as error:  # the library raises a bare Exception for a file that it cannot read
         raise UserError(
             f"{path}: is not a tokenizer of the tokenizers library ({error}); save it again with its save() or with "
@@ -233,7 +199,7 @@ def _load_json(path: Path, lower_case: bool | None) -> BertTokenizer:
         ) from error
     if lower_case is not None and tokenizer.is_bert and tokenizer.lower_case != lower_case:
         tokenizer.backend.normalizer = _bert_normalizer(lower_case)
-        return BertTokenizer(tokenizer.backend)
+        return BertTokenizer(tokenizer.backend, declared)
     return tokenizer
 
 
@@ -257,19 +223,20 @@ def _load_vocabulary(path: Path, lower_case: bool | None) -> BertTokenizer:
         raise UserError(f"{path}: lacks {', '.join(missing)}; a BERT vocabulary has all of {', '.join(SPECIALS)}")
     if lower_case is None:
         lower_case = not any(token != token.lower() for token in tokens if not token.startswith("["))
-    return _bert_from_tokens(tokens, lower_case)
+    return bert_from_tokens(tokens, lower_case)
 
 
-def _bert_from_tokens(tokens: Sequence[str], lower_case: bool) -> BertTokenizer:
+def bert_from_tokens(tokens: Sequence[str], lower_case: bool) -> BertTokenizer:
+    """BERT's WordPiece tokenizer with this vocabulary."""
     backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token=UNK))
-    _add_bert_rules(backend, lower_case)
-    return _finish_bert(backend)
+    add_bert_rules(backend, lower_case)
+    return add_special_tokens(backend, SPECIALS)
 
 
-def _add_bert_rules(backend: Tokenizer, lower_case: bool) -> None:
+def add_bert_rules(backend: Tokenizer, lower_case: bool) -> None:
     backend.normalizer = _bert_normalizer(lower_case)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix=_CONTINUATION)
+    backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
 
 
 def _bert_normalizer(lower_case: bool) -> normalizers.Normalizer:
@@ -279,22 +246,15 @@ def _bert_normalizer(lower_case: bool) -> normalizers.Normalizer:
     )
 
 
-def _finish_bert(backend: Tokenizer) -> BertTokenizer:
+def add_special_tokens(backend: Tokenizer, names: Sequence[str]) -> BertTokenizer:
     """Mark the special tokens as never split, and add [CLS] … [SEP] … [SEP] around encoded text."""
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     backend.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
         special_tokens=[(CLS, backend.token_to_id(CLS)), (SEP, backend.token_to_id(SEP))],
     )
     return BertTokenizer(backend)
-
-
-def _special(backend: Tokenizer, name: str) -> str:
-    for alias in _ALIASES[name]:
-        if backend.token_to_id(alias) is not None:
-            return alias
-    raise UserError(f"the tokenizer has no {name} token, which BERT needs; expected {' or '.join(_ALIASES[name])}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class BertModelBase(nn.Module):
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__()
         self.config = config
+        if not config.first_attention_norm and not self.pre_ln:
+            raise UserError(
+                "bert_model_config: first_attention_norm is false, but a post-LN block has no norm before attention; "
+                "remove it, or use the pre-LN model"
+            )
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config, self.block_class, has_final_norm=self.pre_ln)
         self.pooler = BertPooler(config) if add_pooling_layer else None
@@ -70,7 +75,7 @@ class BertModelBase(nn.Module):
             position_ids = packing.pack(position_ids.expand(words.shape[:2]))
         embedded = self.embed(packing.pack(words), packing.pack(token_type_ids), packing, position_ids)
         probabilities: list[Tensor] | None = [] if output_attentions else None
-        call = AttentionCall(packing, head_mask=self.expand_head_mask(head_mask), probabilities=probabilities)
+        call = AttentionCall(packing, None, self.expand_head_mask(head_mask), probabilities, position_ids)
         output = self.encoder(embedded, call, return_states=output_hidden_states)
         return BertOutput(
             packing.unpack(output.last),

@@ -25,7 +25,7 @@ class BertBlock(nn.Module):
         super().__init__()
         self.attention = BertAttention(config, layer, self.is_post_ln)
         self.intermediate = BertIntermediate(config)
-        self.output = BranchOutput(config.intermediate_size, config, self.is_post_ln)
+        self.output = BranchOutput(config.intermediate_size, config, self.is_post_ln, config.has_mlp_bias)
         self.dropout_prob = config.hidden_dropout_prob
         self.chunk_size = config.chunk_size_feed_forward
         self.checkpointing = Checkpointing()

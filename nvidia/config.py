@@ -17,8 +17,9 @@ OLD_VOCAB_KEY = "vocab_size_or_config_json_file"
 MAX_SIZE = 2**31 - 1  # the largest size of a tensor on every device
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu")
-POSITION_TYPES = ("absolute", "relative_key", "relative_key_query")
+POSITION_TYPES = ("absolute", "relative_key", "relative_key_query", "rotary")
 SENTENCE_HEADS = ("nsp", "sop", "none")
+BIAS_INITS = ("zeros", "unigram")
 ATTENTION_BACKENDS = (AUTO, *BACKENDS)
 
 # A description completes the sentence "expected …" of an error message.
@@ -26,6 +27,7 @@ Size = Annotated[int, Field(ge=1, le=MAX_SIZE, description="a whole number from 
 SizeOrZero = Annotated[int, Field(ge=0, le=MAX_SIZE, description="a whole number from 0 up")]
 Probability = Annotated[float, Field(ge=0, lt=1, description="a number from 0 to below 1")]
 Fraction = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
+RopeBase = Annotated[float, Field(gt=1, le=1e12, description="a number above 1, at most 1e12")]
 Flag = Annotated[bool, Field(description="true or false")]
 
 
@@ -109,14 +111,27 @@ class BertConfig:
     hidden_dropout_prob: Probability = 0.1
     attention_probs_dropout_prob: Probability = 0.1
     max_position_embeddings: Size = 512
-    type_vocab_size: Size = 2
+    type_vocab_size: SizeOrZero = 2  # 0 = no embeddings of segments
     initializer_range: Fraction = 0.02
+    decoder_bias_init: Annotated[str, _one_of(BIAS_INITS)] = "zeros"  # unigram: log frequencies, which training sets
     unpadded_vocab_size: Size | None = None
     layer_norm_eps: Fraction = 1e-12
     pad_token_id: SizeOrZero = 0
     position_embedding_type: Annotated[str, _one_of(POSITION_TYPES)] = "absolute"
+    position_offset: SizeOrZero = 0  # unused rows in front of the position table; RoBERTa has pad_token_id + 1
+    rope_theta: RopeBase = 10000.0  # base of rotary positions
+    local_rope_theta: RopeBase | None = None  # the base in layers with a window; None = rope_theta
+    attention_window: SizeOrZero = 0  # a token sees window // 2 tokens on each side; 0 = the whole sequence
+    global_attention_every: SizeOrZero = 1  # layers 0, n, 2n … see the whole sequence despite a window; 0 = none does
+    qk_norm: Flag = False  # RMS norm of each head's queries and keys
+    first_attention_norm: Flag = True  # false: the first pre-LN block has no norm before attention
     chunk_size_feed_forward: SizeOrZero = 0  # rows at a time; 0 = all at once
     use_bias: Flag = True  # biases of the linear layers inside the encoder
+    attention_bias: Flag | None = None  # those of attention; None = use_bias
+    mlp_bias: Flag | None = None  # those of the feed-forward layers; None = use_bias
+    norm_bias: Flag = True
+    head_bias: Flag = True  # of the dense layer in the masked-token head
+    decoder_bias: Flag = True
     tie_word_embeddings: Flag = True
     sentence_head: Annotated[str, _one_of(SENTENCE_HEADS)] = "nsp"
     attention_backend: Annotated[str, _one_of(ATTENTION_BACKENDS)] = AUTO
@@ -143,10 +158,57 @@ class BertConfig:
                 f"bert_model_config: unpadded_vocab_size is {self.num_tokens}, expected 1 to vocab_size "
                 f"({self.vocab_size})"
             )
+        if self.decoder_bias_init == "unigram" and not self.decoder_bias:
+            problems.add(
+                "bert_model_config: decoder_bias_init is 'unigram', but decoder_bias is false; set that to true, or "
+                "remove decoder_bias_init"
+            )
+        self._check_positions(problems)
+        self._check_window(problems)
         for layer, heads in self.pruned_heads.items():
             self._check_pruned_heads(layer, heads, problems)
         problems.raise_if_any()
         return self
+
+    def _check_positions(self, problems: Problems) -> None:
+        kind = self.position_embedding_type
+        if self.is_rotary and self.head_size % 2:
+            problems.add(
+                f"bert_model_config: rotary positions need an even head size, but hidden_size / num_attention_heads is "
+                f"{self.head_size}; change one of them"
+            )
+        if self.local_rope_theta is not None and not self.is_rotary:
+            problems.add(
+                f"bert_model_config: local_rope_theta is {self.local_rope_theta}, but position_embedding_type is "
+                f"{kind!r}; set it to 'rotary', or remove local_rope_theta"
+            )
+        if self.position_offset and kind != "absolute":
+            problems.add(
+                f"bert_model_config: position_offset is {self.position_offset}, but {kind!r} positions have no table; "
+                "remove it"
+            )
+
+    def _check_window(self, problems: Problems) -> None:
+        window, every = self.attention_window, self.global_attention_every
+        if window == 1:
+            problems.add("bert_model_config: attention_window is 1, where a token sees only itself; expected 2 or more")
+        if window > self.max_position_embeddings:
+            problems.add(
+                f"bert_model_config: attention_window is {window}, wider than any row (max_position_embeddings is "
+                f"{self.max_position_embeddings}); choose a smaller window, or 0 for none"
+            )
+        if window and every == 1:
+            problems.add(
+                f"bert_model_config: attention_window is {window}, but with global_attention_every 1 no layer has a "
+                "window; set global_attention_every to 3 (every third layer sees all) or 0 (none does)"
+            )
+        if not window and every != 1:
+            problems.add(
+                f"bert_model_config: global_attention_every is {every}, but there is no attention_window; set "
+                "attention_window, or remove global_attention_every"
+            )
+        if window and self.is_sparse:
+            problems.add("bert_model_config: attention_window cannot be combined with sparse_attention; remove one")
 
     def _check_pruned_heads(self, layer: int, heads: tuple[int, ...], problems: Problems) -> None:
         last_layer, last_head = self.num_hidden_layers - 1, self.num_attention_heads - 1
@@ -202,6 +264,23 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def is_rotary(self) -> bool:
+        return self.position_embedding_type == "rotary"
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether attention has embeddings of distances, which only the plain backend computes."""
+        return self.position_embedding_type in ("relative_key", "relative_key_query")
+
+    @property
+    def has_attention_bias(self) -> bool:
+        return self.use_bias if self.attention_bias is None else self.attention_bias
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        return self.use_bias if self.mlp_bias is None else self.mlp_bias
+
+    @property
     def has_sentence_head(self) -> bool:
         return self.sentence_head != "none"
 
@@ -209,6 +288,16 @@ class BertConfig:
     def is_sparse(self) -> bool:
         """Whether a token sees less than its whole sequence."""
         return self.sparse_attention is not None and self.sparse_attention.mode != "dense"
+
+    def window(self, layer: int) -> int:
+        """`attention_window`, or 0 in a layer that sees the whole sequence."""
+        every = self.global_attention_every
+        return 0 if every and layer % every == 0 else self.attention_window
+
+    def rope_base(self, layer: int) -> float:
+        """The base of rotary positions in a layer."""
+        local = self.local_rope_theta
+        return self.rope_theta if local is None or not self.window(layer) else local
 
     def num_heads(self, layer: int) -> int:
         """Heads left in a layer after pruning."""

@@ -27,7 +27,7 @@ class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig, block: Callable[[BertConfig, int], BertBlock], has_final_norm: bool) -> None:
         super().__init__()
         self.layer = nn.ModuleList(block(config, index) for index in range(config.num_hidden_layers))
-        self.FinalLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps) if has_final_norm else None
+        self.FinalLayerNorm = LayerNorm(config) if has_final_norm else None
         self.checkpoint_chunk = 0  # blocks recomputed together in the backward pass; 0 = keep everything
         self.branch_scales = (1.0,) * config.num_hidden_layers  # in training; 0 drops a block
 

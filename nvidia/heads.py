@@ -27,8 +27,10 @@ class PredictionTransform(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense_act = LinearActivation(config.hidden_size, config.hidden_size, ungated(config.hidden_act))
-        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dense_act = LinearActivation(
+            config.hidden_size, config.hidden_size, ungated(config.hidden_act), bias=config.head_bias
+        )
+        self.LayerNorm = LayerNorm(config)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.LayerNorm(self.dense_act(x))
@@ -40,7 +42,7 @@ class Decoder(nn.Linear):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
         return linear(x, self.weight, bias)
 
 
@@ -53,7 +55,7 @@ class PredictionHead(nn.Module):
         self.decoder = Decoder(config)
         if config.tie_word_embeddings:
             self.decoder.weight = word_embeddings.weight
-        self.bias = nn.Parameter(word_embeddings.weight.new_zeros(config.vocab_size))
+        self.bias = nn.Parameter(word_embeddings.weight.new_zeros(config.vocab_size)) if config.decoder_bias else None
         self.num_tokens = config.num_tokens
 
     def forward(self, x: Tensor) -> Tensor:

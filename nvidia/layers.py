@@ -17,18 +17,30 @@ from nvidia.unpadding import Packing
 class LayerNorm(nn.Module):
     """Layer norm with statistics and affine step computed in fp32 for inputs and weights of any type."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.bias = nn.Parameter(torch.zeros(size))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size)) if config.norm_bias else None
+        self.eps = config.layer_norm_eps
 
     def forward(self, x: Tensor) -> Tensor:
         shape = self.weight.shape
         if x.dtype == torch.float32 == self.weight.dtype:
             return functional.layer_norm(x, shape, self.weight, self.bias, self.eps)
-        normed = functional.layer_norm(x.float(), shape, self.weight.float(), self.bias.float(), self.eps)
-        return normed.to(x.dtype)
+        bias = None if self.bias is None else self.bias.float()
+        return functional.layer_norm(x.float(), shape, self.weight.float(), bias, self.eps).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean x² + ε) · weight over the last dimension, computed in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class LinearActivation(nn.Module):
@@ -49,18 +61,21 @@ class LinearActivation(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-    """The sum of word, position and segment embeddings, with layer norm and dropout; on packed tokens."""
+    """The sum of word embeddings and those of positions and segments, if the model has them; layer norm, dropout."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = (
-            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            nn.Embedding(config.position_offset + config.max_position_embeddings, config.hidden_size)
             if config.position_embedding_type == "absolute"
             else None
         )
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.position_offset = config.position_offset
+        self.token_type_embeddings = (
+            nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+        )
+        self.LayerNorm = LayerNorm(config)
         self.dropout_prob = config.hidden_dropout_prob
 
     def forward(
@@ -72,9 +87,11 @@ class BertEmbeddings(nn.Module):
     ) -> Tensor:
         """`words` are packed ids [T] or packed embeddings [T, H] → [T, H]"""
         summed = self.word_embeddings(words) if words.dim() == 1 else words
-        summed = summed + self.token_type_embeddings(segments)
+        if self.token_type_embeddings is not None:
+            summed = summed + self.token_type_embeddings(segments)
         if self.position_embeddings is not None:
-            summed = summed + self.position_embeddings(packing.position_of if position_ids is None else position_ids)
+            positions = packing.position_of if position_ids is None else position_ids
+            summed = summed + self.position_embeddings(positions + self.position_offset)
         return dropout(self.LayerNorm(summed), self.dropout_prob, self.training)
 
 
@@ -83,11 +100,11 @@ class BranchOutput(nn.Module):
 
     LayerNorm: nn.Module  # in post-LN blocks only
 
-    def __init__(self, in_size: int, config: BertConfig, is_post_ln: bool) -> None:
+    def __init__(self, in_size: int, config: BertConfig, is_post_ln: bool, bias: bool) -> None:
         super().__init__()
-        self.dense = Linear(in_size, config.hidden_size, bias=config.use_bias)
+        self.dense = Linear(in_size, config.hidden_size, bias=bias)
         if is_post_ln:
-            self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+            self.LayerNorm = LayerNorm(config)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense(x)
@@ -99,7 +116,7 @@ class BertIntermediate(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense_act = LinearActivation(
-            config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.use_bias
+            config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.has_mlp_bias
         )
 
     def forward(self, x: Tensor, activate: bool = True) -> Tensor:
@@ -111,7 +128,7 @@ class BertIntermediate(nn.Module):
 
 
 def initialize_weights(model: nn.Module, config: BertConfig) -> None:
-    """Initialize all parameters: N(0, range) for matrices and embeddings, zero biases, layer norms 1 and 0.
+    """Initialize all parameters: N(0, range) for matrices and embeddings, zero biases, norms 1 and 0.
 
     The projections that write into the residual stream get range/√(2·layers), so that the variance of the stream does
     not grow with depth.
@@ -123,7 +140,7 @@ def initialize_weights(model: nn.Module, config: BertConfig) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=std)
-            elif isinstance(module, LayerNorm) and name == "weight":
+            elif isinstance(module, LayerNorm | RMSNorm) and name == "weight":
                 nn.init.ones_(parameter)
             else:
                 nn.init.zeros_(parameter)

@@ -19,8 +19,9 @@ class PreLNBlock(BertBlock):
 
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__(config, layer)
-        self.PreAttentionLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.PostAttentionLayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        has_norm = layer > 0 or config.first_attention_norm  # without it, the norm of the embeddings is the last one
+        self.PreAttentionLayerNorm = LayerNorm(config) if has_norm else None
+        self.PostAttentionLayerNorm = LayerNorm(config)
 
     def add_attention(self, x: Tensor, call: AttentionCall, scale: float) -> Tensor:
         return self.add(call.select(x), self.attend(x, call, norm=self.PreAttentionLayerNorm), scale)

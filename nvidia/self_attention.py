@@ -3,6 +3,7 @@
 T real tokens, U used tokens, H hidden size, A heads, D head size, S padded length.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from nvidia.attention.sparsity import SparseHeads
 from nvidia.checkpointing import Checkpointing, recomputed, then
 from nvidia.config import BertConfig
 from nvidia.cpu.joined_linear import joined_linear, joined_linear_of_some
-from nvidia.layers import BranchOutput
+from nvidia.layers import BranchOutput, RMSNorm
+from nvidia.rotary import rotate, rotation
 from nvidia.unpadding import Packing, select_rows
 
 
@@ -25,6 +27,7 @@ class AttentionCall(NamedTuple):
     rows: Tensor | None = None  # [U], the packed positions whose context is needed; None: all
     head_mask: Tensor | None = None  # [A], multiplies the probabilities
     probabilities: list[Tensor] | None = None  # each layer appends its [B, A, S, S] here
+    position_ids: Tensor | None = None  # [T], for rotary positions; None: the position in the row
 
     def select(self, x: Tensor) -> Tensor:
         """[T, …] → [U, …], the rows whose context is needed."""
@@ -45,25 +48,29 @@ class BertSelfAttention(nn.Module):
         self.num_heads = num_heads = config.num_heads(layer)
         self.head_size = config.head_size
         width = num_heads * config.head_size
-        self.query = nn.Linear(config.hidden_size, width, bias=config.use_bias)
-        self.key = nn.Linear(config.hidden_size, width, bias=config.use_bias)
-        self.value = nn.Linear(config.hidden_size, width, bias=config.use_bias)
+        self.query = nn.Linear(config.hidden_size, width, bias=config.has_attention_bias)
+        self.key = nn.Linear(config.hidden_size, width, bias=config.has_attention_bias)
+        self.value = nn.Linear(config.hidden_size, width, bias=config.has_attention_bias)
+        self.query_norm = RMSNorm(config.head_size, config.layer_norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(config.head_size, config.layer_norm_eps) if config.qk_norm else None
+        self.rope_base = config.rope_base(layer) if config.is_rotary else None
+        self.window = config.window(layer)
         self.dropout_prob = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
         self.sparse = config.sparse_attention if config.is_sparse else None
         self.position_type = config.position_embedding_type
         self.max_positions = config.max_position_embeddings
         self.distance_embedding = (
-            None
-            if config.position_embedding_type == "absolute"
-            else nn.Embedding(2 * config.max_position_embeddings - 1, config.head_size)
+            nn.Embedding(2 * config.max_position_embeddings - 1, config.head_size) if config.is_relative else None
         )
 
     def forward(self, x: Tensor, call: AttentionCall, norm: nn.Module | None, recompute: Checkpointing) -> Tensor:
         """[T, H] → context [U, A·D] of `call.rows`, or [T, A·D]; `norm` is applied to `x` first."""
-        if call.rows is not None and self.choose(x, call).should_skip_queries(call.packing, self.num_heads):
+        is_partial = call.rows is not None and not self.window  # with a window, all queries cost little
+        if is_partial and self.choose(x, call).should_skip_queries(call.packing, self.num_heads):
+            assert call.rows is not None
             return self.attend_some(x, call, call.rows, norm, recompute)
-        qkv = recomputed(recompute.norm, then(norm, self.project), x)
+        qkv = recomputed(recompute.norm, then(norm, lambda normed: self.project(normed, call)), x)
         context, probabilities = recomputed(recompute.attention, lambda qkv: self.attend(qkv, call), qkv)
         if call.probabilities is not None and probabilities is not None:
             call.probabilities.append(probabilities)
@@ -86,8 +93,7 @@ class BertSelfAttention(nn.Module):
 
         def project(x: Tensor) -> tuple[Tensor, Tensor]:
             q, kv = joined_linear_of_some(x, ordered, self.query, self.key, self.value)
-            shape = (self.num_heads, self.head_size)
-            return q.unflatten(-1, shape), kv.unflatten(-1, (2, *shape))
+            return self.place(q, call, [self.query_norm], ordered).squeeze(1), self.place(kv, call, [self.key_norm])
 
         def attend(q: Tensor, kv: Tensor) -> Tensor:
             compute = self.choose(kv, call).attend_some
@@ -106,6 +112,7 @@ class BertSelfAttention(nn.Module):
             dropout_prob=self.active_dropout,
             needs_plain=call.has_options or self.distance_embedding is not None,
             is_sparse=self.sparse is not None,
+            has_window=self.window > 0,
             capability=cuda_capability(x.device),
         )
         return BACKENDS[choose_backend(self.backend, context)]
@@ -115,6 +122,7 @@ class BertSelfAttention(nn.Module):
         return AttentionInputs(
             packing=call.packing,
             dropout_prob=self.active_dropout,
+            window=self.window,
             sparse=None if self.sparse is None else SparseHeads(self.sparse, self.num_heads + len(self.pruned), kept),
             score_bias=self.relative_scores(qkv, call.packing),
             head_mask=None if call.head_mask is None else call.head_mask[list(kept)],
@@ -135,10 +143,27 @@ class BertSelfAttention(nn.Module):
         """The indices, in the unpruned layer, of the heads that were kept."""
         return tuple(head for head in range(self.num_heads + len(self.pruned)) if head not in self.pruned)
 
-    def project(self, x: Tensor) -> Tensor:
+    def project(self, x: Tensor, call: AttentionCall) -> Tensor:
         """[T, H] → [T, 3, A, D], from one matmul."""
         joined = joined_linear(x, self.query, self.key, self.value)
-        return joined.unflatten(-1, (3, self.num_heads, self.head_size))
+        return self.place(joined, call, [self.query_norm, self.key_norm])
+
+    def place(
+        self, joined: Tensor, call: AttentionCall, norms: Sequence[RMSNorm | None], rows: Tensor | None = None
+    ) -> Tensor:
+        """Normalize and rotate queries and keys, where the model does: [N, K·A·D] → [N, K, A, D]
+
+        The first kinds, one for each of `norms`, are queries and keys; `rows` are the packed positions, None for all.
+        """
+        shape = (joined.shape[1] // (self.num_heads * self.head_size), self.num_heads, self.head_size)
+        if any(norm is not None for norm in norms):
+            kinds = joined.unflatten(1, shape).unbind(1)
+            normed = [norm(kind) for norm, kind in zip(norms, kinds, strict=False) if norm is not None]
+            joined = torch.cat([kind.flatten(1) for kind in (*normed, *kinds[len(norms) :])], dim=1)
+        if self.rope_base is not None:
+            cos, sin = rotation(call.packing, call.position_ids, self.rope_base, self.head_size)
+            joined = rotate(joined, (select_rows(rows, cos), select_rows(rows, sin)), len(norms), self.num_heads)
+        return joined.unflatten(1, shape)
 
     def relative_scores(self, qkv: Tensor, packing: Packing) -> Tensor | None:
         """The scaled score terms of relative positions, [B, A, S, S]; None for absolute positions."""
@@ -161,7 +186,8 @@ class BertAttention(nn.Module):
     def __init__(self, config: BertConfig, layer: int, is_post_ln: bool) -> None:
         super().__init__()
         self.self = BertSelfAttention(config, layer)
-        self.output = BranchOutput(self.self.num_heads * config.head_size, config, is_post_ln)
+        width = self.self.num_heads * config.head_size
+        self.output = BranchOutput(width, config, is_post_ln, config.has_attention_bias)
 
     def prune(self, before: tuple[int, ...], after: tuple[int, ...], config: BertConfig) -> None:
         """Remove the weights of heads in `after` but not in `before`; heads are numbered as in the unpruned layer."""

@@ -16,6 +16,7 @@ sys.path.insert(0, str(PROJECT))
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
+from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.words import counted
 from training.runtime.launchers import find_deepspeed
 
@@ -215,16 +216,12 @@ def check_cores(num_ranks: int, visible: int, allowed: float | None, environment
     return Finding("cores", text)
 
 
-def read_limits(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> tuple[float | None, float | None]:
+def read_limits(root: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> tuple[float | None, float | None]:
     """Cores and GiB that the control groups of this process allow, as set by containers and schedulers.
 
     None means no limit. Reads cgroup v2, where the strictest of the nested groups counts, and v1.
     """
-    lines = own.read_text().splitlines() if own.is_file() else []
-    inner = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-    groups = [root.joinpath(*inner.split("/")[:depth]) for depth in range(len(inner.split("/")) + 1)]
+    groups = find_control_groups(root, own)
     quotas = [_words(group / "cpu.max") for group in groups]
     quotas.append([*_words(root / "cpu" / "cpu.cfs_quota_us"), *_words(root / "cpu" / "cpu.cfs_period_us")])
     sizes = [_words(group / "memory.max") for group in groups] + [_words(root / "memory" / "memory.limit_in_bytes")]

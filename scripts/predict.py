@@ -16,6 +16,7 @@ from torch.nn import functional
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
+from data.special_tokens import MASK
 from training.export.folder import EXTRA_WEIGHTS, read_tensors
 
 T = TypeVar("T")
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("TEXT: no text given. Pass one with [MASK] in it, or two with --pair")
     check_folder(flags.model)
     tokenizer = load(flags.model, load_tokenizer)
-    texts, pairs = flags.texts, [tuple(pair) for pair in flags.pair]
+    # A model that calls its mask otherwise, such as <mask>, understands the usual name, too.
+    texts = [text.replace(MASK, tokenizer.mask_token) for text in flags.texts]
+    pairs = [tuple(pair) for pair in flags.pair]
     if len(texts) == 2 and not any(tokenizer.mask_token in text for text in texts):
         texts, pairs = [], [(texts[0], texts[1]), *pairs]
     problems = Problems()
@@ -114,7 +117,10 @@ def load(folder: Path, loader: Callable[[Path], T]) -> T:
 def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.mask_token is None:
+        raise UserError(f"{folder}: its tokenizer has no mask token; expected one. Export again with --tokenizer")
+    return tokenizer
 
 
 def load_model(folder: Path) -> Any:
@@ -150,9 +156,14 @@ def fill_masks(model: Any, tokenizer: Any, text: str, top: int) -> list[list[tup
     probabilities = model(**encoded).logits[0, masked].softmax(-1)  # [masks, tokens]
     shares, tokens = probabilities.topk(top)
     return [
-        [(tokenizer.convert_ids_to_tokens(int(token)), float(share)) for token, share in zip(*row, strict=True)]
+        [(show_token(tokenizer, int(token)), float(share)) for token, share in zip(*row, strict=True)]
         for row in zip(tokens, shares, strict=True)
     ]
+
+
+def show_token(tokenizer: Any, token_id: int) -> str:
+    """A token without the mark of the space before it, and with characters instead of bytes."""
+    return tokenizer.decode([token_id]).strip() or tokenizer.convert_ids_to_tokens(token_id)
 
 
 class Judge:

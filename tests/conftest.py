@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import os
 import signal
 from collections.abc import Generator
 
@@ -13,8 +14,10 @@ def pytest_configure() -> None:
     """Before any test.
 
     Tests in half precision must not die where a CPU announces AMX without having it; oneDNN reads the limit at its
-    first product. A machine that is slow for a moment does not make a property false.
+    first product. A machine that is slow for a moment does not make a property false, nor does it choose the library of
+    a product, on which the last bits of a result depend.
     """
+    os.environ["CPU_PRODUCTS"] = "torch"
     hypothesis.settings.register_profile("any_machine", deadline=None)
     hypothesis.settings.load_profile("any_machine")
     from training.runtime.precision import avoid_broken_amx

@@ -1,14 +1,17 @@
 """The banner: what is about to be trained, shown before the first step."""
 
+from pathlib import Path
+
 import torch
 
 from common.console import console
 from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
 from nvidia.interop.hugging_face import export_obstacles
-from training.build import Run
+from training.build import Run, has_unigram_start
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
+from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
 from training.notes import find_attention_notes, find_notes, find_warnings
 from training.plan.outlook import Outlook, look_ahead
@@ -22,22 +25,26 @@ def show_banner(run: Run) -> None:
     flags, is_preln = settings.training_flags, settings.model_flags.preln
     config = settings.model_config
     num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
+    muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
     facts = {
         "model": f"{'pre-LN' if is_preln else 'post-LN'}, {config.num_hidden_layers} layers of "
         f"{config.hidden_size}, {config.num_tokens:,} tokens, {num_parameters:,} parameters",
-        "batch": f"{batch.total} rows of {settings.data_flags.max_seq_length}: {batch.micro} × {batch.accumulation} "
-        f"micro-steps × {counted(run.rank_info.world_size, 'rank')}"
+        "batch": f"{batch.total} rows of {settings.data_flags.max_seq_length}: {batch.micro} × "
+        f"{counted(batch.accumulation, 'micro-step')} × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
         "data": describe_phases(run.datasets, clock.horizon.plan)
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
+        **({} if settings.probe_flags.probe is None else {"probes": describe_probes(settings)}),
         "length": describe_length(clock, outlook),
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
         f"{counted(torch.get_num_threads(), 'thread')} per rank",
+        "products": run.libraries,
         "lr": f"{flags.lr_schedule}, peak {settings.training.learning_rate:g}"
         + (f", over {flags.time_budget}" if flags.time_budget else ""),
+        **({} if muon is None else {"optimizer": muon}),
         "checkpoints": str(settings.saved_models),
         "logs": str(settings.runs),
         "start": describe_start(settings, run.resume_point),
@@ -70,10 +77,20 @@ def show_banner(run: Run) -> None:
         run.sinks.text(name, f"```json\n{shown}\n```")
 
 
+def describe_probes(settings: Settings) -> str:
+    flags = settings.probe_flags
+    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
+    when = "at the end" if every is None else f"every {counted(every, 'step')} and at the end"
+    return f"{', '.join(Path(word).name for word in flags.probe or ())}, {when}"
+
+
 def describe_start(settings: Settings, point: ResumePoint | None) -> str:
     if point is not None:
         return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
-    return "from new weights" if settings.first_weights is None else f"from the weights of {settings.first_weights}"
+    if settings.first_weights is not None:
+        return f"from the weights of {settings.first_weights}"
+    is_unigram = has_unigram_start(settings, point)
+    return f"from new weights{', the decoder bias from token frequencies' if is_unigram else ''}"
 
 
 def describe_length(clock: Clock, outlook: Outlook) -> str:

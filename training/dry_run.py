@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from common.console import console
-from common.words import format_count
+from common.words import counted, format_count
 from training.build import Run, all_ranks_build_window
 from training.clock import Clock
 from training.engine.build import all_ranks_take_step, set_batch
@@ -65,7 +65,7 @@ def show_rest(clock: Clock, seconds_per_micro_step: float) -> None:
     seconds = clock.seconds_to_last_step(seconds_per_micro_step)
     share = min(1.0, clock.budget.left() / seconds) if clock.has_budget and seconds > 0 else 1.0
     console.say(
-        f"  left    {'about ' if share < 1 else ''}{share * outlook.steps_left:,.0f} steps, "
+        f"  left    {'about ' if share < 1 else ''}{counted(round(share * outlook.steps_left), 'step')}, "
         f"{timedelta(seconds=round(share * seconds))} (hours:minutes:seconds), about "
         f"{format_count(share * outlook.tokens_left)} tokens"
     )

@@ -14,10 +14,11 @@ from common.words import counted
 from data.randomness import seed_of
 from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows
+from data.special_tokens import MASK
 from data.tokenizer import BertTokenizer
 from training.metrics.sinks import Sinks
 
-MASK_WORD = "[MASK]"
+MASK_WORD = MASK  # in files and tables, whatever the tokenizer calls it
 NUM_SENTENCES = 8  # taken from the data
 NUM_GUESSES = 5
 CONTEXT_TOKENS = 14  # on each side of the mask, from the data
@@ -58,8 +59,21 @@ class Guesses:
         position = torch.tensor([[row.index(self.tokenizer.mask_id)]], device=device)
         scores = model.masked_lm_logits(ids, torch.ones_like(ids), torch.zeros_like(ids), positions=position)
         shares, tokens = scores[0, 0].float().softmax(-1).topk(min(NUM_GUESSES, scores.shape[-1]))
-        words = [self.tokenizer.backend.id_to_token(token) or str(token) for token in tokens.tolist()]
+        words = [self.tokenizer.show(token) or str(token) for token in tokens.tolist()]
         return [f"{word} {share:.0%}" for word, share in zip(words, shares.tolist(), strict=True)]
+
+
+def build_guesses(
+    tokenizer: BertTokenizer | None, dataset: PretrainingDataset, path: Path | None, max_length: int
+) -> Guesses:
+    """Guesses for the sentences of --sample_sentences, else of `dataset`."""
+    if tokenizer is None:
+        if path is not None:
+            console.warn(f"--sample_sentences {path}: no effect, because the model JSON has no bert_token_file")
+        return Guesses(None, [])
+    if path is not None:
+        return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
+    return Guesses(tokenizer, sentences_of_data(tokenizer, dataset, max_length))
 
 
 def sentences_of_data(tokenizer: BertTokenizer, dataset: PretrainingDataset, max_length: int) -> list[Sentence]:
@@ -76,7 +90,7 @@ def _mask_one_word(tokenizer: BertTokenizer, rows: Rows, number: int, max_length
     ids[rows.masked_lm_positions[0][masked]] = rows.masked_lm_ids[0][masked]  # the text before it was masked
     is_special, is_continuation = np.isin(ids, tokenizer.special_ids), np.isin(ids, tokenizer.continuation_ids)
     is_split = np.append(is_continuation[1:], False)  # the next token continues this one
-    has_letter = [any(map(str.isalpha, tokenizer.backend.id_to_token(token) or "")) for token in ids.tolist()]
+    has_letter = [any(map(str.isalpha, tokenizer.show(token) or "")) for token in ids.tolist()]
     (candidates,) = np.nonzero(~is_special & ~is_continuation & ~is_split & np.array(has_letter))
     if not len(candidates):
         return None
@@ -90,7 +104,7 @@ def _mask_one_word(tokenizer: BertTokenizer, rows: Rows, number: int, max_length
     return Sentence(
         f"{decode(before)} {MASK_WORD} {decode(after)}".strip(),
         [tokenizer.cls_id, *before, tokenizer.mask_id, *after, tokenizer.sep_id],
-        tokenizer.backend.id_to_token(int(ids[position])) or "",
+        tokenizer.show(int(ids[position])) or "",
     )
 
 
@@ -128,9 +142,8 @@ def encode_sentences(tokenizer: BertTokenizer, sentences: Sequence[tuple[str, st
 
 def encode(tokenizer: BertTokenizer, sentence: str) -> list[int]:
     """The ids of `[CLS] … [MASK] … [SEP]`."""
-    before, after = sentence.split(MASK_WORD)
-    parts = [tokenizer.backend.encode(part.strip(), add_special_tokens=False).ids for part in (before, after)]
-    return [tokenizer.cls_id, *parts[0], tokenizer.mask_id, *parts[1], tokenizer.sep_id]
+    text = sentence.replace(MASK_WORD, tokenizer.special_tokens[MASK])
+    return [tokenizer.cls_id, *tokenizer.backend.encode(text, add_special_tokens=False).ids, tokenizer.sep_id]
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def find_attention_notes(
         dtype=DTYPES[precision],
         head_size=config.head_size,
         dropout_prob=config.attention_probs_dropout_prob,
-        needs_plain=config.position_embedding_type != "absolute",
+        needs_plain=config.is_relative,
         is_sparse=config.is_sparse,
         capability=capability,
     )

@@ -17,6 +17,7 @@ from data.preparation.settings import Settings, default_predictions
 from data.preparation.work_folder import check_work_folder
 from data.text.files import is_url
 from data.text.layouts import LAYOUTS
+from data.tokenizer_training import TOKENIZER_TYPES
 
 WORK_NAME = ".work"
 
@@ -64,9 +65,11 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     either = parser.add_argument_group("tokenizer").add_mutually_exclusive_group(required=True)
     either.add_argument("--vocab_file", metavar="FILE", help="use this vocab.txt, tokenizer.json, or folder with one")
-    either.add_argument("--vocab_size", type=positive_int, metavar="N", help="train a WordPiece tokenizer of this size")
+    either.add_argument("--vocab_size", type=positive_int, metavar="N", help="train a tokenizer of this size")
     flags = FlagGroup(parser, "tokenizer details")
-    case = "lower-case and strip accents (default: as the tokenizer says; on if one is trained)"
+    kind = "type to train: BERT's, byte-level as RoBERTa's and ModernBERT's, or as XLM-R's (default: wordpiece)"
+    flags.add("--tokenizer_type", choices=TOKENIZER_TYPES, help=kind)
+    case = "lower-case and strip accents (default: as the tokenizer says; on if a wordpiece one is trained)"
     flags.add("--do_lower_case", action=argparse.BooleanOptionalAction, default=None, help=case)
     flags.count("--tokenizer_sample_mb", default=50, metavar="MB", help="maximum amount of text to train it on")
 

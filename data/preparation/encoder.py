@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from data.tokenizer import BertTokenizer
+from data.tokenizer import SPACE_MARKS, BertTokenizer
 
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")  # BERT's words in ASCII text, and the end of a sentence
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _MAX_REMEMBERED = 150_000  # words; 280 bytes each, about 42 MB. Then the table starts over
-_SPACE_MARKS = ("▁", "Ġ")  # how SentencePiece and byte-level vocabularies write a space
 
 
 class Encoded(NamedTuple):
@@ -52,7 +51,6 @@ class Encoder:
     def __init__(self, tokenizer: BertTokenizer) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
-        self.unk_id = tokenizer.unk_id
         self._is_bert = tokenizer.is_bert
         self._backend = tokenizer.backend
         self._lower_case = tokenizer.lower_case
@@ -61,6 +59,11 @@ class Encoder:
         self._is_word_wise = self._is_bert and not any(token.normalized for token in added)
         # Text that contains one of the others is never split there; an empty alternative list matches nothing.
         self._added = re.compile("|".join(re.escape(token.content) for token in added) or r"(?!)")
+        # By the mark of a space at the beginning or, after other characters, at the end of a token.
+        self._begins_word, self._ends_word = np.zeros((2, self.vocab_size), dtype=bool)
+        for token, i in tokenizer.vocabulary.items():
+            self._begins_word[i] = token.startswith(SPACE_MARKS)
+            self._ends_word[i] = len(token) > 1 and token.endswith(SPACE_MARKS)
         self._forget()
 
     def _forget(self) -> None:
@@ -68,6 +71,14 @@ class Encoder:
         self._table = np.empty(0, dtype=np.int32)  # ids of all known words, concatenated
         self._sizes = np.zeros(1, dtype=np.int64)  # ids per word; the end of a sentence has none
         self._firsts = np.zeros(1, dtype=np.int64)  # position of each word's ids in the table
+
+    def encode_documents(self, documents: Sequence[Sequence[str]]) -> Encoded:
+        """Return the ids of all sentences of all documents.
+
+        The sentences of a document are separated by spaces, which are part of the next word for some tokenizers.
+        """
+        separator = " " if self.tokenizer.keeps_first_space else ""
+        return self.encode([separator * bool(i) + text for document in documents for i, text in enumerate(document)])
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Return ids without [CLS] and [SEP]. A sentence may have none."""
@@ -123,9 +134,13 @@ class Encoder:
         words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
         starts = np.ones(len(words), dtype=bool)
         starts[1:] = (words[1:] != words[:-1]) | (words[1:] < 0)
-        if not self._is_bert:
+        ids = np.array(encoding.ids, dtype=np.int32)
+        if self.tokenizer.marks_spaces:
+            starts |= self._begins_word[ids]
+            starts[1:] |= self._ends_word[ids[:-1]]
+        elif not self._is_bert:
             starts |= _after_spaces(sentence, encoding)
-        return np.array(encoding.ids, dtype=np.int32), starts
+        return ids, starts
 
 
 def _after_spaces(sentence: str, encoding: Encoding) -> np.ndarray:
@@ -138,7 +153,7 @@ def _after_spaces(sentence: str, encoding: Encoding) -> np.ndarray:
     ends_word = False  # whether the previous token ends with a space
     for place, (token, (begin, end)) in enumerate(zip(encoding.tokens, encoding.offsets, strict=True)):
         passed = sentence[covered : begin + 1] if begin >= covered else ""
-        starts[place] = ends_word or token.startswith(_SPACE_MARKS) or any(map(str.isspace, passed))
+        starts[place] = ends_word or token.startswith(SPACE_MARKS) or any(map(str.isspace, passed))
         text = sentence[begin:end]
         ends_word = bool(text.strip()) and text[-1].isspace()
         covered = max(covered, end)

@@ -32,7 +32,8 @@ from data.shards.schema import SPLITS
 from data.text import sources as sources_
 from data.text.compression import DAMAGED
 from data.text.sources import Source, count_formats, pack_sources
-from data.tokenizer import BertTokenizer, train_tokenizer
+from data.tokenizer import BertTokenizer
+from data.tokenizer_training import DEFAULT_TYPE, train_tokenizer
 
 _MAX_NAMED_FILES = 5  # in a message
 _TASKS_AHEAD = 4  # submitted per worker: enough to keep it busy, few enough to stay small
@@ -192,9 +193,10 @@ class Pipeline:
                 break
             sample.paths.append(self.folder.text_path(pieces[i]))
             size += sample.paths[-1].stat().st_size
-        console.say(f"training a tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
+        kind = settings.tokenizer_type or DEFAULT_TYPE
+        console.say(f"training a {kind} tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
         started = time.perf_counter()
-        trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case is not False)
+        trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case, kind)
         console.say(f"trained a tokenizer of {trained.vocab_size:,} tokens in {time.perf_counter() - started:.1f} s")
         if trained.vocab_size < settings.vocab_size:
             console.warn(

@@ -10,6 +10,7 @@ from common.words import counted
 from data.masking import Unit
 from data.preparation.instances import Objective
 from data.shards.schema import MAX_ROW_LENGTH
+from data.tokenizer_training import MIN_VOCABULARIES, TokenizerType
 
 MIN_USEFUL_VOCABULARY = 100  # with fewer, even English words would be unknown because of their letters
 DEFAULT_VALIDATION_SHARE = 0.01  # at least
@@ -39,6 +40,7 @@ class Settings:
     deflate_level: int | None = 1
     lower_case: bool | None = None
     vocab_size: int | None = None  # of the tokenizer to train; None if one is given
+    tokenizer_type: TokenizerType | None = None  # of the tokenizer to train; None: the default type
     tokenizer_sample_mb: int = 50
     layout: str = "auto"
     language: str = "en"
@@ -69,13 +71,28 @@ class Settings:
                 "--validation_share and --test_share leave nothing to train on; expected less than 1 together; make "
                 "them smaller"
             )
-        if self.vocab_size is not None and self.vocab_size < MIN_USEFUL_VOCABULARY:
+        self._check_tokenizer(problems)
+        problems.raise_if_any()
+
+    def _check_tokenizer(self, problems: Problems) -> None:
+        if self.vocab_size is None:
+            if self.tokenizer_type is not None:
+                problems.add(
+                    f"--tokenizer_type {self.tokenizer_type}: is the type of a tokenizer to train, but --vocab_file "
+                    f"gives a trained one; drop one of the two, or pass --vocab_size N to train one"
+                )
+        elif self.tokenizer_type == "bpe" and self.vocab_size < MIN_VOCABULARIES["bpe"]:
+            problems.add(
+                f"--vocab_size {self.vocab_size} is too small for --tokenizer_type bpe, whose vocabulary contains the "
+                f"256 bytes and the special tokens; expected {MIN_VOCABULARIES['bpe']} or more, such as 8192 for a "
+                f"small corpus or 50368 as ModernBERT"
+            )
+        elif self.vocab_size < MIN_USEFUL_VOCABULARY:
             problems.add(
                 f"--vocab_size {self.vocab_size} is too small for an alphabet: letters, which occur twice (at the "
                 f"beginning of a word and inside it), digits and signs make about {MIN_USEFUL_VOCABULARY}; BERT uses "
                 f"30522, a small corpus 8192"
             )
-        problems.raise_if_any()
 
     def _check_lengths(self, problems: Problems) -> None:
         if len(self.max_predictions) != len(self.max_seq_lengths):
@@ -111,5 +128,7 @@ class Settings:
 
     def fingerprint(self, inputs: list[Any], tokenizer_digest: str | None) -> str:
         """Identify a preparation by its settings, the description of its input, and the given tokenizer."""
-        described = json.dumps([asdict(self), inputs, tokenizer_digest], sort_keys=True)
+        # Without the default type, so that output of versions that had no other one is still recognised.
+        values = {key: value for key, value in asdict(self).items() if key != "tokenizer_type" or value is not None}
+        described = json.dumps([values, inputs, tokenizer_digest], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()

@@ -20,6 +20,7 @@ from data.preparation.work_folder import Job
 from data.randomness import derive_key, generator
 from data.shards.schema import SPLITS, Rows, concatenate_rows
 from data.shards.writer import shard_bytes, shard_name
+from data.special_tokens import role_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 _ROWS_AT_ONCE = 4096  # assembled and masked together: what fits the processor's cache
@@ -33,12 +34,12 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
     documents = [text.split("\n") for text, kept in zip(folder.texts(piece), is_kept, strict=True) if kept]
     keys = keys[is_kept]
     encoder = thread_encoder(job.tokenizer)
-    encoded = encoder.encode([sentence for document in documents for sentence in document])
+    encoded = encoder.encode_documents(documents)
     document_of = np.repeat(np.arange(len(documents)), [len(document) for document in documents])  # [sentences]
     split_of = splits_of(keys, job.settings)[document_of]  # [sentences]
     lengths = np.diff(encoded.ends, prepend=0)  # [sentences]
     kind = np.uint16 if encoder.vocab_size <= 0xFFFF else np.uint32
-    result: dict[str, Any] = {"splits": {}, "unknown": int((encoded.ids == encoder.unk_id).sum())}
+    result: dict[str, Any] = {"splits": {}, "unknown": _count(encoded.ids, encoder.tokenizer.unk_id)}
     for number, split in enumerate(SPLITS):
         sentences = (split_of == number) & (lengths > 0)
         tokens = np.repeat(sentences, lengths)
@@ -57,6 +58,10 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
             "sole_key": int(keys[present[0]]) if len(present) == 1 else None,
         }
     return result
+
+
+def _count(ids: np.ndarray, token: int | None) -> int:
+    return 0 if token is None else int((ids == token).sum())
 
 
 def cut(job: Job, piece: str, donors: dict[str, str], split: str, length: int) -> dict[str, int]:
@@ -136,7 +141,7 @@ def _attributes(settings: Settings, task: ShardTask, tokenizer: BertTokenizer) -
         "tokenizer_digest": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "special_ids": list(tokenizer.special_ids),
-        **{f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")},
+        **{f"{role_of(name)}_id": getattr(tokenizer, f"{role_of(name)}_id") for name in tokenizer.special_tokens},
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from common.words import counted
 from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows, concatenate_rows
-from data.tokenizer import BertTokenizer
+from data.tokenizer import SPACE_MARKS, BertTokenizer
 
 # Whether data.prepare, which has just made the shards, trained the tokenizer or was given one.
 Preparation = Literal["trained", "given"]
@@ -84,7 +84,7 @@ def describe(
         predictions_a_row=float(predictions.mean()),
         masked_share=float(predictions.sum() / lengths.sum()),
         random_next_share=float((rows.next_sentence_labels == 1).mean()),
-        unknown_share=None if tokenizer is None else float((tokens == tokenizer.unk_id).mean()),
+        unknown_share=_unknown_share(tokens, tokenizer),
         repeated_rows_share=_repeated_share(rows),
         distinct_tokens=int((counts > 0).sum()),
         lengths=np.bincount(lengths, minlength=width + 1).tolist(),
@@ -131,8 +131,14 @@ def text_tokens(rows: Rows) -> np.ndarray:
     return ids[is_text]
 
 
+def _unknown_share(tokens: np.ndarray, tokenizer: BertTokenizer | None) -> float | None:
+    if tokenizer is None:
+        return None
+    return 0.0 if tokenizer.unk_id is None else float((tokens == tokenizer.unk_id).mean())
+
+
 def _token_name(token: int, tokenizer: BertTokenizer | None) -> str:
-    found = tokenizer.backend.id_to_token(token) if tokenizer else None
+    found = tokenizer.show(token) if tokenizer else None
     return found if found is not None else f"#{token}"
 
 
@@ -147,7 +153,16 @@ def _render_row(rows: Rows, number: int, tokenizer: BertTokenizer | None) -> str
         original = _token_name(int(originals[position]), tokenizer)
         words.append(f"⟨{name}←{original}⟩" if position in predicted else name)
     label = {0: "B follows A", 1: "B is random or swapped"}.get(int(row.next_sentence_labels[0]), "no pair")
-    return f"({label}) {' '.join(words).replace(' ##', '')}"
+    return f"({label}) {_join_words(words, marks_spaces=tokenizer is not None and tokenizer.marks_spaces)}"
+
+
+def _join_words(words: Sequence[str], marks_spaces: bool) -> str:
+    if not marks_spaces:
+        return " ".join(words).replace(" ##", "")
+    text = "".join(words)
+    for mark in SPACE_MARKS:
+        text = text.replace(mark, " ")
+    return text
 
 
 def _warnings(

@@ -23,16 +23,19 @@ class BackendContext(NamedTuple):
     dropout_prob: float = 0.0
     needs_plain: bool = False  # whether an option is in use that only the written-out formula has
     is_sparse: bool = False
+    has_window: bool = False  # whether a token sees only its neighbours
     capability: tuple[int, int] | None = None  # CUDA compute capability; None if there is no CUDA device
 
     @property
     def is_half(self) -> bool:
         return self.dtype in (torch.float16, torch.bfloat16)
 
-    def reason_against_options(self, has_sparse: bool = False) -> str | None:
+    def reason_against_options(self, has_sparse: bool = False, has_window: bool = False) -> str | None:
         """Why a backend without the options of the plain formula cannot run."""
         if self.needs_plain:
             return "does not support relative positions, head masks or returned probabilities"
+        if self.has_window and not has_window:
+            return "does not support attention_window"
         return "does not support sparse layouts" if self.is_sparse and not has_sparse else None
 
     def reason_against_dropout(self) -> str | None:
@@ -67,6 +70,7 @@ class AttentionInputs:
 
     packing: Packing
     dropout_prob: float = 0.0
+    window: int = 0  # a token sees window // 2 real tokens on each side; 0: the whole sequence
     sparse: SparseHeads | None = None
     score_bias: Tensor | None = None  # [B, A, S, S], added to the scaled scores
     head_mask: Tensor | None = None  # [A], multiplies the probabilities
@@ -90,6 +94,13 @@ class Backend:
     reason_against: Callable[[BackendContext], str | None]
     attend_some: Callable[[Tensor, Tensor, AttentionInputs, Sequence[int]], Tensor] | None = None
     should_skip_queries: Callable[[Packing, int], bool] = _never
+
+
+def in_window(index: Tensor, window: int) -> Tensor:
+    """Which keys a query sees: [S] or [B, S], the number of each token among the real ones → bool [S, S] or
+    [B, 1, S, S]. Padding has the number of a real token, so that it, too, sees one."""
+    seen = (index.unsqueeze(-1) - index.unsqueeze(-2)).abs() <= window // 2
+    return seen if index.dim() == 1 else seen.unsqueeze(1)
 
 
 def unpack_heads(qkv: Tensor, packing: Packing) -> tuple[Tensor, ...]:

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from nvidia.attention.backend import AttentionInputs, Backend, BackendContext, unpack_heads
+from nvidia.attention.backend import AttentionInputs, Backend, BackendContext, in_window, unpack_heads
 from nvidia.cpu.dropout import dropout
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """softmax(QKᵀ/√D + bias)·V; keys that are padding or outside the sparse layout get no weight."""
+    """softmax(QKᵀ/√D + bias)·V; keys that are padding or outside the sparse layout or the window get no weight."""
     packing = inputs.packing
     q, k, v = unpack_heads(qkv, packing)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [B, A, S, S]
@@ -18,6 +18,9 @@ def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     if (sparse := inputs.sparse) is not None:
         visible = packing.mask(("plain", sparse), lambda: sparse.visible_keys(packing.row_length).to(qkv.device))
         hidden_keys = hidden_keys | ~visible
+    if inputs.window:
+        seen = packing.mask(("plain", inputs.window), lambda: in_window(packing.key_mask().cumsum(1), inputs.window))
+        hidden_keys = hidden_keys | ~seen
     # The lowest finite number instead of -inf: a padded query under a sparse layout may see no key at all.
     scores = scores.float().masked_fill(hidden_keys, torch.finfo(torch.float32).min)
     probabilities = scores.softmax(dim=-1).to(v.dtype)

@@ -10,6 +10,7 @@ import torch
 from common.errors import UserError
 from nvidia.attention import flex, grouped, jagged, plain, sdpa, varlen
 from nvidia.attention.backend import Backend, BackendContext
+from nvidia.cpu.libraries import in_use
 
 __all__ = ["AUTO", "BACKENDS", "BackendContext", "choose_backend", "cuda_capability"]
 
@@ -33,10 +34,11 @@ def choose_backend(requested: str, context: BackendContext) -> str:
         if reason is not None:
             raise UserError(f"attention_backend: {requested!r} {reason}. Use {AUTO!r}.")
         return requested
-    # Without dropout torch's fused CPU kernel is faster than ours.
-    is_fused_on_cpu = context.device == "cpu" and not context.dropout_prob
-    order = ("sdpa", *BACKENDS) if is_fused_on_cpu else BACKENDS
-    return next(name for name in order if BACKENDS[name].reason_against(context) is None)
+    if context.has_window:  # sdpa computes what the window hides, too
+        preferred = ["grouped", "varlen", "flex"]
+    else:
+        preferred = [in_use().attention(context.dropout_prob)] if context.device == "cpu" else []
+    return next(name for name in (*preferred, *BACKENDS) if BACKENDS[name].reason_against(context) is None)
 
 
 @lru_cache

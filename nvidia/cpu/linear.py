@@ -1,20 +1,20 @@
-"""x·Wᵀ + b, computed by the library that is fastest on this processor.
+"""x·Wᵀ + b and its gradients, computed by the library that was chosen for this process (nvidia/cpu/libraries.py).
 
-torch computes fp32 products on CPUs with MKL. oneDNN, which is part of torch too, is faster with AVX-512 and slower
-with AVX2 alone (docs/performance.md has figures). On processors with AVX-512, oneDNN computes the large products:
-forward, for the gradient of x, and for the gradient of a wide W. torch computes all others.
+torch computes fp32 products on CPUs with MKL. oneDNN, which is part of torch too, is faster on some processors and half
+as fast on others (docs/performance.md has figures). It can compute the large products: forward, for the gradient of x,
+and for the gradient of a W with few rows. torch computes all others.
 `torch.backends.mkldnn.enabled = False` turns oneDNN off. `startup.configure_onednn` limits its caches.
 """
 
-import os
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from nvidia.cpu.libraries import Library, in_use
 
 # Activations that oneDNN computes with the product: its names for the function and the formula. relu is not among them
 # because oneDNN's turns NaN into 0, which would hide a broken model in a validation.
@@ -30,8 +30,12 @@ _MIN_WORK = 1 << 28  # multiplications; below that, building a kernel for a new 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[…, I] → […, O], as torch.nn.functional.linear."""
-    if is_for_onednn(x, weight):
-        return _OneDnnLinear.apply(x, weight, bias)
+    libraries = in_use()
+    if any(
+        is_for_onednn(x, weight, library)
+        for library in (libraries.forward, libraries.input_gradient, libraries.weight_gradient)
+    ):
+        return _Linear.apply(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
@@ -43,25 +47,21 @@ def linear_activation(
     One kernel where oneDNN has it and gradients are off: they need the input of `act`.
     """
     fused = _FUSED.get(name)
-    if fused is not None and not torch.is_grad_enabled() and is_for_onednn(x, weight):
+    if fused is not None and not torch.is_grad_enabled() and is_for_onednn(x, weight, in_use().forward):
         return _onednn(x, weight, bias, fused)
     return act(linear(x, weight, bias))
 
 
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:
     """[T, O] · [O, I]: the gradient of the input of a linear layer."""
-    return _onednn(gradient, weight.t()) if is_for_onednn(gradient, weight) else gradient @ weight
+    library: Library = "onednn" if is_for_onednn(gradient, weight, in_use().input_gradient) else "torch"
+    return PRODUCTS["input_gradient"][library](gradient, weight, gradient)
 
 
 def transposed_times(gradient: Tensor, x: Tensor) -> Tensor:
-    """[T, O]ᵀ · [T, I]: the gradient of the weight of a linear layer.
-
-    oneDNN needs the first matrix contiguous; the copy pays off if it is much the smaller of the two.
-    """
-    columns = gradient.t()
-    if 2 * len(columns) <= x.shape[1] and is_for_onednn(columns, x):
-        return _onednn(columns.contiguous(), x.t())
-    return columns @ x
+    """[T, O]ᵀ · [T, I]: the gradient of the weight of a linear layer."""
+    is_onednns = is_narrow(gradient.shape[1], x.shape[1]) and is_for_onednn(gradient.t(), x, in_use().weight_gradient)
+    return PRODUCTS["weight_gradient"]["onednn" if is_onednns else "torch"](x, x, gradient)
 
 
 class Linear(nn.Linear):
@@ -71,25 +71,34 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN computes this product. Not in a traced graph, which needs operations that torch can compile."""
+def is_for_onednn(x: Tensor, weight: Tensor, library: Library) -> bool:
+    """Whether oneDNN computes this product, if `library` was chosen for products of its kind.
+
+    Not in a traced graph, which needs operations that torch can compile.
+    """
     return (
-        not torch.compiler.is_compiling()
+        library == "onednn"
+        and not torch.compiler.is_compiling()
         and x.device.type == "cpu"
         and x.dtype == torch.float32 == weight.dtype
         and x.dim() == 2
-        and len(x) * weight.numel() >= _MIN_WORK
+        and is_large(len(x), *weight.shape)
         and bool(torch.backends.mkldnn.enabled)
-        and onednn_is_faster()
         and not torch.is_autocast_enabled("cpu")
     )
 
 
-@cache
-def onednn_is_faster() -> bool:
-    """Whether oneDNN uses AVX-512: the processor has it, and ONEDNN_MAX_CPU_ISA does not exclude it."""
-    may_use = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper().startswith(("AVX512", "AVX10", "ALL", "DEFAULT"))
-    return may_use and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+def is_large(num_tokens: int, rows: int, columns: int) -> bool:
+    """Whether the product of [num_tokens, rows] and [rows, columns] is large enough for oneDNN."""
+    return num_tokens * rows * columns >= _MIN_WORK
+
+
+def is_narrow(rows: int, columns: int) -> bool:
+    """Whether oneDNN may compute the gradient of a weight of this shape.
+
+    It needs the gradient of the output contiguous in the other order. That copy must be much smaller than x.
+    """
+    return 2 * rows <= columns
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: tuple[str, str] = ("none", "")) -> Tensor:
@@ -97,11 +106,30 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: tuple[st
     return torch.ops.mkldnn._linear_pointwise(x, weight, in_order, act[0], [], act[1])
 
 
-class _OneDnnLinear(torch.autograd.Function):
+# Each kind of product by each library, from x [T, I], W [O, I] and the gradient of the output [T, O].
+PRODUCTS: dict[str, dict[Library, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "forward": {
+        "torch": lambda x, weight, gradient: functional.linear(x, weight),
+        "onednn": lambda x, weight, gradient: _onednn(x, weight),
+    },
+    "input_gradient": {
+        "torch": lambda x, weight, gradient: gradient @ weight,
+        "onednn": lambda x, weight, gradient: _onednn(gradient, weight.t()),
+    },
+    "weight_gradient": {
+        "torch": lambda x, weight, gradient: gradient.t() @ x,
+        "onednn": lambda x, weight, gradient: _onednn(gradient.t().contiguous(), x.t()),
+    },
+}
+
+
+class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _onednn(x, weight, bias)
+        if is_for_onednn(x, weight, in_use().forward):
+            return _onednn(x, weight, bias)
+        return functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable

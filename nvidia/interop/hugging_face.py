@@ -236,8 +236,15 @@ def export_obstacles(config: BertConfig, pre_ln: bool) -> list[str]:
         found.append(f"hidden_act {config.hidden_act!r} has no equivalent in the stock class, which has {known}")
     if config.position_embedding_type != "absolute":
         found.append(f"position_embedding_type {config.position_embedding_type!r} has no equivalent in the stock class")
-    if not config.use_bias:
-        found.append("use_bias false has no equivalent in the stock class")
+    if not all((config.has_attention_bias, config.has_mlp_bias, config.norm_bias, config.head_bias,
+                config.decoder_bias)):  # fmt: skip
+        found.append("use_bias false has no equivalent in the stock class, which has all biases")
+    if config.attention_window:
+        found.append("attention_window has no equivalent in the stock class, whose attention is dense")
+    if config.qk_norm or not config.first_attention_norm or config.position_offset:
+        found.append("qk_norm, first_attention_norm false and position_offset have no equivalent in the stock class")
+    if not config.type_vocab_size:
+        found.append("type_vocab_size 0 has no equivalent in the stock class, which has token types")
     if config.pruned_heads:
         found.append("pruned_heads have no equivalent in the stock class")
     if config.is_sparse:

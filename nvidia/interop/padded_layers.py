@@ -61,7 +61,11 @@ def find_unsupported(config: BertConfig) -> list[str]:
     """The parts of a model that the kernel does not compute."""
     parts = {
         f"hidden_act {config.hidden_act!r}": config.hidden_act != "gelu",
-        "use_bias false": not config.use_bias,
+        "use_bias false": not (config.has_attention_bias and config.has_mlp_bias),
+        "norm_bias false": not config.norm_bias,
+        "attention_window": config.attention_window > 0,
+        "qk_norm": config.qk_norm,
+        "first_attention_norm false": not config.first_attention_norm,
         "pruned_heads": bool(config.pruned_heads),
         "sparse attention": config.is_sparse,
         f"position_embedding_type {config.position_embedding_type!r}": config.position_embedding_type != "absolute",

@@ -38,7 +38,8 @@ LEAVES = {
     "nvidia.activations": "nvidia.cpu",
     "nvidia.unpadding": "nvidia.cpu",
     "nvidia.checkpointing": "nvidia.cpu",
-    **{name: name for name in ("data.tokenizer", "data.masking", "data.randomness")},
+    **dict.fromkeys(("data.special_tokens", "data.tokenizer", "data.tokenizer_training"), "data.tokenizer"),
+    **{name: name for name in ("data.masking", "data.randomness")},
 }
 DEEPSPEED_ROOMS = ("training.engine", "training.checkpoints", "training.runtime")
 APART = (("nvidia", "data"), ("data", "nvidia"))  # packages that know nothing of each other

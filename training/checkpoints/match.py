@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError
+from nvidia.config import BertConfig
+from training.checkpoints.retention import Best
 from training.checkpoints.state import TrainingState
 
 
@@ -16,7 +18,7 @@ class ResumePoint:
     tag: str
     is_own: bool
     is_only_weights: bool = False  # --finetune: without the optimizer's state and the step
-    best_loss: float | None = None  # from best.json, which may be newer than the checkpoint
+    best: Best | None = None  # from best.json, which may be newer than the checkpoint
 
     @property
     def path(self) -> Path:
@@ -70,12 +72,13 @@ def find_mismatches(before: EngineKind, now: EngineKind) -> list[str]:
 
 
 def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:
-    if saved.model_config == config and saved.is_preln == is_preln:
+    there = BertConfig(vocab_size=1).to_dict() | saved.model_config  # keys newer than the checkpoint get their defaults
+    if there == config and saved.is_preln == is_preln:
         return
     differing = [
-        f"{key}: {saved.model_config.get(key)!r} there, {config.get(key)!r} now"
-        for key in sorted({*saved.model_config, *config})
-        if saved.model_config.get(key) != config.get(key)
+        f"{key}: {there.get(key)!r} there, {config.get(key)!r} now"
+        for key in sorted({*there, *config})
+        if there.get(key) != config.get(key)
     ] or [f"preln: {saved.is_preln} there, {is_preln} now"]
     raise UserError(
         f"{where}: is of a different model ({'; '.join(differing)}). Use its settings, or start from new weights under "

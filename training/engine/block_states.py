@@ -22,7 +22,7 @@ OUR_KEYS = (
 )
 # Keys that change nothing in a run, and what does.
 KEYS_WITHOUT_EFFECT = {
-    "autotuning": "compare micro-batch sizes with --dry_run --set train_micro_batch_size_per_gpu=N",
+    "autotuning": "pass --find_micro_batch",
     "compile": "pass --compile, which compiles the feed-forward half of each block",
     "dataloader_drop_last": "DeepSpeed's data loader is not used",
     "datastates_ckpt": "checkpoints are written by this project",

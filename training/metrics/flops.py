@@ -35,18 +35,31 @@ def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: in
     layers = config.num_hidden_layers if layers is None else layers
     hidden, tokens, rows = config.hidden_size, float(lengths.sum()), lengths.numel()
     used = rows + num_masked
-    squares = float((lengths.double() ** 2).sum())
     wide = 3 if config.hidden_act in ("geglu", "swiglu") else 2
-    # A query costs its projection, scores against all keys, their product with the values, and what follows attention.
-    per_query = 2 * hidden * hidden + 2 * squares / max(tokens, 1) * hidden + wide * hidden * config.intermediate_size
+    windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
+    pairs = {window: visible_pairs(lengths, window) for window in windows}
+    *others, last = [pairs[window] / max(tokens, 1) for window in windows]  # keys per query, by layer
+
+    def per_query(keys: float) -> float:
+        """Of its projection, scores against its keys, their product with the values, and what follows attention."""
+        return 2 * hidden * hidden + 2 * keys * hidden + wide * hidden * config.intermediate_size
+
     products = (
         layers * 2 * tokens * hidden * hidden
-        + ((layers - 1) * tokens + used) * per_query * (layers > 0)
+        + max(layers - 1, 0) * tokens * per_query(statistics.fmean(others or [last]))
+        + used * per_query(last) * (layers > 0)
         + num_masked * (hidden * hidden + hidden * config.num_tokens)
     )
     if config.has_sentence_head:
         products += rows * (hidden * hidden + 2 * hidden)
     return 2.0 * PASSES * products
+
+
+def visible_pairs(lengths: Tensor, window: int) -> float:
+    """Pairs of a query and a key that it sees, over rows of `lengths` [B]; window 0: all pairs of a row."""
+    lengths = lengths.double()
+    reach = (lengths - 1).clamp(max=window // 2) if window else lengths - 1
+    return float((lengths + reach * (2 * lengths - reach - 1)).sum())
 
 
 class MatmulProbe:

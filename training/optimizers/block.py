@@ -98,6 +98,13 @@ def check_optimizer(block: dict[str, Any], zero: dict[str, Any], where: str, pro
             f"{where}: Muon with ZeRO stage 3 needs whole gradients; set zero_optimization.reduce_scatter to false, or "
             f"use another stage"
         )
+    offload = zero.get("offload_optimizer")
+    is_offloaded = isinstance(offload, dict) and offload.get("device", "none") != "none"
+    if kind == "muon" and (is_offloaded or zero.get("cpu_offload") is True):
+        problems.add(
+            f"{where}: Muon cannot be used with zero_optimization.offload_optimizer, where DeepSpeed 0.19.8 computes "
+            f"wrong updates; remove offload_optimizer, or use AdamW"
+        )
     if kind == "adam" and params.get("adam_w_mode", True) is False and params.get("bias_correction") is False:
         problems.add(
             f"{where}: Adam with both adam_w_mode and bias_correction false is not available; remove one of the two"

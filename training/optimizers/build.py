@@ -74,9 +74,7 @@ def build_optimizer(
         return None, groups
     common = {"lr": learning_rate, "betas": tuple(params.get("betas", (0.9, 0.999))), "eps": params.get("eps", 1e-8)}
     if kind == "muon":
-        base = params.get("lr", learning_rate)
-        for group in groups:
-            group["rate_factor"] = params.get("muon_lr" if group["use_muon"] else "adam_lr", base) / base
+        set_rate_factors(groups, block, learning_rate)
         return MuonWithAdamW(groups, momentum=params.get("momentum", 0.95), **common), groups
     is_corrected = params.get("bias_correction", True)
     if kind == "lamb":
@@ -88,6 +86,18 @@ def build_optimizer(
     if kind == "adam" and params.get("adam_w_mode", True) is False:
         return torch.optim.Adam(groups, fused=True, amsgrad=amsgrad, **common), groups
     return torch.optim.AdamW(groups, fused=True, amsgrad=amsgrad, **common), groups
+
+
+def set_rate_factors(groups: list[dict[str, Any]], block: dict[str, Any] | None, learning_rate: float) -> None:
+    """Set the `rate_factor` of groups marked `use_muon` or not from `muon_lr` and `adam_lr`.
+
+    DeepSpeed's own Muon makes new groups, so this is also needed once its engine is built.
+    """
+    params = (block or {}).get("params", {})
+    base = params.get("lr", learning_rate)
+    for group in groups:
+        if "use_muon" in group:
+            group["rate_factor"] = params.get("muon_lr" if group["use_muon"] else "adam_lr", base) / base
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

@@ -121,7 +121,16 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
     some = _leaves_queries_out(config, batch, execution)
     full_layers = layers - 1 if some else layers
     yield Product("projection", batch.tokens, hidden, 3 * hidden, full_layers)
-    yield Product("attention", pairs, hidden, 1, 2 * full_layers)
+    num_windows = sum(config.window(layer) > 0 for layer in range(full_layers))
+    if num_windows < full_layers:
+        yield Product("attention", pairs, hidden, 1, 2 * (full_layers - num_windows))
+    if num_windows:
+        is_padded = (execution.window_backend or execution.backend) in (
+            "plain",
+            "sdpa",
+        )  # which compute what the window hides, too
+        windowed = batch.padded_pairs if is_padded else batch.windowed_pairs(config.attention_window)
+        yield Product("attention", windowed, hidden, 1, 2 * num_windows)
     if some:
         yield Product("projection", batch.used, hidden, hidden)
         yield Product("projection", batch.tokens, hidden, 2 * hidden)
@@ -136,7 +145,8 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
 def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
     """Whether the last block's attention computes the used queries alone."""
     is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
-    return execution.backend == "grouped" and is_long
+    has_window = config.window(config.num_hidden_layers - 1) > 0
+    return execution.backend == "grouped" and is_long and not has_window
 
 
 def _backward_factor(product: Product, execution: Execution) -> float:
@@ -162,10 +172,15 @@ def _recomputed_share(product: Product, execution: Execution) -> float:
 
 def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
     """Bytes that kernels other than products read and write in a micro-step, forward and backward."""
-    blocks = (config.num_hidden_layers - 1) * _attention_traffic(config, batch, execution, batch.tokens)
+    layers = config.num_hidden_layers
     last = batch.used if execution.shortens_last_block else batch.tokens
-    blocks += _attention_traffic(config, batch, execution, last)
-    wide = (config.num_hidden_layers - 1) * batch.tokens + last
+    blocks = sum(
+        _attention_traffic(
+            config, batch, execution.in_layer(config, layer), last if layer == layers - 1 else batch.tokens
+        )
+        for layer in range(layers)
+    )
+    wide = (layers - 1) * batch.tokens + last
     blocks += wide * _wide_traffic(config, execution)
     if execution.checkpointing.layers:
         blocks *= 4 / 3  # a third of it is the forward pass, which is repeated
@@ -182,14 +197,16 @@ def _norm_bytes(config: BertConfig, execution: Execution) -> float:
 def _residual_bytes(config: BertConfig, execution: Execution) -> float:
     """Of the end of a branch per row: dropout and sum, their backward, the sum of the two branches' gradients."""
     dropout = (4 * execution.bytes + 2) if config.hidden_dropout_prob else 0
-    bias = execution.bytes if config.use_bias else 0
-    return config.hidden_size * (6 * execution.bytes + dropout + bias)
+    num_biased = config.has_attention_bias + config.has_mlp_bias  # of the two branches
+    return config.hidden_size * (6 * execution.bytes + dropout + execution.bytes * num_biased / 2)
 
 
 def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float) -> float:
     e, hidden = execution.bytes, config.hidden_size
-    bias = 3 * hidden * e * batch.tokens if config.use_bias else 0
+    bias = 3 * hidden * e * batch.tokens if config.has_attention_bias else 0
     around = batch.tokens * _norm_bytes(config, execution) + rows * _residual_bytes(config, execution) + bias
+    if config.is_rotary:  # queries and keys are read, rotated in fp32 and written, in both directions
+        around += batch.tokens * 2 * hidden * (4 * e + 32)
     fused = 12 * hidden * e * batch.tokens  # read q, k, v, write; backward reads five and writes three of this size
     if execution.backend == "plain":
         # Written by the product, masked, softmax in fp32, cast, dropped and read again; backward as much.
@@ -207,7 +224,7 @@ def _wide_traffic(config: BertConfig, execution: Execution) -> float:
     activation = (
         inner * e * (17 if is_gated else 5)
     )  # of a gated one: gelu, product, their backward, both halves joined
-    bias = wide_size(config) * e if config.use_bias else 0
+    bias = wide_size(config) * e if config.has_mlp_bias else 0
     again = inner * e * 2 if execution.checkpointing.activation else 0
     return _norm_bytes(config, execution) + _residual_bytes(config, execution) + activation + bias + again
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nvidia.activations import is_gated
+from nvidia.attention.grouped import WINDOW_QUERIES
 from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
@@ -76,6 +77,10 @@ class Batch:
     def padded_pairs(self) -> float:
         return self.rows * float(self.lengths.width) ** 2
 
+    def windowed_pairs(self, window: int) -> float:
+        """Pairs that are computed with a window: tiles of queries see keys of which each query hides some."""
+        return min(self.pairs, self.tokens * (window + WINDOW_QUERIES))
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -88,6 +93,7 @@ class Execution:
     is_pre_ln: bool = True
     checkpointing: Checkpointing = NOTHING
     shortens_last_block: bool = True  # ours computes the last block's feed-forward part for used tokens only
+    window_backend: str | None = None  # of attention in layers with a window; None: the same
 
     @property
     def bytes(self) -> int:
@@ -102,6 +108,10 @@ class Execution:
     @property
     def pads_attention(self) -> bool:
         return self.backend == "plain" or (self.backend == "sdpa" and self.device != "cpu")
+
+    def in_layer(self, config: BertConfig, layer: int) -> "Execution":
+        """The same with the backend of that layer."""
+        return replace(self, backend=self.window_backend or self.backend) if config.window(layer) else self
 
     def with_checkpointing(self, choice: Checkpointing) -> "Execution":
         return replace(self, checkpointing=choice)
@@ -121,7 +131,7 @@ def plan_execution(
         dtype=_DTYPES[precision],
         head_size=config.head_size,
         dropout_prob=config.attention_probs_dropout_prob,
-        needs_plain=config.position_embedding_type != "absolute",
+        needs_plain=config.is_relative,
         is_sparse=config.is_sparse,
         capability=capability,
     )
@@ -129,6 +139,9 @@ def plan_execution(
         precision=precision,
         device=device,
         backend=choose_backend(config.attention_backend, context),
+        window_backend=choose_backend(
+            config.attention_backend, context._replace(has_window=config.attention_window > 0)
+        ),
         has_fused_norm=BYTES[precision] == 4,
         is_pre_ln=is_pre_ln,
         checkpointing=checkpointing,
@@ -177,21 +190,27 @@ class PlannedModel:
 
 def _parameter_sizes(config: BertConfig, is_pre_ln: bool) -> list[tuple[int, bool]]:
     """(elements, whether it is a matrix of the encoder's linear layers) of each parameter."""
-    hidden, bias = config.hidden_size, config.use_bias
-    norm = [(hidden, False)] * 2
-    sizes = [(config.vocab_size * hidden, False), (config.type_vocab_size * hidden, False), *norm]
+    hidden, wide = config.hidden_size, wide_size(config)
+    norm = [(hidden, False)] * (2 if config.norm_bias else 1)
+    sizes = [(config.vocab_size * hidden, False), *norm]
+    if config.type_vocab_size:
+        sizes.append((config.type_vocab_size * hidden, False))
     if config.position_embedding_type == "absolute":
-        sizes.append((config.max_position_embeddings * hidden, False))
+        sizes.append(((config.position_offset + config.max_position_embeddings) * hidden, False))
     for layer in range(config.num_hidden_layers):
         inner = config.num_heads(layer) * config.head_size
-        wide = wide_size(config)
         sizes += [(hidden * inner, True)] * 4 + [(hidden * wide, True), (config.intermediate_size * hidden, True)]
-        sizes += ([(inner, False)] * 3 + [(hidden, False)] * 2 + [(wide, False)]) if bias else []
-        sizes += 2 * norm
-        if config.position_embedding_type != "absolute":
+        sizes += [(inner, False)] * 3 + [(hidden, False)] if config.has_attention_bias else []
+        sizes += [(wide, False), (hidden, False)] if config.has_mlp_bias else []
+        has_both_norms = layer > 0 or config.first_attention_norm
+        sizes += 2 * norm if has_both_norms else norm
+        sizes += [(config.head_size, False)] * (2 if config.qk_norm else 0)
+        if config.is_relative:
             sizes.append(((2 * config.max_position_embeddings - 1) * config.head_size, False))
     sizes += norm if is_pre_ln else []
-    sizes += [(hidden * hidden, False), (hidden, False), *norm, (config.vocab_size, False)]  # the masked-token head
+    sizes += [(hidden * hidden, False), *norm]  # the masked-token head
+    sizes += [(hidden, False)] if config.head_bias else []
+    sizes += [(config.vocab_size, False)] if config.decoder_bias else []
     if not config.tie_word_embeddings:
         sizes.append((config.vocab_size * hidden, False))
     if config.has_sentence_head:

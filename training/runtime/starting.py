@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 
 from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, handle_stop_signals
 from training.runtime.launchers import Launcher
+from training.runtime.rank_variables import printed_rank
 
 LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
 
@@ -72,11 +73,11 @@ class Start:
                 _leave(signal.Signals(received[0]).name)
             assert self.launcher is not None
             if self.launcher.is_gone():
-                _leave("the launcher has gone")
+                _leave("the launcher has ended")
 
 
 def _leave(reason: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if printed_rank(os.environ) == "0":
         with suppress(OSError):
             os.write(2, f"stopped before the first step ({reason}): there was nothing to save\n".encode())
     os._exit(STOPPED_EXIT_CODE)

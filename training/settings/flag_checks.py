@@ -39,9 +39,29 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "--export {f.checkpoints.export} needs --export_dir, the folder to write; pass both or neither",
     ),
     (
-        lambda f: f.checkpoints.export == "best" and not f.checkpoints.keep_best,
+        lambda f: f.checkpoints.export == "best" and not f.checkpoints.keeps_best,
         "--export best needs --keep_best, which keeps the checkpoint with the lowest validation loss; add it, or pass "
         "--export last",
+    ),
+    (
+        lambda f: f.checkpoints.keep_best and f.checkpoints.keep_best_by is not None,
+        "--keep_best and --keep_best_by {f.checkpoints.keep_best_by} choose the best checkpoint by different figures; "
+        "expected one; drop the other",
+    ),
+    (
+        lambda f: (
+            f.probes.probe is None and any((f.probes.probe_data, f.probes.probe_every_steps, f.probes.probe_seconds))
+        ),
+        "--probe_data, --probe_every_steps and --probe_seconds need --probe, the tasks to score; add it, or drop them",
+    ),
+    (
+        lambda f: (
+            f.probes.stop_after_no_gain is not None
+            and f.training.validate_every_steps is None
+            and f.probes.probe_every_steps is None
+        ),
+        "--stop_after_no_gain {f.probes.stop_after_no_gain}: without --validate_every_steps or --probe_every_steps "
+        "there is only one measurement, at the end; add one of them",
     ),
     (
         lambda f: (
@@ -76,6 +96,19 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
     (
         lambda f: f.training.length_schedule is not None and f.training.max_steps_per_epoch is not None,
         "--length_schedule and --max_steps_per_epoch cannot be combined: the batch size changes within an epoch",
+    ),
+    (
+        lambda f: (
+            f.training.find_micro_batch
+            and any(each.key == "train_micro_batch_size_per_gpu" for each in f.training.overrides or ())
+        ),
+        "--find_micro_batch and --set train_micro_batch_size_per_gpu both give the rows per micro-step; expected one; "
+        "drop the other",
+    ),
+    (
+        lambda f: f.model.deepspeed_transformer_kernel and f.training.find_micro_batch,
+        f"{KERNEL} and --find_micro_batch: that layer is built for one size; drop one, and set "
+        f"train_micro_batch_size_per_gpu in the DeepSpeed JSON",
     ),
     (
         lambda f: f.model.deepspeed_transformer_kernel and f.model.progressive_layer_drop,

@@ -16,8 +16,9 @@ OTHER_NAMES = {
     **dict.fromkeys(("batch_size", "bs", "global_batch_size"), "--train_batch_size N, the rows per step"),
     **dict.fromkeys(
         ("micro_batch_size", "per_device_train_batch_size", "per_gpu_train_batch_size"),
-        "--set train_micro_batch_size_per_gpu=N",
+        "--set train_micro_batch_size_per_gpu=N, or --find_micro_batch",
     ),
+    "auto_find_batch_size": "--find_micro_batch",
     "eval_batch_size": "--set train_micro_batch_size_per_gpu=N; validation uses it too",
     **dict.fromkeys(("lr", "peak_lr", "max_lr"), "--learning_rate X"),
     **dict.fromkeys(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from data import prepare
-from data.tokenizer import load_tokenizer, train_tokenizer
+from data.tokenizer import load_tokenizer
+from data.tokenizer_training import train_tokenizer
 from tests.integration.prepare.corpora import ROOT
 
 

@@ -11,7 +11,8 @@ from data import inspect
 from data.shards.report import render, text_tokens
 from data.shards.schema import Rows
 from data.shards.writer import write_shard
-from data.tokenizer import SPECIALS, BertTokenizer, load_tokenizer
+from data.special_tokens import SPECIALS
+from data.tokenizer import BertTokenizer, load_tokenizer
 from tests.unit.data.shards_on_disk import CLS, SEP, UNK, make_rows, write_nvidias
 
 

@@ -17,7 +17,9 @@ from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
 
 from common.errors import UserError
 from data.preparation.encoder import Encoder
-from data.tokenizer import SPECIALS, load_tokenizer, train_tokenizer
+from data.special_tokens import SPECIALS
+from data.tokenizer import load_tokenizer
+from data.tokenizer_training import train_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. It's 3.14 o'clock!",
@@ -191,7 +193,7 @@ def test_training_twice_gives_the_same_vocabulary() -> None:
 
 MANY_CHARACTERS = """
 import random, sys
-from data.tokenizer import train_tokenizer
+from data.tokenizer_training import train_tokenizer
 draw = random.Random(0)
 letters = [chr(code) for start, count in ((0x61, 26), (0x400, 400), (0x1200, 300), (0x4E00, 1500)) for code in
            range(start, start + count)]

@@ -89,6 +89,15 @@ def test_unknown_keys_missing_keys_and_invalid_values_are_reported_together() ->
         assert part in str(caught.value)
 
 
+def test_windows_rope_bases_and_biases_of_each_layer() -> None:
+    config = tiny_config(num_hidden_layers=5, attention_window=8, global_attention_every=2, use_bias=False,
+                         position_embedding_type="rotary", local_rope_theta=100.0, mlp_bias=True)  # fmt: skip
+    assert [config.window(layer) for layer in range(5)] == [0, 8, 0, 8, 0]
+    assert [config.rope_base(layer) for layer in range(3)] == [1e4, 100.0, 1e4]
+    assert (config.has_attention_bias, config.has_mlp_bias) == (False, True)
+    assert tiny_config(attention_window=8, global_attention_every=0).window(0) == 8
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -98,6 +107,14 @@ def test_unknown_keys_missing_keys_and_invalid_values_are_reported_together() ->
         ({"pruned_heads": {7: (0,)}}, "names layer 7"),
         ({"pruned_heads": {0: (0, 1, 2)}}, "with no head"),
         ({"pruned_heads": {0: (5,)}}, "different heads from 0 to 2"),
+        ({"position_embedding_type": "rotary", "num_attention_heads": 8}, "even head size, but .* is 3"),
+        ({"local_rope_theta": 1e4}, "local_rope_theta is 10000.0, but position_embedding_type is 'absolute'"),
+        ({"position_embedding_type": "rotary", "position_offset": 2}, "'rotary' positions have no table"),
+        ({"attention_window": 20, "global_attention_every": 0}, "20, wider than any row .* is 19"),
+        ({"attention_window": 8}, "with global_attention_every 1 no layer has a window"),
+        ({"attention_window": 1, "global_attention_every": 0}, "attention_window is 1, where a token sees only itself"),
+        ({"global_attention_every": 3}, "global_attention_every is 3, but there is no attention_window"),
+        ({"attention_window": 8, "global_attention_every": 3, "sparse_attention": {"mode": "fixed"}}, "remove one"),
     ],
 )
 def test_values_that_do_not_fit_together(changes: dict, message: str) -> None:

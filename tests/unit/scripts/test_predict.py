@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from common.errors import UserError
-from data.tokenizer import TOKENIZER_FILES, BertTokenizer, train_tokenizer
+from data.tokenizer import TOKENIZER_FILES, BertTokenizer
+from data.tokenizer_training import train_tokenizer
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from nvidia.cpu.libraries import Libraries
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
 from training.checkpoints.manifest import find_damage, write_manifest
 from training.checkpoints.paths import MANIFEST, STATE
@@ -38,6 +39,8 @@ GOOD = TrainingState(
     recipe={"learning_rate": 0.1},
     data_summary="64 rows in 3 files",
     best_tag="step_00000008",
+    processor="AMD EPYC, AVX512, features 01234567",
+    cpu_libraries=Libraries(forward="onednn"),
 )
 
 

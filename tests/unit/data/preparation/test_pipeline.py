@@ -15,7 +15,7 @@ from data.preparation.settings import Settings
 from data.preparation.tasks import encode
 from data.preparation.work_folder import Job
 from data.text.sources import find_sources
-from data.tokenizer import train_tokenizer
+from data.tokenizer_training import train_tokenizer
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnrst"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Barrier
 
 from data.preparation.tasks import thread_encoder
-from data.tokenizer import train_tokenizer
+from data.tokenizer_training import train_tokenizer
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnrst"]
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +14,7 @@ from torch.nn import functional
 
 from nvidia.activations import activation
 from nvidia.cpu import linear as module
+from nvidia.cpu.libraries import Libraries, in_use, use
 from nvidia.cpu.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
 from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -21,11 +24,17 @@ from tests.unit.nvidia.helpers import make_batch, tiny_config
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
 
 
+ONEDNN = Libraries(forward="onednn", input_gradient="onednn", weight_gradient="onednn")
+
+
 @pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Use oneDNN for every product on any processor."""
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(module, "_MIN_WORK", 1)
+    before = in_use()
+    use(ONEDNN)
+    yield
+    use(before)
 
 
 def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) -> list[Tensor]:
@@ -43,7 +52,7 @@ def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) ->
 def test_results_and_gradients_equal_those_of_torch(rows: int, out_size: int, has_bias: bool, onednn: None) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 24), torch.randn(out_size, 24), torch.randn(out_size) if has_bias else None
-    assert is_for_onednn(x, weight) == (rows > 0)
+    assert is_for_onednn(x, weight, "onednn") == (rows > 0)
     found, expected = results(x, weight, bias, linear), results(x, weight, bias, functional.linear)
     assert len(found) == (4 if has_bias else 3)
     for ours, theirs in zip(found, expected, strict=True):
@@ -102,7 +111,7 @@ def test_a_gradient_that_is_not_needed_is_not_computed(onednn: None, monkeypatch
 @needs_onednn
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_model_has_the_loss_and_gradients_of_the_products_of_torch(
-    checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+    checkpointed: bool, onednn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     torch.manual_seed(0)
@@ -117,9 +126,9 @@ def test_a_model_has_the_loss_and_gradients_of_the_products_of_torch(
         loss.backward()
         return [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
+    use(Libraries())
     expected = run()
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_MIN_WORK", 0)
+    use(ONEDNN)
     product, shapes = module._onednn, []
 
     def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -140,32 +149,32 @@ def test_a_layer_has_the_type_and_the_names_of_torch() -> None:
     assert [name for name, _ in Linear(8, 4).named_parameters()] == ["weight", "bias"]
 
 
-def test_onednn_computes_only_large_fp32_products_of_two_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+def test_onednn_computes_only_large_fp32_products_of_two_dimensions() -> None:
     large, weight = torch.empty(1 << 10, 1 << 9), torch.empty(1 << 9, 1 << 9)
-    assert is_for_onednn(large, weight)
-    assert not is_for_onednn(large[1:], weight)  # 2²⁸ multiplications are the minimum
-    assert not is_for_onednn(large.unsqueeze(0), weight)
-    assert not is_for_onednn(large.bfloat16(), weight.bfloat16())
-    assert not is_for_onednn(large.to("meta"), weight.to("meta"))
+    chosen = partial(is_for_onednn, library="onednn")
+    assert chosen(large, weight)
+    assert not chosen(large[1:], weight)  # 2²⁸ multiplications are the minimum
+    assert not chosen(large.unsqueeze(0), weight)
+    assert not chosen(large.bfloat16(), weight.bfloat16())
+    assert not chosen(large.to("meta"), weight.to("meta"))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_for_onednn(large, weight)
+        assert not chosen(large, weight)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not is_for_onednn(large, weight)
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: False)
-    assert not is_for_onednn(large, weight)
+        assert not chosen(large, weight)
+    assert not is_for_onednn(large, weight, "torch")
 
 
-@pytest.mark.parametrize(("capability", "expected"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
-def test_the_instruction_set_decides(capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    assert module.onednn_is_faster.__wrapped__() is expected
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-    assert module.onednn_is_faster.__wrapped__() is expected
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert not module.onednn_is_faster.__wrapped__()
+@needs_onednn
+@pytest.mark.parametrize("role", ["forward", "input_gradient", "weight_gradient"])
+def test_each_kind_of_product_has_its_own_library(role: str, onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(replace(Libraries(), **{role: "onednn"}))
+    product, calls = module._onednn, []
+    monkeypatch.setattr(module, "_onednn", lambda *tensors: calls.append(tensors[0].shape) or product(*tensors))
+    x, weight = torch.randn(7, 24), torch.randn(12, 24)
+    found, expected = results(x, weight, None, linear), results(x, weight, None, functional.linear)
+    assert calls == [{"forward": (7, 24), "input_gradient": (7, 12), "weight_gradient": (12, 7)}[role]]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_other_products_are_computed_by_torch() -> None:
@@ -177,9 +186,11 @@ def test_other_products_are_computed_by_torch() -> None:
 CHANGING_SHAPES = """
 import psutil, torch
 from nvidia.cpu import linear as module
+from nvidia.cpu.libraries import Libraries, use
 from nvidia.cpu.startup import configure_onednn
 configure_onednn()
-module.onednn_is_faster, module._MIN_WORK = lambda: True, 0
+use(Libraries(forward="onednn"))
+module._MIN_WORK = 0
 weight = torch.randn(768, 768)
 for rows in range(100, 500):
     module.linear(torch.randn(rows, 768), weight)

@@ -9,7 +9,7 @@ from data.stream.batches import Batch
 from nvidia.attention import grouped as grouped_attention
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from training.metrics.flops import MatmulProbe, model_flops
+from training.metrics.flops import MatmulProbe, model_flops, visible_pairs
 
 ROWS, WIDTH, MASKED = 5, 13, 3
 
@@ -44,6 +44,13 @@ def test_formula_is_what_torch_counts(act: str, monkeypatch: pytest.MonkeyPatch)
     # Torch counts the scores that the backward pass computes again, too.
     again = 2 * config.hidden_size * WIDTH * (2 * ROWS * WIDTH + ROWS * (1 + MASKED))
     assert ours == pytest.approx(counter.get_total_flops() - again, rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [0, 2, 5, 8, 13, 40])
+def test_pairs_that_a_window_shows_are_counted_one_by_one(window: int) -> None:
+    lengths = (1, 4, 13)
+    distances = [abs(query - key) for length in lengths for query in range(length) for key in range(length)]
+    assert visible_pairs(torch.tensor(lengths), window) == sum(not window or each <= window // 2 for each in distances)
 
 
 def test_padding_is_not_credited() -> None:

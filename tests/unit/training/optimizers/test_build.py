@@ -161,10 +161,12 @@ def test_the_block_selects_the_optimizer(block: dict[str, Any] | None, expected:
         ({"type": "AdamW", "parms": {}}, 0, "'optimizer.parms'; did you mean 'params'?"),
         ({"type": "OneBitAdam"}, 0, "found 'OneBitAdam', expected one of adam, adamw, lamb, muon"),
         ({"type": 3}, 0, "optimizer.type: found 3, expected a string"),
+        ({"type": "Muon"}, 2, "Muon cannot be used with zero_optimization.offload_optimizer"),
     ],
 )
 def test_mistakes_in_the_block(block: dict[str, Any], stage: int, words: str) -> None:
     problems = Problems()
-    check_optimizer(block, {"stage": stage}, "ds.json", problems)
+    offload = {"offload_optimizer": {"device": "cpu"}} if stage == 2 else {"offload_optimizer": {"device": "none"}}
+    check_optimizer(block, {"stage": stage, **offload}, "ds.json", problems)
     (message,) = problems.messages
     assert words in message

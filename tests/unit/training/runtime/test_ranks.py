@@ -41,6 +41,75 @@ def test_sruns_variables() -> None:
     assert environment["RANK"] == "9"
 
 
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"}
+MASTER = {"MASTER_ADDR": "node-a"}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**OPEN_MPI, **MASTER},
+        {**HYDRA, **MASTER},
+        {**HYDRA, **MASTER, "WORLD_SIZE": "4", "LOCAL_SIZE": "2"},  # as `deepspeed --launcher mpich` exports them
+        {**OPEN_MPI, **MASTER, **BATCH_SCRIPT},  # mpirun inside of sbatch
+        {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", **MASTER}
+        | {"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"},
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", **MASTER},
+        {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2", **MASTER}
+        | {"PMI_RANK": "3", "PMI_SIZE": "4"},  # srun --mpi=pmi2
+    ],
+)
+def test_variables_of_mpi_launchers(variables: dict[str, str]) -> None:
+    environment = dict(variables)
+    assert read_rank_info(environment) == RankInfo(rank=3, local_rank=1, world_size=4, local_size=2)
+    assert (environment["RANK"], environment["LOCAL_SIZE"]) == ("3", "2")
+
+
+def test_mpi_ranks_of_one_machine_need_no_address() -> None:
+    environment = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert read_rank_info(environment).world_size == 4
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (OPEN_MPI, r"Open MPI started this process, but MASTER_ADDR is not set.*-x MASTER_ADDR=worker-0"),
+        ({**HYDRA, **MASTER, "WORLD_SIZE": "1"}, r"as rank 3 of 4, but WORLD_SIZE is 1\. Unset"),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2", **MASTER},
+            r"MPICH or Intel MPI .*not set: MPI_LOCALRANKID, MPI_LOCALNRANKS",
+        ),
+        ({"PMIX_RANK": "1"}, r"PMIX_RANK is 1, so a launcher started this process among others"),
+        ({"FLUX_TASK_RANK": "2"}, r"FLUX_TASK_RANK is 2.*set RANK=0 and WORLD_SIZE=1 if every process is a run"),
+        ({"LOCAL_RANK": "1"}, r"LOCAL_RANK is 1, so a launcher"),
+    ],
+)
+def test_a_process_that_cannot_be_placed_is_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_rank_info(dict(variables))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "1"},
+        {"LOCAL_RANK": "0"},
+        BATCH_SCRIPT,
+    ],
+)
+def test_signs_of_a_launcher_of_one_process_or_of_separate_runs(variables: dict[str, str]) -> None:
+    assert read_rank_info(dict(variables)).world_size == 1
+
+
 def test_a_world_of_one_needs_no_address() -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "1"}
     assert read_rank_info(environment) == RankInfo(rank=0, local_rank=0, world_size=1, local_size=1)

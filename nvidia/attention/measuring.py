@@ -1,0 +1,42 @@
+"""The attention backends that `auto` may mean on a CPU, timed on one layer of the model."""
+
+import time
+
+import torch
+
+from nvidia.attention import grouped, sdpa
+from nvidia.attention.backend import AttentionInputs
+from nvidia.cpu.measuring import Clock, Work, time_in_turns
+from nvidia.unpadding import plan_packing
+
+CANDIDATES = {"grouped": grouped.BACKEND, "sdpa": sdpa.BACKEND}
+MIN_SCORES = 1 << 21  # of a layer; below that the backend is a matter of a few milliseconds
+MAX_SCORES = 1 << 20  # of a timed pass: about 15 ms of one core, forward and backward
+
+
+def time_attention(
+    rows: int, length: int, heads: int, head_size: int, dropout_prob: float, clock: Clock = time.thread_time
+) -> dict[str, float]:
+    """The time of a forward and a backward pass by each backend, for a batch whose rows are on average 7/8 full.
+
+    Empty if the batch is so small that it does not matter. torch's random state is kept.
+    """
+    per_row = heads * length * length
+    if rows * per_row < MIN_SCORES:
+        return {}
+    rows = max(1, min(rows, MAX_SCORES // per_row))
+    lengths = torch.linspace(0.75 * length, length, rows).long() if rows > 1 else torch.tensor([length])
+    packing = plan_packing(torch.arange(length) < lengths[:, None])
+    inputs = AttentionInputs(packing, dropout_prob)
+    qkv = torch.linspace(-1, 1, packing.num_tokens * 3 * heads * head_size).view(-1, 3, heads, head_size)
+    qkv.requires_grad_()
+
+    def run(name: str) -> Work:
+        def work(number: int) -> None:
+            context, _ = CANDIDATES[name].attend(qkv, inputs)
+            context.backward(context.detach())
+
+        return work
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        return time_in_turns({name: run(name) for name in CANDIDATES}, clock)

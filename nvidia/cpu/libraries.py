@@ -1,0 +1,72 @@
+"""The library that computes each kind of large matrix product, and the attention backend that `auto` means on CPUs.
+
+Which is fastest depends on the processor, so a run measures it (nvidia/fastest.py) and sets it with `use`. The results
+differ in their last bits. Without a measurement torch's own library, MKL on x86, computes everything.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from common.errors import UserError
+
+Library = Literal["torch", "onednn"]
+VARIABLE = "CPU_PRODUCTS"
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """The library of each product of a linear layer, and the attention backend with and without dropout."""
+
+    forward: Library = "torch"
+    input_gradient: Library = "torch"
+    weight_gradient: Library = "torch"
+    attention_with_dropout: Literal["grouped", "sdpa"] = "grouped"
+    attention_without_dropout: Literal["grouped", "sdpa"] = "sdpa"
+
+    def attention(self, dropout_prob: float) -> str:
+        return self.attention_with_dropout if dropout_prob else self.attention_without_dropout
+
+
+_in_use = Libraries()
+
+
+def in_use() -> Libraries:
+    """The choice of this process."""
+    return _in_use
+
+
+def use(libraries: Libraries) -> None:
+    """Set the choice of this process."""
+    global _in_use
+    _in_use = libraries
+
+
+def forced_libraries(environment: Mapping[str, str] = os.environ) -> Libraries | None:
+    """The libraries if the environment variable CPU_PRODUCTS names one; None: they are to be measured."""
+    value = environment.get(VARIABLE, MEASURED)
+    if value == "torch":
+        return Libraries()
+    if value == "onednn" and torch.backends.mkldnn.is_available():
+        return Libraries(forward="onednn", input_gradient="onednn", weight_gradient="onednn")
+    if value == MEASURED:
+        return None
+    raise UserError(
+        f"environment variable {VARIABLE}: found {value!r}, expected {MEASURED!r}, 'torch' or, if torch was built with "
+        f"it, 'onednn'. Unset it to use the fastest"
+    )
+
+
+def describe_processor() -> str:
+    """The kind of this processor: equal where the same libraries choose the same instructions."""
+    features = {key: value for key, value in torch.cpu.get_capabilities().items() if not key.startswith("num_")}
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    digest = hashlib.sha256(json.dumps([features, limit], sort_keys=True).encode()).hexdigest()
+    name = features.get("cpu_name") or features.get("architecture", "unknown")
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, features {digest[:8]}"

@@ -1,0 +1,65 @@
+"""Rotary positions: queries and keys are rotated by angles that grow with the position of their token.
+
+N rows, K kinds (queries, keys, values), A heads, D head size. Feature i of a head forms a pair with feature i + D/2, as
+in ModernBERT and Llama checkpoints.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nvidia.unpadding import Packing
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, fp32 [N, 1, 1, D/2]
+
+
+def rotation(packing: Packing, position_ids: Tensor | None, base: float, head_size: int) -> Rotation:
+    """The rotation of each packed token. Made once per batch and base, and shared by the layers."""
+
+    def make() -> Rotation:
+        positions = packing.position_of if position_ids is None else position_ids
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device) / head_size
+        angles = positions.float()[:, None] * (1.0 / base**exponents)
+        return angles.cos()[:, None, None], angles.sin()[:, None, None]
+
+    made: Rotation = packing.mask(("rotary", base, head_size), make)
+    return made
+
+
+def rotate(x: Tensor, by: Rotation, num_rotated: int, num_heads: int) -> Tensor:
+    """Rotate the first `num_rotated` kinds of `x` [N, K·A·D] in place; `x` must not be a view."""
+    return _Rotate.apply(x, *by, num_rotated, num_heads)
+
+
+class _Rotate(torch.autograd.Function):
+    """Works in place because queries, keys and values are among the largest tensors of a block."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_rotated: int, num_heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.sizes = num_rotated, num_heads
+        ctx.mark_dirty(x)
+        _turn(x, x, cos, sin, *ctx.sizes)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        turned = gradient.clone()
+        _turn(turned, gradient, cos, -sin, *ctx.sizes)
+        return turned, None, None, None, None
+
+
+def _turn(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, num_rotated: int, num_heads: int) -> None:
+    """Write the rotated kinds of `x` to `out`; both are [N, K·A·D] and may be the same tensor."""
+    head_size = 2 * cos.shape[-1]
+    shape = (len(x), x.shape[1] // (num_heads * head_size), num_heads, head_size)
+    left, right = x.view(shape)[:, :num_rotated].chunk(2, dim=-1)
+    new_left = torch.addcmul(left * cos, right, sin, value=-1)  # fp32, as the angles are
+    new_right = torch.addcmul(right * cos, left, sin)
+    out_left, out_right = out.view(shape)[:, :num_rotated].chunk(2, dim=-1)
+    out_left.copy_(new_left)
+    out_right.copy_(new_right)

@@ -1,0 +1,39 @@
+"""Memory that is still available: the strictest of the machine's and those of the control groups."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.memory import available_bytes, resident_bytes
+
+
+def write_group(folder: Path, limit: str, usage: int, cache: int, names: tuple[str, str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 5\nactive_file 6\n{names[2]} {cache}\n")
+
+
+NEW = ("memory.max", "memory.current", "inactive_file")
+OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def test_the_strictest_of_nested_limits_counts(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("4:memory:/job/task\n0::/slurm/job\n")
+    assert available_bytes(tmp_path, own) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    write_group(tmp_path / "slurm", "max", 500, 0, NEW)
+    write_group(tmp_path / "slurm" / "job", "1000000", 300_000, 20_000, NEW)
+    assert available_bytes(tmp_path, own) == 720_000
+    write_group(tmp_path / "memory" / "job", "9223372036854771712", 1, 0, OLD)
+    write_group(tmp_path / "memory" / "job" / "task", "600000", 100_000, 10_000, OLD)
+    assert available_bytes(tmp_path, own) == 510_000
+    write_group(tmp_path / "memory" / "job" / "task", "600000", 700_000, 10_000, OLD)
+    assert available_bytes(tmp_path, own) == 0
+
+
+def test_resident_memory_grows_with_what_is_used() -> None:
+    before = resident_bytes()
+    used = bytearray(b"x" * 50_000_000)
+    assert resident_bytes() - before > 0.9 * len(used)
