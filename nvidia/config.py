@@ -21,6 +21,7 @@ POSITION_TYPES = ("absolute", "relative_key", "relative_key_query", "rotary")
 SENTENCE_HEADS = ("nsp", "sop", "none")
 # transformers' model_type of an export; RoBERTa, XLM-RoBERTa and CamemBERT are one architecture.
 EXPORT_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "modernbert")
+BIAS_INITS = ("zeros", "unigram")
 ATTENTION_BACKENDS = (AUTO, *BACKENDS)
 
 # A description completes the sentence "expected …" of an error message.
@@ -116,6 +117,7 @@ class BertConfig:
     max_position_embeddings: Size = 512
     type_vocab_size: SizeOrZero = 2  # 0 = no embeddings of segments
     initializer_range: Fraction = 0.02
+    decoder_bias_init: Annotated[str, _one_of(BIAS_INITS)] = "zeros"  # unigram: log frequencies, which training sets
     unpadded_vocab_size: Size | None = None
     layer_norm_eps: Fraction = 1e-12
     pad_token_id: SizeOrZero = 0
@@ -160,6 +162,11 @@ class BertConfig:
             problems.add(
                 f"bert_model_config: unpadded_vocab_size is {self.num_tokens}, expected 1 to vocab_size "
                 f"({self.vocab_size})"
+            )
+        if self.decoder_bias_init == "unigram" and not self.decoder_bias:
+            problems.add(
+                "bert_model_config: decoder_bias_init is 'unigram', but decoder_bias is false; set that to true, or "
+                "remove decoder_bias_init"
             )
         self._check_positions(problems)
         self._check_window(problems)
