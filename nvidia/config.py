@@ -19,6 +19,9 @@ MAX_SIZE = 2**31 - 1  # the largest size of a tensor on every device
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu")
 POSITION_TYPES = ("absolute", "relative_key", "relative_key_query", "rotary")
 SENTENCE_HEADS = ("nsp", "sop", "none")
+# transformers' model_type of an export; RoBERTa, XLM-RoBERTa and CamemBERT are one architecture.
+EXPORT_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "modernbert")
+BIAS_INITS = ("zeros", "unigram")
 ATTENTION_BACKENDS = (AUTO, *BACKENDS)
 
 # A description completes the sentence "expected …" of an error message.
@@ -35,10 +38,12 @@ def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:
     return -(-size // multiple) * multiple
 
 
-def _one_of(choices: Sequence[str]) -> PlainValidator:
+def _one_of(choices: Sequence[str | None]) -> PlainValidator:
+    names = [choice for choice in choices if choice is not None]
+
     def check(value: Any) -> Any:
         if value not in choices:
-            raise ValueError(f"one of {', '.join(choices)}{nearest(str(value), choices)}")
+            raise ValueError(f"one of {', '.join(names)}{nearest(str(value), names)}")
         return value
 
     return PlainValidator(check)
@@ -112,6 +117,7 @@ class BertConfig:
     max_position_embeddings: Size = 512
     type_vocab_size: SizeOrZero = 2  # 0 = no embeddings of segments
     initializer_range: Fraction = 0.02
+    decoder_bias_init: Annotated[str, _one_of(BIAS_INITS)] = "zeros"  # unigram: log frequencies, which training sets
     unpadded_vocab_size: Size | None = None
     layer_norm_eps: Fraction = 1e-12
     pad_token_id: SizeOrZero = 0
@@ -132,6 +138,7 @@ class BertConfig:
     decoder_bias: Flag = True
     tie_word_embeddings: Flag = True
     sentence_head: Annotated[str, _one_of(SENTENCE_HEADS)] = "nsp"
+    export_as: Annotated[str | None, _one_of((*EXPORT_TYPES, None))] = None  # None: the usual type of the model's kind
     attention_backend: Annotated[str, _one_of(ATTENTION_BACKENDS)] = AUTO
     pruned_heads: Annotated[Mapping[int, tuple[int, ...]], PlainValidator(_read_pruned_heads)] = field(
         default_factory=dict
@@ -155,6 +162,11 @@ class BertConfig:
             problems.add(
                 f"bert_model_config: unpadded_vocab_size is {self.num_tokens}, expected 1 to vocab_size "
                 f"({self.vocab_size})"
+            )
+        if self.decoder_bias_init == "unigram" and not self.decoder_bias:
+            problems.add(
+                "bert_model_config: decoder_bias_init is 'unigram', but decoder_bias is false; set that to true, or "
+                "remove decoder_bias_init"
             )
         self._check_positions(problems)
         self._check_window(problems)

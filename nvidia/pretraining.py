@@ -59,6 +59,13 @@ class PreTrainingModel(nn.Module):
     def reset_parameters(self) -> None:
         initialize_weights(self, self.config)
 
+    @torch.no_grad()
+    def set_decoder_bias(self, values: Tensor) -> None:
+        """Set the decoder's bias to `values` [tokens], such as log frequencies: then training need not learn them."""
+        bias = self.cls.predictions.bias
+        assert bias is not None
+        bias[: values.shape[0]] = values.to(bias)
+
     def forward(
         self,
         batch: Sequence[Any],

@@ -66,7 +66,9 @@ class BertSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, call: AttentionCall, norm: nn.Module | None, recompute: Checkpointing) -> Tensor:
         """[T, H] → context [U, A·D] of `call.rows`, or [T, A·D]; `norm` is applied to `x` first."""
-        if call.rows is not None and self.choose(x, call).should_skip_queries(call.packing, self.num_heads):
+        is_partial = call.rows is not None and not self.window  # with a window, all queries cost little
+        if is_partial and self.choose(x, call).should_skip_queries(call.packing, self.num_heads):
+            assert call.rows is not None
             return self.attend_some(x, call, call.rows, norm, recompute)
         qkv = recomputed(recompute.norm, then(norm, lambda normed: self.project(normed, call)), x)
         context, probabilities = recomputed(recompute.attention, lambda qkv: self.attend(qkv, call), qkv)
@@ -96,7 +98,7 @@ class BertSelfAttention(nn.Module):
         def attend(q: Tensor, kv: Tensor) -> Tensor:
             compute = self.choose(kv, call).attend_some
             assert compute is not None
-            return compute(q, kv, AttentionInputs(call.packing, self.active_dropout, self.window), counts)
+            return compute(q, kv, AttentionInputs(call.packing, self.active_dropout), counts)
 
         context = recomputed(recompute.attention, attend, *recomputed(recompute.norm, then(norm, project), x))
         return torch.empty_like(context).index_copy(0, order, context).flatten(1)

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -13,11 +13,10 @@ from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser, positive_int
 from data.shards.dataset import PretrainingDataset, open_dataset
+from data.shards.frequencies import count_ids, read_in_parts
 from data.shards.report import text_tokens
-from data.shards.schema import Rows
 from training.metrics.reader import A_RUNS_METRICS, last_validation
 
-READ_ROWS = 4096  # at a time
 MAX_TRAINING_ROWS = 200_000  # enough to know the frequencies
 
 
@@ -64,22 +63,6 @@ def unigram_cross_entropy(training: PretrainingDataset, validation: PretrainingD
     smoothed = np.pad(counts, (0, size - len(counts))) + 1.0
     log_probabilities = np.log(smoothed) - np.log(smoothed.sum())
     return float(-(targets * log_probabilities[: len(targets)]).sum() / targets.sum())
-
-
-def count_ids(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """counts[id] over all parts."""
-    counts = np.zeros(0, dtype=np.int64)
-    for ids in parts:
-        total = np.bincount(ids, minlength=len(counts))
-        total[: len(counts)] += counts
-        counts = total
-    return counts
-
-
-def read_in_parts(dataset: PretrainingDataset, max_rows: int) -> Iterator[Rows]:
-    num_rows = min(dataset.num_rows, max_rows)
-    for start in range(0, num_rows, READ_ROWS):
-        yield dataset.read_range(start, min(num_rows, start + READ_ROWS))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The banner: what is about to be trained, shown before the first step."""
 
+from pathlib import Path
+
 import torch
 
 from common.console import console
 from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
-from nvidia.interop.hugging_face import export_obstacles
-from training.build import Run
+from nvidia.interop.stock_config import export_obstacles
+from training.build import Run, has_unigram_start
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
@@ -34,6 +36,7 @@ def show_banner(run: Run) -> None:
         "data": describe_phases(run.datasets, clock.horizon.plan)
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
+        **({} if settings.probe_flags.probe is None else {"probes": describe_probes(settings)}),
         "length": describe_length(clock, outlook),
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
@@ -74,10 +77,20 @@ def show_banner(run: Run) -> None:
         run.sinks.text(name, f"```json\n{shown}\n```")
 
 
+def describe_probes(settings: Settings) -> str:
+    flags = settings.probe_flags
+    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
+    when = "at the end" if every is None else f"every {counted(every, 'step')} and at the end"
+    return f"{', '.join(Path(word).name for word in flags.probe or ())}, {when}"
+
+
 def describe_start(settings: Settings, point: ResumePoint | None) -> str:
     if point is not None:
         return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
-    return "from new weights" if settings.first_weights is None else f"from the weights of {settings.first_weights}"
+    if settings.first_weights is not None:
+        return f"from the weights of {settings.first_weights}"
+    is_unigram = has_unigram_start(settings, point)
+    return f"from new weights{', the decoder bias from token frequencies' if is_unigram else ''}"
 
 
 def describe_length(clock: Clock, outlook: Outlook) -> str:

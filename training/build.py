@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from common.console import console
 from data.randomness import seed_of
+from data.shards.frequencies import log_frequencies
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.modeling import BertForPreTraining
@@ -17,7 +19,7 @@ from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
 from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
-from training.checkpoints.retention import Retention
+from training.checkpoints.retention import Best, Retention
 from training.checkpoints.saving import SavePolicy, Saver
 from training.checkpoints.skips import Skips, read_skips
 from training.checkpoints.state import TrainingState, read_state
@@ -27,7 +29,7 @@ from training.engine.build import build_engine, detach_monitor
 from training.engine.gradients import GradientNorm
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
-from training.guesses import Guesses, ModelPreview, encode_sentences, read_sentences, sentences_of_data
+from training.guesses import ModelPreview, build_guesses
 from training.inputs.datasets import Datasets
 from training.libraries import all_ranks_choose_libraries
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
@@ -35,6 +37,8 @@ from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import build_optimizer, set_rate_factors
+from training.probing import PREFIX, Prober, choose_probe_tasks, load_probes
+from training.runtime import collectives
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -86,6 +90,8 @@ def build_run(
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings)
         load_first_weights(model, settings, point)
+        if has_unigram_start(settings, point):
+            model.set_decoder_bias(torch.from_numpy(log_frequencies(datasets.training[0], model.config.num_tokens)))
         replace_blocks(model, settings, rank_info)
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
@@ -93,7 +99,8 @@ def build_run(
         progress = Progress(all_ranks_count_lost_time(resume(engine, rank_info, fresh, point), settings))
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
-    clock = build_clock(settings, rank_info, datasets, progress, began)
+    means = collectives.all_ranks_read(datasets.tokens_per_row)
+    clock = build_clock(settings, rank_info.world_size, datasets, means, progress, began)
     torch.manual_seed(seed_of("rank", progress.state.seed, progress.state.samples, rank_info.rank))
     return Run(
         settings=settings,
@@ -139,27 +146,42 @@ def build_validator(run: Run) -> Validator | None:
         return None
     rows = validation_rows(settings.deepspeed.batch.micro, settings.data_flags.max_seq_length, length)
     clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.checkpoint_flags.keep_best
-    return Validator(run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best)
+    is_watched = settings.probe_flags.stop_after_no_gain is not None and watched_probe(settings) is None
+    return Validator(
+        run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best, is_watched
+    )
 
 
-def build_guesses(run: Run) -> Guesses:
-    """Guesses for the sentences of --sample_sentences, else of the validation data, or of the last training data."""
-    tokenizer, max_length = run.settings.tokenizer, run.settings.data_flags.max_seq_length
-    path = run.settings.training_flags.sample_sentences
-    if tokenizer is None:
-        if path is not None:
-            console.warn(f"--sample_sentences {path}: no effect, because the model JSON has no bert_token_file")
-        return Guesses(None, [])
-    if path is not None:
-        return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
-    dataset = run.datasets.validation or run.datasets.training[-1]
-    return Guesses(tokenizer, sentences_of_data(tokenizer, dataset, max_length))
+def watched_probe(settings: Settings) -> str | None:
+    """The probe that chooses the best checkpoint or ends the run; None: the validation loss does, or nothing."""
+    flags, by = settings.probe_flags, settings.checkpoint_flags.keep_best_by
+    ends_run = flags.stop_after_no_gain is not None and not settings.checkpoint_flags.keep_best
+    if by is not None or flags.probe is None or not ends_run:
+        return by
+    return PREFIX + choose_probe_tasks(flags.probe)[0].name
 
 
-def build_preview(run: Run) -> ModelPreview:
+def build_prober(run: Run) -> Prober | None:
+    """None: there is no --probe."""
+    settings, flags = run.settings, run.settings.probe_flags
+    if flags.probe is None:
+        return None
+    assert settings.tokenizer is not None
+    probes = load_probes(flags, settings.tokenizer, settings.model_config.max_position_embeddings)
+    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
+    keeps_best = settings.checkpoint_flags.keep_best_by is not None
+    return Prober(
+        run.engine, probes, run.rank_info, run.stop, run.timer, run.clock, run.sinks, every, flags.probe_seconds,
+        watched_probe(settings), keeps_best,
+    )  # fmt: skip
+
+
+def all_ranks_build_preview(run: Run) -> ModelPreview:
     settings = run.settings
+    dataset, path = run.datasets.validation or run.datasets.training[-1], settings.training_flags.sample_sentences
+    read = partial(build_guesses, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
     return ModelPreview(
-        build_guesses(run),
+        collectives.all_ranks_read(read),
         run.engine,
         run.sinks,
         run.device,
@@ -214,6 +236,12 @@ def load_first_weights(model: PreTrainingModel, settings: Settings, point: Resum
         load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
     if point is not None and point.is_only_weights:
         model.load_state_dict(read_weights(point.path))
+
+
+def has_unigram_start(settings: Settings, point: ResumePoint | None) -> bool:
+    """Whether the decoder bias starts from the data's token frequencies: with new weights only."""
+    is_new = point is None and settings.first_weights is None
+    return is_new and settings.model_config.decoder_bias_init == "unigram"
 
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankInfo) -> None:
@@ -287,7 +315,9 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         console.say(f"changed since {point.tag}: {change}")
     # Either may lack a range: skips.json cannot be written on a full disk, and the checkpoint may be from before it.
     skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.folder))
-    losses = [loss for loss in (saved.best_validation_loss, point.best_loss) if loss is not None]
+    best = point.best or Best(point.tag)
+    losses = [loss for loss in (saved.best_validation_loss, best.mlm_loss) if loss is not None]
+    values = [saved.best_probe, best.value if best.probe == saved.probe_name else None]
     return replace(
         saved,
         world_size=rank_info.world_size,
@@ -295,6 +325,7 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         skips=skips.ranges,
         rollbacks=skips.rollbacks,
         best_validation_loss=min(losses, default=None),
+        best_probe=max((value for value in values if value is not None), default=None),
         data_summary=fresh.data_summary,
         processor=fresh.processor,
         cpu_libraries=fresh.cpu_libraries,

@@ -96,6 +96,13 @@ class Backend:
     should_skip_queries: Callable[[Packing, int], bool] = _never
 
 
+def in_window(index: Tensor, window: int) -> Tensor:
+    """Which keys a query sees: [S] or [B, S], the number of each token among the real ones → bool [S, S] or
+    [B, 1, S, S]. Padding has the number of a real token, so that it, too, sees one."""
+    seen = (index.unsqueeze(-1) - index.unsqueeze(-2)).abs() <= window // 2
+    return seen if index.dim() == 1 else seen.unsqueeze(1)
+
+
 def unpack_heads(qkv: Tensor, packing: Packing) -> tuple[Tensor, ...]:
     """[T, 3, A, D] → three [B, A, S, D] with zeros on padding."""
     return packing.unpack(qkv).permute(2, 0, 3, 1, 4).unbind()

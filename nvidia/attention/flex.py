@@ -1,4 +1,4 @@
-"""FlexAttention over the packed row, dense or with a sparse layout: CUDA, no dropout."""
+"""FlexAttention over the packed row, dense, with a window or with a sparse layout: CUDA, no dropout."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # the import takes seconds because it loads torch's compiler;
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
     packing, sparse = inputs.packing, inputs.sparse
-    mask = packing.mask(("flex", sparse), lambda: make_block_mask(packing, sparse))
+    mask = packing.mask(("flex", sparse, inputs.window), lambda: make_block_mask(packing, sparse, inputs.window))
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1).unbind()  # [1, A, T, D]
     return _kernel(qkv.is_cuda)(query, key, value, block_mask=mask)[0].transpose(0, 1), None
 
 
-def make_block_mask(packing: Packing, sparse: SparseHeads | None = None) -> "BlockMask":
-    """The mask by which a token sees the tokens of its own sequence, or those of them that `sparse` allows."""
+def make_block_mask(packing: Packing, sparse: SparseHeads | None = None, window: int = 0) -> "BlockMask":
+    """The mask by which a token sees its own sequence, or the part of it that `sparse` or the window allows."""
     sequence, position = packing.sequence_of, packing.position_of
     layout = None if sparse is None else sparse.blocks(packing.row_length).to(sequence.device)
     block = position if sparse is None else position // sparse.block_size
@@ -34,6 +34,8 @@ def make_block_mask(packing: Packing, sparse: SparseHeads | None = None) -> "Blo
         seen = sequence[query] == sequence[key]
         if layout is not None:
             seen = seen & layout[0 if heads is None else head, block[query], block[key]]
+        if window:
+            seen = seen & ((query - key).abs() <= window // 2)
         return seen & (position[query] >= position[key]) if is_causal else seen
 
     tokens, make = packing.num_tokens, _mask_maker(sequence.is_cuda)
@@ -59,7 +61,7 @@ def _mask_maker(compiled: bool) -> Callable[..., "BlockMask"]:
 
 
 def reason_against(context: BackendContext) -> str | None:
-    if (reason := context.reason_against_options(has_sparse=True)) is not None:
+    if (reason := context.reason_against_options(has_sparse=True, has_window=True)) is not None:
         return reason
     if context.device == "cpu" and torch.is_grad_enabled():
         return "has no backward pass on CPUs"

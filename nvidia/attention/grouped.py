@@ -3,11 +3,13 @@
 T real tokens, A heads, D head size, n sequences of length L, P = n·A pairs of sequence and head, R queries of a tile.
 torch's own kernel for CPUs has no dropout. Here scores exist for one tile at a time, in both passes, so memory grows
 with T, not with T·L. Short sequences of one length are computed together. In a block of which only some rows are read,
-only U queries are computed.
+only U queries are computed. With a window, a tile has the keys that its queries see and no others, so work grows with
+T·window.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -25,11 +27,13 @@ Groups = tuple[tuple[int, int], ...]  # (number of sequences, their length), in 
 _TILE = 1 << 19
 # Scores of all heads below which copying sequences of one length together costs less than computing each by itself.
 _SHORT = 1 << 17
+# Queries of a tile with a window: fewer would make its products too small, more would add keys that are not seen.
+WINDOW_QUERIES = 64
 
 
-def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float) -> Tensor:
-    """[T, 3, A, D] with sequences in groups of one length → [T, A, D]"""
-    return _GroupedAttention.apply(qkv, None, _runs(groups, heads=qkv.shape[2]), dropout_prob)
+def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float, window: int = 0) -> Tensor:
+    """[T, 3, A, D] with sequences in groups of one length → [T, A, D]; `window` as in AttentionInputs."""
+    return _GroupedAttention.apply(qkv, None, _runs(groups, qkv.shape[2], window), dropout_prob)
 
 
 def attention_of_some(q: Tensor, kv: Tensor, groups: Groups, counts: Sequence[int], dropout_prob: float) -> Tensor:
@@ -44,6 +48,7 @@ class _Run(NamedTuple):
     length: int  # L
     tokens: slice
     queries: slice  # equal to `tokens` unless queries are packed separately
+    reach: int | None = None  # how many tokens a query sees on each side; None for all
 
     @property
     def queries_each(self) -> int:
@@ -53,6 +58,15 @@ class _Run(NamedTuple):
     def is_viewed(self) -> bool:
         """Whether a single sequence is used in place: not if its queries are split into tiles, which reread keys."""
         return self.sequences == 1 and self.queries_each * self.length <= _TILE
+
+
+class _Tile(NamedTuple):
+    """Scores that are computed together."""
+
+    pairs: slice
+    queries: slice
+    keys: slice
+    hidden: Tensor | None  # with a window: added to the scores
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -68,13 +82,14 @@ class _GroupedAttention(torch.autograd.Function):
         for run in runs:
             q, k, v = _of_run(run, packed, some)
             (out,) = _heads_first(context[run.queries].unsqueeze(1), run)
-            for pairs, queries in _tiles(len(q), run.queries_each, run.length):
-                probabilities = _probabilities(q[pairs, queries], k[pairs], scratch)
+            for tile in _tiles(len(q), run):
+                pairs, queries, keys, _ = tile
+                probabilities = _probabilities(q[pairs, queries], k[pairs, keys], tile, scratch)
                 if masks.drops:
                     probabilities *= masks.draw(
                         probabilities.shape, packed.dtype, out=scratch.take(probabilities.shape, 1)
                     )
-                _product(out[pairs, queries], probabilities, v[pairs], masks.scale)
+                _product(out[pairs, queries], probabilities, v[pairs, keys], masks.scale)
             _put_back(context[run.queries].unsqueeze(1), (out,), run)
         return context
 
@@ -90,8 +105,11 @@ class _GroupedAttention(torch.autograd.Function):
             gradients = _of_run(run, packed_gradient, some_gradient)
             if run.queries_each == 0:  # the sequence has no queries
                 packed_gradient[run.tokens] = 0
-            for pairs, queries in _tiles(len(gradients[0]), run.queries_each, run.length):
-                _add_tile(gradients, inputs, pairs, queries, masks, scratch)
+            if run.reach is not None:  # tiles overlap in some of their keys
+                gradients[1].zero_()
+                gradients[2].zero_()
+            for tile in _tiles(len(gradients[0]), run):
+                _add_tile(gradients, inputs, tile, masks, scratch)
             if some_gradient is None:
                 _put_back(packed_gradient[run.tokens], gradients, run)
             else:
@@ -104,8 +122,7 @@ class _Scratch:
     """Scratch buffers for the scores of a tile, allocated once per pass: allocating costs as much as filling them."""
 
     def __init__(self, like: Tensor, runs: tuple[_Run, ...], times: int) -> None:
-        heads = like.shape[2]
-        sizes = (min(max(_TILE, run.length), run.sequences * heads * run.queries_each * run.length) for run in runs)
+        sizes = (math.prod(_tile_shape(run.sequences * like.shape[2], run)) for run in runs)
         self.scores = like.new_empty(times, max(sizes, default=0))
 
     def take(self, shape: Sequence[int], which: int) -> Tensor:
@@ -115,32 +132,35 @@ class _Scratch:
 def _add_tile(
     gradients: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    pairs: slice,
-    queries: slice,
+    tile: _Tile,
     masks: MaskStream,
     scratch: _Scratch,
 ) -> None:
     """Add the part of one tile to the gradients of queries, keys and values, each [P, …, D]; the first tile writes."""
+    pairs, queries, keys, hidden = tile
     q, k, v, out_gradient = inputs
-    q, k, v, out_gradient = q[pairs, queries], k[pairs], v[pairs], out_gradient[pairs, queries]
-    probabilities = _probabilities(q, k, scratch)  # [P, R, L]
-    used, scale, is_added = probabilities, q.shape[-1] ** -0.5, queries.start > 0
+    q, k, v, out_gradient = q[pairs, queries], k[pairs, keys], v[pairs, keys], out_gradient[pairs, queries]
+    probabilities = _probabilities(q, k, tile, scratch)  # [P, R, keys]
+    used, scale, is_added = probabilities, q.shape[-1] ** -0.5, queries.start > 0 or hidden is not None
     if masks.drops:
         mask = masks.draw(probabilities.shape, probabilities.dtype, out=scratch.take(probabilities.shape, 1))
         used = torch.mul(probabilities, mask, out=scratch.take(probabilities.shape, 2))
-    _product(gradients[2][pairs], used.transpose(1, 2), out_gradient, masks.scale, is_added)
+    _product(gradients[2][pairs, keys], used.transpose(1, 2), out_gradient, masks.scale, is_added)
     gradient = _product(scratch.take(probabilities.shape, 3), out_gradient, v.transpose(1, 2), masks.scale)
     if masks.drops:
         gradient *= mask
     torch.ops.aten._softmax_backward_data.out(gradient, probabilities, -1, gradient.dtype, grad_input=gradient)
     _product(gradients[0][pairs, queries], gradient, k, scale)
-    _product(gradients[1][pairs], gradient.transpose(1, 2), q, scale, is_added)
+    _product(gradients[1][pairs, keys], gradient.transpose(1, 2), q, scale, is_added)
 
 
-def _probabilities(q: Tensor, k: Tensor, scratch: _Scratch) -> Tensor:
-    """softmax(q·kᵀ/√D), [P, R, L]; summed in fp32 for every type."""
+def _probabilities(q: Tensor, k: Tensor, tile: _Tile, scratch: _Scratch) -> Tensor:
+    """softmax(q·kᵀ/√D), [P, R, keys]; summed in fp32 for every type."""
     scores = scratch.take((len(q), q.shape[1], k.shape[1]), 0)
-    return torch.softmax(_product(scores, q, k.transpose(1, 2), q.shape[-1] ** -0.5), dim=-1, out=scores)
+    if tile.hidden is not None:
+        scores.copy_(tile.hidden)
+    _product(scores, q, k.transpose(1, 2), q.shape[-1] ** -0.5, is_added=tile.hidden is not None)
+    return torch.softmax(scores, dim=-1, out=scores)
 
 
 def _product(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool = False) -> Tensor:
@@ -148,14 +168,15 @@ def _product(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool = F
     return torch.baddbmm(out, a, b, beta=int(is_added), alpha=scale, out=out)
 
 
-def _runs(groups: Groups, heads: int) -> tuple[_Run, ...]:
+def _runs(groups: Groups, heads: int, window: int) -> tuple[_Run, ...]:
     """Runs of one sequence, or of all sequences of one length if they are short."""
     runs, start = [], 0
     for count, length in groups:
+        reach = window // 2 if 0 < window // 2 < length - 1 else None
         together = count if _is_short(heads, length) else 1
         for _ in range(0, count, together):
             tokens = slice(start, start + together * length)
-            runs.append(_Run(together, length, tokens, tokens))
+            runs.append(_Run(together, length, tokens, tokens, reach))
             start = tokens.stop
     return tuple(runs)
 
@@ -174,15 +195,36 @@ def _is_short(heads: int, length: int) -> bool:
     return heads * length * length < _SHORT
 
 
-def _tiles(num_pairs: int, num_queries: int, length: int) -> Iterator[tuple[slice, slice]]:
-    """Split [P, queries, L] scores into tiles of at most `_TILE` scores, or of one row."""
-    if num_queries == 0:
-        return
-    rows = max(1, min(num_queries, _TILE // length))
-    pairs = max(1, _TILE // (rows * length))
+def _tile_shape(num_pairs: int, run: _Run) -> tuple[int, int, int]:
+    """(pairs, queries, keys) of the largest tile: at most `_TILE` scores, or one query of one pair."""
+    queries, keys = run.queries_each, run.length
+    if run.reach is not None:
+        queries = min(queries, max(WINDOW_QUERIES, run.reach // 2))
+        keys = min(keys, queries + 2 * run.reach)
+    queries = min(queries, max(1, _TILE // keys))
+    return min(num_pairs, max(1, _TILE // max(1, queries * keys))), queries, keys
+
+
+def _tiles(num_pairs: int, run: _Run) -> Iterator[_Tile]:
+    """Split the scores [P, queries, L] that are needed into tiles."""
+    pairs, rows, _ = _tile_shape(num_pairs, run)
     for first in range(0, num_pairs, pairs):
-        for row in range(0, num_queries, rows):
-            yield slice(first, min(first + pairs, num_pairs)), slice(row, min(row + rows, num_queries))
+        for row in range(0, run.queries_each, max(1, rows)):
+            chosen, queries = slice(first, min(first + pairs, num_pairs)), slice(row, min(row + rows, run.queries_each))
+            if (reach := run.reach) is None:
+                yield _Tile(chosen, queries, slice(0, run.length), None)
+            else:
+                keys = slice(max(0, queries.start - reach), min(queries.stop + reach, run.length))
+                shift = queries.start - keys.start
+                hidden = _hidden_keys(queries.stop - queries.start, keys.stop - keys.start, shift, reach)
+                yield _Tile(chosen, queries, keys, hidden)
+
+
+@lru_cache(maxsize=64)
+def _hidden_keys(num_queries: int, num_keys: int, shift: int, reach: int) -> Tensor:
+    """[queries, keys]: 0 where a query sees a key and -∞ elsewhere; the first query is at key `shift`."""
+    distance = torch.arange(num_queries)[:, None] + shift - torch.arange(num_keys)
+    return torch.zeros(num_queries, num_keys).masked_fill(distance.abs() > reach, -math.inf)
 
 
 def _of_run(run: _Run, packed: Tensor, some: Tensor | None) -> tuple[Tensor, ...]:
@@ -211,7 +253,7 @@ def _put_back(tokens: Tensor, parts: Sequence[Tensor], run: _Run) -> None:
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
-    return grouped_attention(qkv, inputs.packing.groups, inputs.dropout_prob), None
+    return grouped_attention(qkv, inputs.packing.groups, inputs.dropout_prob, inputs.window), None
 
 
 def attend_some(q: Tensor, kv: Tensor, inputs: AttentionInputs, counts: Sequence[int]) -> Tensor:
@@ -224,7 +266,7 @@ def should_skip_queries(packing: Packing, num_heads: int) -> bool:
 
 
 def reason_against(context: BackendContext) -> str | None:
-    if (reason := context.reason_against_options()) is not None:
+    if (reason := context.reason_against_options(has_window=True)) is not None:
         return reason
     return None if context.device == "cpu" else f"is for CPUs, but the model is on {context.device}"
 

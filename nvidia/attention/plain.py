@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from nvidia.attention.backend import AttentionInputs, Backend, BackendContext, unpack_heads
+from nvidia.attention.backend import AttentionInputs, Backend, BackendContext, in_window, unpack_heads
 from nvidia.cpu.dropout import dropout
-from nvidia.unpadding import Packing
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
@@ -20,7 +19,8 @@ def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         visible = packing.mask(("plain", sparse), lambda: sparse.visible_keys(packing.row_length).to(qkv.device))
         hidden_keys = hidden_keys | ~visible
     if inputs.window:
-        hidden_keys = hidden_keys | packing.mask(("plain", inputs.window), lambda: ~window_mask(packing, inputs.window))
+        seen = packing.mask(("plain", inputs.window), lambda: in_window(packing.key_mask().cumsum(1), inputs.window))
+        hidden_keys = hidden_keys | ~seen
     # The lowest finite number instead of -inf: a padded query under a sparse layout may see no key at all.
     scores = scores.float().masked_fill(hidden_keys, torch.finfo(torch.float32).min)
     probabilities = scores.softmax(dim=-1).to(v.dtype)
@@ -29,12 +29,6 @@ def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         used = used * inputs.head_mask[:, None, None].to(used.dtype)
     context = (used @ v).transpose(1, 2)  # [B, S, A, D]
     return packing.pack(context), probabilities
-
-
-def window_mask(packing: Packing, window: int) -> Tensor:
-    """bool [B, 1, S, S]: whether query and key are at most window // 2 real tokens apart."""
-    index = packing.key_mask().cumsum(1)
-    return ((index[:, :, None] - index[:, None, :]).abs() <= window // 2).unsqueeze(1)
 
 
 def reason_against(context: BackendContext) -> None:

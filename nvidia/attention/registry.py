@@ -34,8 +34,11 @@ def choose_backend(requested: str, context: BackendContext) -> str:
         if reason is not None:
             raise UserError(f"attention_backend: {requested!r} {reason}. Use {AUTO!r}.")
         return requested
-    order = (in_use().attention(context.dropout_prob), *BACKENDS) if context.device == "cpu" else BACKENDS
-    return next(name for name in order if BACKENDS[name].reason_against(context) is None)
+    if context.has_window:  # sdpa computes what the window hides, too
+        preferred = ["grouped", "varlen", "flex"]
+    else:
+        preferred = [in_use().attention(context.dropout_prob)] if context.device == "cpu" else []
+    return next(name for name in (*preferred, *BACKENDS) if BACKENDS[name].reason_against(context) is None)
 
 
 @lru_cache

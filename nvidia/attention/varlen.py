@@ -10,13 +10,14 @@ def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
 
     query, key, value = qkv.unbind(1)
     starts, max_length = inputs.packing.boundaries, inputs.packing.row_length
-    context = varlen_attn(query, key, value, starts, starts, max_length, max_length)
+    reach = inputs.window // 2 if inputs.window else -1
+    context = varlen_attn(query, key, value, starts, starts, max_length, max_length, window_size=(reach, reach))
     assert isinstance(context, Tensor)
     return context, None
 
 
 def reason_against(context: BackendContext) -> str | None:
-    if (reason := context.reason_against_options()) is not None:
+    if (reason := context.reason_against_options(has_window=True)) is not None:
         return reason
     if context.device == "cpu" or not context.is_half:
         return context.reason_against_device()

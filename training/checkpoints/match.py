@@ -6,6 +6,7 @@ from typing import Any
 
 from common.errors import Problems, UserError
 from nvidia.config import BertConfig
+from training.checkpoints.retention import Best
 from training.checkpoints.state import TrainingState
 
 
@@ -17,7 +18,7 @@ class ResumePoint:
     tag: str
     is_own: bool
     is_only_weights: bool = False  # --finetune: without the optimizer's state and the step
-    best_loss: float | None = None  # from best.json, which may be newer than the checkpoint
+    best: Best | None = None  # from best.json, which may be newer than the checkpoint
 
     @property
     def path(self) -> Path:
@@ -72,6 +73,7 @@ def find_mismatches(before: EngineKind, now: EngineKind) -> list[str]:
 
 def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:
     there = BertConfig(vocab_size=1).to_dict() | saved.model_config  # keys newer than the checkpoint get their defaults
+    there["export_as"] = config.get("export_as")  # no weight depends on it
     if there == config and saved.is_preln == is_preln:
         return
     differing = [

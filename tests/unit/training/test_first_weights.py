@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
+from data.shards.dataset import open_dataset
+from data.shards.report import text_tokens
 from data.tokenizer import load_tokenizer
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
@@ -110,3 +113,16 @@ def test_tokens_at_the_same_ids_are_compared(changed: str | None, tmp_path: Path
         assert compare_tokens(tmp_path, tokenizer) == []
     (note,) = compare_tokens(tmp_path / "none", tokenizer)
     assert "contains no readable tokenizer" in note
+
+
+def test_the_decoder_bias_starts_from_token_frequencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*write_project(tmp_path), *STEPS, "--set", "bert_model_config.decoder_bias_init=unigram"]
+    run_here(words)
+    assert "from new weights, the decoder bias from token frequencies" in capsys.readouterr().out
+    bias = read_weights(newest(tmp_path))["cls.predictions.bias"]
+    dataset = open_dataset([tmp_path / "data"], split="training", max_seq_length=24, max_predictions_per_seq=4)
+    counts = np.bincount(text_tokens(dataset.read_range(0, dataset.num_rows)), minlength=61)
+    assert bias[:61].exp().numpy() == pytest.approx((counts + 1) / (counts + 1).sum(), rel=1e-5)
+    assert not bias[61:].any()
+    run_here([*words, "--max_steps", "2"])
+    assert "from new weights" not in capsys.readouterr().out

@@ -5,14 +5,26 @@ import os
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from common.errors import UserError
 from data.shards import dataset as shards
 from data.shards import reader, structure
 from data.shards.folder import split_of
+from data.shards.frequencies import log_frequencies
+from data.shards.report import text_tokens
 from data.shards.schema import DATASETS, MANIFEST_NAME
-from tests.unit.data.shards_on_disk import equal, make_rows, opened, packed_twice, write_nvidias, write_ours, write_with
+from tests.unit.data.shards_on_disk import (
+    VOCAB_SIZE,
+    equal,
+    make_rows,
+    opened,
+    packed_twice,
+    write_nvidias,
+    write_ours,
+    write_with,
+)
 
 
 def test_messages_name_the_file_the_flag_and_the_remedy(tmp_path: Path) -> None:
@@ -148,3 +160,18 @@ def test_a_reopened_file_is_checked_again_only_if_it_has_changed(
     write_with(tmp_path / "other", packed_twice).replace(paths[1])
     with pytest.raises(UserError, match="uses the filters deflate, deflate"):
         dataset.read(1, 0, 5)
+
+
+def test_frequencies_come_from_rows_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Datasets are often several corpora in a row, so the first rows alone would not represent them."""
+    write_ours(tmp_path, [30, 50, 20])
+    data = opened(tmp_path)
+    every = np.exp(log_frequencies(data, VOCAB_SIZE))
+    assert every.sum() == pytest.approx(1.0)
+    counts = np.bincount(text_tokens(data.read_range(0, 100)), minlength=VOCAB_SIZE)
+    assert every == pytest.approx((counts + 1) / (counts + 1).sum())
+    monkeypatch.setattr("data.shards.frequencies.SAMPLED_PLACES", 4)
+    monkeypatch.setattr("data.shards.frequencies.SAMPLED_ROWS", 5)
+    sampled = [data.read_range(start, start + 5) for start in (0, 25, 50, 75)]
+    counts = np.bincount(np.concatenate([text_tokens(rows) for rows in sampled]), minlength=VOCAB_SIZE)
+    assert np.exp(log_frequencies(data, VOCAB_SIZE)) == pytest.approx((counts + 1) / (counts + 1).sum())
