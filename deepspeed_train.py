@@ -28,6 +28,7 @@ from training.runtime import collectives
 from training.runtime.lock import lock_folder
 from training.runtime.logs import begin_logs, send_logs
 from training.runtime.precision import avoid_broken_amx
+from training.runtime.pulse import MAX_SILENT_SECONDS, Pulse
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 from training.runtime.stopping import StopRequests
 from training.runtime.watchdog import Watchdog
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         send_logs(None if is_dry_run else settings.runs / "logs", rank_info.rank)
         stack.enter_context(collectives.reporting_lost_ranks())
         stuck_seconds = 60 * settings.fault_flags.stuck_after_minutes
-        collectives.start(device, rank_info, stuck_seconds)
+        hosts = collectives.start(device, rank_info, stuck_seconds)
+        connect = partial(collectives.open_store, rank_info)
+        stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
         stop = StopRequests()
         beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))

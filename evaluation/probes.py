@@ -3,12 +3,14 @@
 N rows, H hidden size.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -21,6 +23,7 @@ from evaluation.pseudo_likelihood.native import PackedScorer, mean_states
 __all__ = [
     "PackedScorer",
     "cosine_similarities",
+    "logistic_predictions",
     "logistic_probe",
     "minimal_pair_accuracy",
     "nearest_neighbour_accuracy",
@@ -53,13 +56,25 @@ def stock_features(
     return torch.cat(parts)
 
 
+def logistic_predictions(
+    train: Tensor, train_labels: Sequence[int] | np.ndarray, dev: Tensor, strength: float = 1.0
+) -> np.ndarray:
+    """[N] classes of `dev` by logistic regression on frozen features [N, H]. `strength`: inverse regularization."""
+    labels = np.asarray(train_labels)
+    if len(np.unique(labels)) == 1:
+        return np.full(len(dev), labels[0])
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the same after 300 iterations for every model
+        classifier.fit(train.numpy(), labels)
+    return classifier.predict(dev.numpy())
+
+
 def logistic_probe(
     train: Tensor, train_labels: Sequence[int], dev: Tensor, dev_labels: Sequence[int], strength: float = 1.0
 ) -> float:
-    """Accuracy on `dev` of logistic regression on frozen features [N, H]. `strength` is the inverse regularization."""
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-    classifier.fit(train.numpy(), np.asarray(train_labels))
-    return float(classifier.score(dev.numpy(), np.asarray(dev_labels)))
+    """Accuracy on `dev` of logistic_predictions()."""
+    return float((logistic_predictions(train, train_labels, dev, strength) == np.asarray(dev_labels)).mean())
 
 
 def cosine_similarities(first: Tensor, second: Tensor) -> np.ndarray:
@@ -80,6 +95,8 @@ def nearest_neighbour_accuracy(first: Tensor, second: Tensor) -> float:
 
     Features are centred before, because the states of encoders share a large common part.
     """
+    if not len(first):
+        return float("nan")
     normed = [torch.nn.functional.normalize(part - part.mean(0), dim=1) for part in (first, second)]
     nearest = (normed[0] @ normed[1].T).argmax(1)
     return float((nearest == torch.arange(len(first))).float().mean())

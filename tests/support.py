@@ -123,6 +123,31 @@ def write_two_lengths(folder: Path, **deepspeed: Any) -> list[str]:
     return [*words, "--length_schedule", LENGTH_SCHEDULE]
 
 
+def add_probes(folder: Path) -> list[str]:
+    """A tokenizer for what write_project() wrote, minimal pairs and labelled texts; the launcher's words for them.
+
+    Words follow each other as the tokens of the data do; in a bad sentence two are exchanged.
+    """
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
+    model = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**model, "bert_token_file": "vocab.txt"}))
+    generator = np.random.default_rng(0)
+    pairs, rows = [], ["text,label"]
+    for number in range(90):
+        first = int(generator.integers(0, VOCAB - 5))
+        words = [f"word{(first + i) % (VOCAB - 5)}" for i in range(5 + number % 5)]
+        swapped = [*words[:1], words[2], words[1], *words[3:]]
+        pairs.append({"good": " ".join(words), "bad": " ".join(swapped), "group": number % 3})
+        rows.append(f"{' '.join(words if number % 2 else swapped)},{number % 2}")
+    (folder / "order.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    (folder / "rows.csv").write_text("\n".join(rows))
+    columns = {"good": "good", "bad": "bad", "group": "group"}
+    task = {"kind": "minimal_pairs", "format": "jsonl", "metrics": ["accuracy"], "dev": "order.jsonl"}
+    path = write_json(folder / "order.json", {**task, "columns": columns})
+    return ["--probe", str(path), str(folder / "rows.csv"), "--probe_data", str(folder)]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,5 +1,7 @@
 """The banner: what is about to be trained, shown before the first step."""
 
+from pathlib import Path
+
 import torch
 
 from common.console import console
@@ -34,6 +36,7 @@ def show_banner(run: Run) -> None:
         "data": describe_phases(run.datasets, clock.horizon.plan)
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
+        **({} if settings.probe_flags.probe is None else {"probes": describe_probes(settings)}),
         "length": describe_length(clock, outlook),
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
@@ -72,6 +75,13 @@ def show_banner(run: Run) -> None:
     for name, text in settings.sources.items():
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         run.sinks.text(name, f"```json\n{shown}\n```")
+
+
+def describe_probes(settings: Settings) -> str:
+    flags = settings.probe_flags
+    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
+    when = "at the end" if every is None else f"every {counted(every, 'step')} and at the end"
+    return f"{', '.join(Path(word).name for word in flags.probe or ())}, {when}"
 
 
 def describe_start(settings: Settings, point: ResumePoint | None) -> str:

@@ -18,7 +18,7 @@ from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
 from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
-from training.checkpoints.retention import Retention
+from training.checkpoints.retention import Best, Retention
 from training.checkpoints.saving import SavePolicy, Saver
 from training.checkpoints.skips import Skips, read_skips
 from training.checkpoints.state import TrainingState, read_state
@@ -36,6 +36,7 @@ from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import build_optimizer, set_rate_factors
+from training.probing import PREFIX, Prober, choose_probe_tasks, load_probes
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -142,7 +143,34 @@ def build_validator(run: Run) -> Validator | None:
         return None
     rows = validation_rows(settings.deepspeed.batch.micro, settings.data_flags.max_seq_length, length)
     clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.checkpoint_flags.keep_best
-    return Validator(run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best)
+    is_watched = settings.probe_flags.stop_after_no_gain is not None and watched_probe(settings) is None
+    return Validator(
+        run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best, is_watched
+    )
+
+
+def watched_probe(settings: Settings) -> str | None:
+    """The probe that chooses the best checkpoint or ends the run; None: the validation loss does, or nothing."""
+    flags, by = settings.probe_flags, settings.checkpoint_flags.keep_best_by
+    ends_run = flags.stop_after_no_gain is not None and not settings.checkpoint_flags.keep_best
+    if by is not None or flags.probe is None or not ends_run:
+        return by
+    return PREFIX + choose_probe_tasks(flags.probe)[0].name
+
+
+def build_prober(run: Run) -> Prober | None:
+    """None: there is no --probe."""
+    settings, flags = run.settings, run.settings.probe_flags
+    if flags.probe is None:
+        return None
+    assert settings.tokenizer is not None
+    probes = load_probes(flags, settings.tokenizer, settings.model_config.max_position_embeddings)
+    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
+    keeps_best = settings.checkpoint_flags.keep_best_by is not None
+    return Prober(
+        run.engine, probes, run.rank_info, run.stop, run.timer, run.clock, run.sinks, every, flags.probe_seconds,
+        watched_probe(settings), keeps_best,
+    )  # fmt: skip
 
 
 def build_guesses(run: Run) -> Guesses:
@@ -296,7 +324,9 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         console.say(f"changed since {point.tag}: {change}")
     # Either may lack a range: skips.json cannot be written on a full disk, and the checkpoint may be from before it.
     skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.folder))
-    losses = [loss for loss in (saved.best_validation_loss, point.best_loss) if loss is not None]
+    best = point.best or Best(point.tag)
+    losses = [loss for loss in (saved.best_validation_loss, best.mlm_loss) if loss is not None]
+    values = [saved.best_probe, best.value if best.probe == saved.probe_name else None]
     return replace(
         saved,
         world_size=rank_info.world_size,
@@ -304,6 +334,7 @@ def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: Resume
         skips=skips.ranges,
         rollbacks=skips.rollbacks,
         best_validation_loss=min(losses, default=None),
+        best_probe=max((value for value in values if value is not None), default=None),
         data_summary=fresh.data_summary,
         processor=fresh.processor,
         cpu_libraries=fresh.cpu_libraries,

@@ -30,6 +30,7 @@ class Clock:
     schedule: Schedule
     budget: Budget
     progress: Progress
+    max_checks_without_gain: int | None = None  # --stop_after_no_gain
 
     @property
     def has_budget(self) -> bool:
@@ -37,7 +38,12 @@ class Clock:
 
     def is_finished(self) -> bool:
         """Whether the run has reached its end. With a time budget: as all ranks last agreed."""
-        return self.budget.is_ended or self.is_out_of_rows()
+        return self.budget.is_ended or self.is_out_of_rows() or self.has_stalled()
+
+    def has_stalled(self) -> bool:
+        """Whether --stop_after_no_gain ends the run here."""
+        limit = self.max_checks_without_gain
+        return limit is not None and self.progress.state.checks_without_gain >= limit
 
     def is_out_of_rows(self) -> bool:
         """Whether steps or epochs end the run here, whatever its time budget."""
@@ -120,7 +126,9 @@ def build_budget(settings: Settings, state: TrainingState, began: float | None) 
         used_before=state.seconds,
         began=began,
         longest_pause=state.longest_pause,
-        num_last_pauses=2 if settings.checkpoint_flags.export_dir is None else 3,
+        num_last_pauses=2
+        + (settings.checkpoint_flags.export_dir is not None)
+        + (settings.probe_flags.probe is not None),
     )
 
 
@@ -148,7 +156,7 @@ def build_clock(
     budget = build_budget(settings, state, began)
     if budget.is_over(state.seconds, 0.0):
         budget.end()
-    return Clock(horizon, schedule, budget, progress)
+    return Clock(horizon, schedule, budget, progress, settings.probe_flags.stop_after_no_gain)
 
 
 def is_run_finished(settings: Settings, rank_info: RankInfo, datasets: Datasets, state: TrainingState) -> bool:

@@ -5,9 +5,10 @@ from functools import partial
 from typing import NamedTuple
 
 from common.console import console
+from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
-from training.build import Run, all_ranks_build_window, build_preview, build_saver, build_validator
+from training.build import Run, all_ranks_build_window, build_preview, build_prober, build_saver, build_validator
 from training.checkpoints.saving import Saver
 from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
@@ -24,6 +25,7 @@ from training.metrics.hardware import describe_hardware
 from training.metrics.health import Health
 from training.metrics.tally import Tally
 from training.optimizers.build import set_learning_rate
+from training.probing import Prober
 from training.report import Reporter
 from training.runtime import collectives
 from training.runtime.collectives import Unreadable
@@ -32,13 +34,13 @@ from training.validation import Validator
 
 def train(run: Run) -> bool:
     """Train to the end; report, validate and save on the way. False: stopped on request, with everything saved."""
-    saver, validator, preview = build_saver(run), build_validator(run), build_preview(run)
+    saver, validator, prober, preview = build_saver(run), build_validator(run), build_prober(run), build_preview(run)
     if run.clock.is_finished():
         console.say(f"finished already, at step {run.progress.step}: nothing to do")
-        if not all_ranks_complete_end(run, saver, validator, preview):
+        if not all_ranks_complete_end(run, saver, validator, prober, preview):
             console.say("stopped during the last validation; the same command repeats it")
             return False
-    elif Loop(run, saver, validator, preview).run():
+    elif Loop(run, saver, validator, prober, preview).run():
         finish_sinks(run)
     else:
         run.sinks.close()
@@ -46,7 +48,7 @@ def train(run: Run) -> bool:
     flags = run.settings.checkpoint_flags
     if flags.export_dir is not None:
         run.timer.begin("export")
-        which = flags.export or (None if flags.keep_best else "last")
+        which = flags.export or (None if flags.keeps_best else "last")
         metrics = run.settings.runs / "metrics.jsonl"
         request = CardRequest(flags.export_license, flags.export_language)
         all_ranks_export(run.checkpoints.folder, which, flags.export_dir, run.settings.tokenizer, metrics, request)
@@ -58,19 +60,24 @@ def finish_sinks(run: Run) -> None:
     run.sinks.finish(hyperparameters(run.settings), run.progress, hardware)
 
 
-def all_ranks_complete_end(run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> bool:
-    """Do what a stop in the last validation left out: the validation, the best mark, guesses, the table of runs.
+def all_ranks_complete_end(
+    run: Run, saver: Saver, validator: Validator | None, prober: Prober | None, preview: ModelPreview
+) -> bool:
+    """Do what a stop in the last validation left out: it, the probe, the best mark, guesses, the table of runs.
 
     False: stopped on request again.
     """
     step = run.progress.step
-    has_ended, has_validation = collectives.all_ranks_from_main(
-        lambda: (run.sinks.has("end", step), run.sinks.has("validation", step))
+    has_ended, has_validation, has_probe = collectives.all_ranks_from_main(
+        lambda: tuple(run.sinks.has(kind, step) for kind in ("end", "validation", "probe"))
     )
+    best = None
     if validator is not None and not has_validation:
         best = validator.all_ranks_validate(is_save_due=True)
-        if best is not None:
-            saver.all_ranks_save(best)  # the checkpoint exists, and is only marked
+    if prober is not None and not has_probe and not run.stop.agreed:
+        best = prober.all_ranks_probe(is_save_due=True) or best
+    if best is not None:
+        saver.all_ranks_save(best)  # the checkpoint exists, and is only marked
     if run.stop.all_ranks_agreed():
         return False
     if not has_ended:
@@ -84,17 +91,20 @@ class Due(NamedTuple):
 
     report: bool = False
     validation: bool = False
+    probe: bool = False
     save: bool = False
 
 
 class Loop:
     """Takes steps, reports, validates and saves, until the run is finished or asked to stop."""
 
-    def __init__(self, run: Run, saver: Saver, validator: Validator | None, preview: ModelPreview) -> None:
+    def __init__(
+        self, run: Run, saver: Saver, validator: Validator | None, prober: Prober | None, preview: ModelPreview
+    ) -> None:
         settings, flags = run.settings, run.settings.training_flags
         self.engine, self.grad_norm, self.device = run.engine, run.grad_norm, run.device
         self.progress, self.clock, self.timer, self.stop = run.progress, run.clock, run.timer, run.stop
-        self.saver, self.validator, self.preview = saver, validator, preview
+        self.saver, self.validator, self.prober, self.preview = saver, validator, prober, preview
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
@@ -143,7 +153,7 @@ class Loop:
             if self.all_ranks_report(due):
                 is_finished = False  # rolled back to an earlier step
                 continue
-            self.all_ranks_validate_and_save(due, is_finished)
+            is_finished = self.all_ranks_measure_and_save(due, is_finished)
             is_stopped = is_stopped or self.stop.agreed  # during the validation
             seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
             self.reporter.update_bar(seconds_to_save)
@@ -205,15 +215,16 @@ class Loop:
             return Due(save=is_overdue)
         step, every = self.progress.step, self.validate_every
         validation = self.validator is not None and (is_finished or (every is not None and step % every == 0))
+        probe = self.prober is not None and (is_finished or self.prober.is_due(step))
         save = is_finished or is_overdue or self.saver.is_due(epoch)
-        return Due(is_finished or step % self.print_steps == 0, validation, save)
+        return Due(is_finished or step % self.print_steps == 0, validation, probe, save)
 
     def all_ranks_report(self, due: Due) -> bool:
         """Report, or settle the steps before a validation or a save. True: a spike among them caused a rollback."""
         if due.report and self.reporter.has_steps:
             losses = self.reporter.all_ranks_close()
             self.reporter.write()
-        elif (due.validation or due.save) and self.reporter.has_unsettled_steps:
+        elif (due.validation or due.probe or due.save) and self.reporter.has_unsettled_steps:
             losses = self.reporter.all_ranks_settle()
         else:
             return False
@@ -223,17 +234,39 @@ class Loop:
             self.saver.note_rollback()
         return is_rolled_back
 
-    def all_ranks_validate_and_save(self, due: Due, is_finished: bool) -> None:
+    def all_ranks_measure_and_save(self, due: Due, is_finished: bool) -> bool:
+        """Validate, probe and save as is due. Whether the run is finished: --stop_after_no_gain can end it here."""
         best = None
         if due.validation:
             assert self.validator is not None
             best = self.validator.all_ranks_validate(is_save_due=due.save)
+        if due.probe and not self.stop.agreed:
+            assert self.prober is not None
+            best = self.prober.all_ranks_probe(is_save_due=due.save) or best
         if (due.validation or (due.save and self.validator is None)) and not self.stop.agreed:
             with self.timer.measure("logging"):
                 self.preview.all_ranks_write(self.progress.step)
+        if not is_finished and not self.stop.agreed and self.clock.has_stalled():
+            self.all_ranks_end_early()
+            due, is_finished = due._replace(save=True), True
         if due.save or best is not None:
             with self.timer.measure("checkpoint"):
                 self.saver.all_ranks_save_last(best) if is_finished else self.saver.all_ranks_save(best)
+        return is_finished
+
+    def all_ranks_end_early(self) -> None:
+        """Say why the run ends here, and report the steps since the last report."""
+        state, watched = self.progress.state, None if self.prober is None else self.prober.watched
+        best = state.best_validation_loss if watched is None else state.best_probe
+        console.say(
+            f"ended at step {state.step} (--stop_after_no_gain {self.clock.max_checks_without_gain}): "
+            f"{watched or 'the validation loss'} has not improved for "
+            f"{counted(state.checks_without_gain, 'measurement')}; "
+            + ("none was finite" if best is None else f"the best was {best:.4f}")
+        )
+        if self.reporter.has_steps:
+            self.reporter.all_ranks_close()
+            self.reporter.write()
 
     def all_ranks_save_unsaved(self) -> None:
         """Save the steps since the last checkpoint, before the run ends with an error."""

@@ -8,6 +8,7 @@ from training.checkpoints.folder import CheckpointFolder
 from training.export.folder import check_export_folder
 from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
+from training.probing import check_probes
 from training.runtime.ranks import RankInfo
 from training.settings.flags import CommandLine
 from training.settings.resolve import DataRequest, Settings, resolve_settings
@@ -17,6 +18,7 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
     """The settings and the data of a run. `problems` are those of the command line."""
     problems.attempt(partial(_check_export, flags, problems))
     problems.attempt(partial(_check_sentences, flags))
+    problems.attempt(partial(_check_probes, flags))
     settings = resolve_settings(flags, rank_info, problems, partial(_check_inputs, flags, rank_info, problems))
     return settings, open_data(settings.data, rank_info)
 
@@ -29,6 +31,10 @@ def _check_export(flags: CommandLine, problems: Problems) -> None:
 def _check_sentences(flags: CommandLine) -> None:
     if flags.training.sample_sentences is not None:
         read_sentences(flags.training.sample_sentences)
+
+
+def _check_probes(flags: CommandLine) -> None:
+    check_probes(flags.probes, flags.checkpoints.keep_best_by)
 
 
 def _check_inputs(flags: CommandLine, rank_info: RankInfo, problems: Problems, request: DataRequest | None) -> None:

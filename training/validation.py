@@ -56,6 +56,7 @@ class Validator:
     clock: Clock
     sinks: Sinks
     keeps_best: bool  # --keep_best
+    is_watched: bool = False  # --stop_after_no_gain goes by the validation loss
 
     def all_ranks_validate(self, *, is_save_due: bool) -> Best | None:
         """Validate and report. Returns the mark of the checkpoint that --keep_best asks for, or None.
@@ -71,7 +72,9 @@ class Validator:
         self.clock.budget.note_pause(time.perf_counter() - began)
         progress, loss = self.clock.progress, figures["mlm_loss"]
         is_first = progress.state.best_validation_loss is None
-        best = progress.note_validation(loss, is_kept=self.keeps_best, is_saved_anyway=is_save_due)
+        best = progress.note_validation(
+            loss, is_kept=self.keeps_best, is_saved_anyway=is_save_due, is_watched=self.is_watched
+        )
         console.say(validation_line(progress.step, figures, error))
         if is_first and self.is_choice_uncertain:
             console.warn(describe_uncertain_choice(self.dataset.num_rows, error))

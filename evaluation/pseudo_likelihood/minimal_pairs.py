@@ -52,10 +52,11 @@ def score_pairs(
         if progress is not None:
             progress(len(chosen))
     sums, means = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return PairScores(_preferred(sums), _preferred(means), sums[:, 0], sums[:, 1], num_shortened)
+    return PairScores(preferred(sums), preferred(means), sums[:, 0], sums[:, 1], num_shortened)
 
 
-def _preferred(scores: np.ndarray) -> np.ndarray:
+def preferred(scores: np.ndarray) -> np.ndarray:
+    """[P, 2] scores of good and bad sentences → [P]: 1, 0, or ½ for a tie."""
     return (np.sign(scores[:, 0] - scores[:, 1]) + 1) / 2
 
 
@@ -71,7 +72,6 @@ class ClozeScores:
     correct: np.ndarray  # [N] 1, 0, or a share where choices tie
     reciprocal_ranks: np.ndarray  # [N]
     chosen: list[str | None]  # the preferred choice; None where there are no choices
-    num_shortened: int
 
 
 def score_cloze(
@@ -82,15 +82,8 @@ def score_cloze(
     With choices, all tokens of a choice are masked together, and the choice with the highest mean log-probability is
     taken, so that long ones are not at a disadvantage. Without, the answer's tokens compete with the whole vocabulary.
     """
-    candidates = [(row, choice) for row in rows for choice in (row.get("choices") or [row["answer"]])]
-    encoded = [_fill(tokenizer, row, choice) for row, choice in candidates]
-    num_shortened = sum(len(sentence.ids) > max_positions for sentence, _ in encoded)
-    wanted = [(sentence, [(hidden, hidden)]) for sentence, hidden in encoded]
-    if num_shortened:
-        raise UserError(
-            f"{num_shortened} texts with a gap are longer than the {max_positions} positions of the model; "
-            "cutting could remove the gap. Shorten the texts."
-        )
+    filled = [filled for row in rows for filled in fill_gap(tokenizer, row, max_positions)]
+    wanted = [(sentence, [(hidden, hidden)]) for sentence, hidden in filled]
     queries = make_queries(wanted, mask_id_of(tokenizer))
     answers = scorer.answer(queries, with_ranks=True)
     assert answers.ranks is not None
@@ -99,11 +92,11 @@ def score_cloze(
     worst = np.ones(len(wanted), dtype=np.int64)
     np.maximum.at(worst, queries.owners, answers.ranks)
     inverse = np.bincount(queries.owners, 1.0 / answers.ranks, len(wanted)) / np.maximum(counts, 1)
-    return _judge_cloze(rows, means, worst, inverse, num_shortened)
+    return _judge_cloze(rows, means, worst, inverse)
 
 
 def _judge_cloze(
-    rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray, num_shortened: int
+    rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray
 ) -> ClozeScores:
     correct, reciprocal, place = [], [], 0
     chosen: list[str | None] = []
@@ -122,26 +115,33 @@ def _judge_cloze(
         correct.append(float(own == scores.max()) / int(best.sum()))
         reciprocal.append(1.0 / (1 + int((scores > own).sum())))
         chosen.append(choices[int(scores.argmax())])
-    return ClozeScores(np.array(correct), np.array(reciprocal), chosen, num_shortened)
+    return ClozeScores(np.array(correct), np.array(reciprocal), chosen)
 
 
-def _fill(tokenizer: Any, row: dict[str, Any], choice: str) -> tuple[Encoded, tuple[int, ...]]:
-    """The text with `choice` in its gap, and the positions of the tokens that come from it."""
-    gaps = list(GAP.finditer(row["text"]))
+def fill_gap(tokenizer: Any, row: dict[str, Any], max_positions: int) -> list[tuple[Encoded, tuple[int, ...]]]:
+    """The text with each choice (or the answer) in its gap, and the positions of the tokens that come from it."""
+    line, text, choices = row.get("line", "?"), row["text"], row.get("choices") or [row["answer"]]
+    gaps = list(GAP.finditer(text))
     if len(gaps) != 1:
-        raise UserError(
-            f"line {row.get('line', '?')}: has {len(gaps)} gaps, expected one [MASK] or ___ in {row['text']!r}."
-        )
-    if row.get("choices") and row["answer"] not in row["choices"]:
-        raise UserError(f"line {row.get('line', '?')}: the answer {row['answer']!r} is not among {row['choices']!r}.")
+        raise UserError(f"line {line}: has {len(gaps)} gaps, expected one [MASK] or ___ in {text!r}.")
+    if row["answer"] not in choices:
+        raise UserError(f"line {line}: the answer {row['answer']!r} is not among {choices!r}.")
     start, end = gaps[0].span()
-    (sentence,) = encode(tokenizer, [row["text"][:start] + choice + row["text"][end:]])
-    last = start + len(choice)
-    hidden = tuple(
-        position
-        for position, ((first, stop), word) in enumerate(zip(sentence.offsets, sentence.words, strict=True))
-        if word is not None and first < last and stop > start
-    )
-    if not hidden:
-        raise UserError(f"line {row.get('line', '?')}: {choice!r} has no tokens in this vocabulary.")
-    return sentence, hidden
+    sentences = encode(tokenizer, [text[:start] + choice + text[end:] for choice in choices])
+    filled = []
+    for choice, sentence in zip(choices, sentences, strict=True):
+        last = start + len(choice)
+        hidden = tuple(
+            position
+            for position, ((first, stop), word) in enumerate(zip(sentence.offsets, sentence.words, strict=True))
+            if word is not None and first < last and stop > start
+        )
+        if not hidden:
+            raise UserError(f"line {line}: {choice!r} has no tokens in this vocabulary.")
+        if len(sentence.ids) > max_positions:
+            raise UserError(
+                f"line {line}: the text with the gap has {len(sentence.ids)} tokens, but the model has {max_positions} "
+                "positions; cutting could remove the gap. Shorten the text."
+            )
+        filled.append((sentence, hidden))
+    return filled

@@ -6,7 +6,8 @@ B rows, S padded length, T real tokens, U rows whose final state is needed, H hi
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from evaluation.pseudo_likelihood.likelihood import (
     make_batch,
     put_answers,
 )
+from evaluation.pseudo_likelihood.team import ALONE, Team
 from nvidia.interop.hugging_face import from_hugging_face, is_pre_ln
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -68,37 +70,43 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 class PackedScorer:
-    """Our model with real tokens only, the last block and the head on masked rows only."""
+    """Our model with real tokens only, the last block and the head on masked rows only.
 
-    def __init__(self, model: PreTrainingModel, pad_id: int = 0, tokens_at_once: int = TOKENS_AT_ONCE) -> None:
+    `head_rows`: rows of scores at a time; None: all of a batch, as a team with partitioned weights needs it, whose
+    processes must call each module equally often.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainingModel,
+        pad_id: int = 0,
+        tokens_at_once: int = TOKENS_AT_ONCE,
+        team: Team = ALONE,
+        head_rows: int | None = HEAD_ROWS,
+    ) -> None:
         self.model, self.pad_id, self.tokens_at_once = model, pad_id, tokens_at_once
+        self.team, self.head_rows = team, head_rows
 
-    @torch.inference_mode()
+    # Not inference_mode: weights that a training engine gathers in it could not be trained further.
+    @torch.no_grad()
     def answer(self, queries: Queries, with_ranks: bool = False) -> Answers:
         log_probs, ranks = empty_answers(queries, with_ranks)
         order, starts = entries_by_input(queries)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            for chosen in self._batches(queries):
-                entries = np.concatenate([order[starts[number] : starts[number + 1]] for number in chosen])
-                self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), log_probs, ranks)
-        finally:
-            self.model.train(was_training)
+
+        def work(chosen: np.ndarray) -> tuple[np.ndarray, Answers]:
+            entries = np.concatenate([order[starts[number] : starts[number + 1]] for number in chosen])
+            return entries, self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), with_ranks)
+
+        with evaluating(self.model):
+            answered = self.team.map(work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once))
+        for entries, part in answered:
+            log_probs[entries] = part.log_probs
+            if ranks is not None:
+                ranks[entries] = part.ranks
         return Answers(log_probs, ranks)
 
-    def _batches(self, queries: Queries) -> list[np.ndarray]:
-        """Numbers of inputs, the longest first, so that rows of one length are together."""
-        lengths = np.array([len(ids) for ids in queries.inputs])
-        by_length = np.argsort(-lengths, kind="stable")
-        batches, first = [], 0
-        while first < len(by_length):
-            size = max(1, self.tokens_at_once // int(lengths[by_length[first]]))
-            batches.append(by_length[first : first + size])
-            first += size
-        return batches
-
-    def _answer_batch(self, batch: Any, log_probs: np.ndarray, ranks: np.ndarray | None) -> None:
+    def _answer_batch(self, batch: Any, with_ranks: bool) -> Answers:
+        """For each entry of the batch."""
         device = next(self.model.parameters()).device
         ids, mask, targets = batch.ids.to(device), batch.mask.to(device), batch.targets.to(device)
         flat = (batch.rows * ids.shape[1] + batch.positions).to(device)  # [e] in the flattened batch
@@ -108,34 +116,58 @@ class PackedScorer:
         place = torch.empty(ids.numel(), dtype=torch.long, device=device)
         place[packing.indices[used]] = torch.arange(len(used), device=device)
         needed = place[flat]  # [e] which row of `states` an entry reads
-        for part in torch.arange(len(flat), device=device).split(HEAD_ROWS):
+        log_probs = np.empty(len(flat), dtype=np.float32)
+        ranks = np.empty(len(flat), dtype=np.int64) if with_ranks else None
+        for part in torch.arange(len(flat), device=device).split(self.head_rows or len(flat)):
             scores = self.model.cls.predictions(states[needed[part]]).float()
-            put_answers(log_probs, ranks, batch.entries[part.cpu().numpy()], scores, targets[part])
+            put_answers(log_probs, ranks, part.cpu().numpy(), scores, targets[part])
+        return Answers(log_probs, ranks)
 
 
-@torch.inference_mode()
-def mean_states(model: PreTrainingModel, rows: Sequence[Sequence[int]], tokens_at_once: int = TOKENS_AT_ONCE) -> Tensor:
-    """[N, H] fp32 on the CPU: the mean of the final states of each row's tokens."""
-    device = next(model.parameters()).device
-    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    result = torch.empty(len(rows), model.config.hidden_size)
+def batches_by_length(lengths: Sequence[int], tokens_at_once: int) -> list[np.ndarray]:
+    """Numbers of inputs, the longest first, so that those of one length are together."""
+    by_length = np.argsort(-np.asarray(lengths), kind="stable")
+    batches, first = [], 0
+    while first < len(by_length):
+        size = max(1, tokens_at_once // lengths[by_length[first]])
+        batches.append(by_length[first : first + size])
+        first += size
+    return batches
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Generator[None]:
+    """Without dropout while entered."""
     was_training = model.training
     model.eval()
     try:
-        first = 0
-        while first < len(order):
-            chosen = order[first : first + max(1, tokens_at_once // len(rows[order[first]]))]
-            first += len(chosen)
-            ids = torch.zeros(len(chosen), len(rows[chosen[0]]), dtype=torch.long)
-            mask = torch.zeros_like(ids)
-            for place, row in enumerate(chosen):
-                ids[place, : len(rows[row])] = torch.as_tensor(rows[row])
-                mask[place, : len(rows[row])] = 1
-            ids, mask = ids.to(device), mask.to(device)
-            packing = plan_packing(real_tokens(mask))
-            states = model.encode_rows(ids, torch.zeros_like(ids), packing, None).float()  # [T, H]
-            sums = states.new_zeros(len(chosen), states.shape[1]).index_add_(0, packing.sequence_of, states)
-            result[chosen] = (sums / mask.sum(1, keepdim=True)).cpu()
+        yield
     finally:
         model.train(was_training)
+
+
+@torch.no_grad()
+def mean_states(
+    model: PreTrainingModel, rows: Sequence[Sequence[int]], tokens_at_once: int = TOKENS_AT_ONCE, team: Team = ALONE
+) -> Tensor:
+    """[N, H] fp32 on the CPU: the mean of the final states of each row's tokens."""
+    device = next(model.parameters()).device
+
+    def work(chosen: np.ndarray) -> Tensor:
+        ids = torch.zeros(len(chosen), len(rows[chosen[0]]), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for place, row in enumerate(chosen):
+            ids[place, : len(rows[row])] = torch.as_tensor(rows[row])
+            mask[place, : len(rows[row])] = 1
+        ids, mask = ids.to(device), mask.to(device)
+        packing = plan_packing(real_tokens(mask))
+        states = model.encode_rows(ids, torch.zeros_like(ids), packing, None).float()  # [T, H]
+        sums = states.new_zeros(len(chosen), states.shape[1]).index_add_(0, packing.sequence_of, states)
+        return (sums / mask.sum(1, keepdim=True)).cpu()
+
+    batches = batches_by_length([len(row) for row in rows], tokens_at_once)
+    result = torch.empty(len(rows), model.config.hidden_size)
+    with evaluating(model):
+        for chosen, means in zip(batches, team.map(work, batches), strict=True):
+            result[chosen] = means
     return result

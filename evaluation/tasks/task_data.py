@@ -210,12 +210,12 @@ def hold_out(task: Task, rows: list[Row], seed: int = 0) -> tuple[list[Row], lis
         raise UserError(f"task {task.name}: {len(rows)} rows are too few to hold some out of training (expected 10).")
     order = generator.permutation(len(rows))
     if task.kind in ("classify", "pair"):
-        order = np.array(_interleaved([int(i) for i in order], [rows[int(i)]["label"] for i in order]))
+        order = np.array(interleaved([int(i) for i in order], [rows[int(i)]["label"] for i in order]))
     chosen = {int(index) for index in order[:size]}
     return [row for i, row in enumerate(rows) if i not in chosen], [rows[i] for i in sorted(chosen)]
 
 
-def _interleaved(order: list[int], classes: Sequence[Any]) -> list[int]:
+def interleaved(order: list[int], classes: Sequence[Any]) -> list[int]:
     """`order` rearranged so that every prefix has the classes in about their shares."""
     counts, seen, places = Counter(classes), Counter[Any](), []
     for index, label in zip(order, classes, strict=True):

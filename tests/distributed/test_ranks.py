@@ -9,9 +9,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from data.shards.schema import ATTRIBUTE, FORMAT_VERSION
 from tests.rank_server import RankServer
-from tests.support import VOCAB, read_metrics, run_deepspeed, run_plain, write_project
+from tests.support import VOCAB, add_probes, read_metrics, run_deepspeed, run_plain, write_project
 
 NUM_STEPS = 6
+PROBE_ALL = ["--probe_every_steps", "3", "--probe_seconds", "600"]  # enough for all rows, in several batches
 # fp32 sums in another order: measured differences are below 2e-6 over these steps.
 TOLERANCE = 2e-5
 
@@ -32,7 +33,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
     words = write_project(folder)
     without_dropout(folder)
-    outcome = run_plain([*words, "--max_steps", str(NUM_STEPS)])
+    outcome = run_plain([*words, *add_probes(folder), *PROBE_ALL, "--max_steps", str(NUM_STEPS)])
     assert outcome.returncode == 0, outcome.stderr
     return folder
 
@@ -41,10 +42,16 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_train_as_one_does(stage: int, one_rank: Path, rank_server: RankServer, tmp_path: Path) -> None:
     words = write_project(tmp_path, zero_optimization={"stage": stage})
     without_dropout(tmp_path)
-    outcome = rank_server.run([*words, "--max_steps", str(NUM_STEPS)], 2, tmp_path)
+    outcome = rank_server.run([*words, *add_probes(tmp_path), *PROBE_ALL, "--max_steps", str(NUM_STEPS)], 2, tmp_path)
     assert outcome.codes == [0, 0], outcome.text
     assert_trained_alike(tmp_path, one_rank)
     assert_only_the_first_rank_speaks(tmp_path)
+    ours, theirs = (
+        [(row["step"], row["order"], row["rows"]) for row in read_metrics(folder, "probe")]
+        for folder in (tmp_path, one_rank)
+    )
+    assert [step for step, *_ in ours] == [3, 6]
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("stage", [2, 3])

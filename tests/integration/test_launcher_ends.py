@@ -152,7 +152,7 @@ def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path) -> None:
     words = write_endless(tmp_path)
     with started([sys.executable, "deepspeed_train.py", *words], tmp_path) as process:

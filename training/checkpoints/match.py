@@ -6,6 +6,7 @@ from typing import Any
 
 from common.errors import Problems, UserError
 from nvidia.config import BertConfig
+from training.checkpoints.retention import Best
 from training.checkpoints.state import TrainingState
 
 
@@ -17,7 +18,7 @@ class ResumePoint:
     tag: str
     is_own: bool
     is_only_weights: bool = False  # --finetune: without the optimizer's state and the step
-    best_loss: float | None = None  # from best.json, which may be newer than the checkpoint
+    best: Best | None = None  # from best.json, which may be newer than the checkpoint
 
     @property
     def path(self) -> Path:

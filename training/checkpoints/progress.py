@@ -47,21 +47,46 @@ class Progress:
         """Set the time used so far, by rank 0's clock."""
         self._state = replace(self._state, seconds=seconds)
 
-    def note_validation(self, mlm_loss: float, *, is_kept: bool, is_saved_anyway: bool) -> Best | None:
+    def note_validation(
+        self, mlm_loss: float, *, is_kept: bool, is_saved_anyway: bool, is_watched: bool = False
+    ) -> Best | None:
         """Record a validation loss.
 
         `is_kept`: --keep_best asks for a checkpoint of the lowest loss. Returns the mark for it when this is the lowest
-        so far, or None. `is_saved_anyway`: this step's checkpoint is due for another reason too.
+        so far, or None. `is_saved_anyway`: this step's checkpoint is due for another reason too. `is_watched`:
+        --stop_after_no_gain goes by it.
         """
         lowest = self._state.best_validation_loss
-        if not math.isfinite(mlm_loss) or (lowest is not None and mlm_loss >= lowest):
+        is_gain = math.isfinite(mlm_loss) and (lowest is None or mlm_loss < lowest)
+        if is_watched:
+            self._count_check(is_gain)
+        if not is_gain:
             return None
         self._state = replace(self._state, best_validation_loss=mlm_loss)
-        if not is_kept:
+        return self._mark(Best(tag_of(self._state), mlm_loss, not is_saved_anyway)) if is_kept else None
+
+    def note_probe(self, name: str, value: float, *, is_kept: bool, is_saved_anyway: bool) -> Best | None:
+        """Record the value of the probe `name`, by which --keep_best_by or --stop_after_no_gain goes."""
+        highest = self._state.best_probe if self._state.probe_name == name else None
+        is_gain = math.isfinite(value) and (highest is None or value > highest)
+        self._count_check(is_gain)
+        if not is_gain:
             return None
-        best = Best(tag_of(self._state), mlm_loss, is_only_best=not is_saved_anyway)
-        self._state = replace(self._state, best_tag=best.tag, best_is_only=best.is_only_best)
+        self._state = replace(self._state, probe_name=name, best_probe=value)
+        best = Best(tag_of(self._state), None, not is_saved_anyway, probe=name, value=value)
+        return self._mark(best) if is_kept else None
+
+    def _count_check(self, is_gain: bool) -> None:
+        checks = 0 if is_gain else self._state.checks_without_gain + 1
+        self._state = replace(self._state, checks_without_gain=checks)
+
+    def _mark(self, best: Best) -> Best:
+        self._state = replace(self._state, best_tag=best.tag, best_is_only=best.is_only_best, best_by=best.probe)
         return best
+
+    def set_probe_units(self, units: dict[str, int]) -> None:
+        """Record how many units of each probe are scored, for the whole run."""
+        self._state = replace(self._state, probe_units=units)
 
     def roll_back(self, saved: TrainingState, skipped: Ranges) -> None:
         """Return to `saved`, an earlier state of this run, and skip the samples `skipped` from now on."""
@@ -72,6 +97,7 @@ class Progress:
             seconds=self._state.seconds,  # the time is used all the same
             recipe=self._state.recipe,
             data_summary=self._state.data_summary,
+            probe_units=self._state.probe_units,
             skips=skips.ranges,
             rollbacks=skips.rollbacks,
         )

@@ -41,9 +41,7 @@ def find_resume_point(request: ResumeRequest, checkpoints: CheckpointFolder) -> 
         _report_unused(request, checkpoints.folder / own)
         best = checkpoints.best()
         is_before = best is not None and step_of(best.tag) <= step_of(own)
-        return ResumePoint(
-            checkpoints.folder, own, is_own=True, best_loss=best.mlm_loss if best and is_before else None
-        )
+        return ResumePoint(checkpoints.folder, own, is_own=True, best=best if is_before else None)
     if request.other is not None:
         other = CheckpointFolder(request.other)
         tag = other.choose(request.other_tag)

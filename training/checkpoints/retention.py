@@ -20,11 +20,26 @@ class Retention:
 
 @dataclass(frozen=True)
 class Best:
-    """The content of `best.json`: the checkpoint, its validation loss, and whether it was saved only for that."""
+    """The content of `best.json`: the checkpoint, its loss or probe, and whether it was saved only for that."""
 
     tag: str
-    mlm_loss: float
-    is_only_best: bool
+    mlm_loss: float | None = None  # None: it was chosen by a probe
+    is_only_best: bool = False
+    probe: str | None = None
+    value: float | None = None  # of the probe
+
+    @property
+    def cost(self) -> float:
+        """Lower is better, among those chosen by the same figure."""
+        if self.probe is None:
+            assert self.mlm_loss is not None
+            return self.mlm_loss
+        assert self.value is not None
+        return -self.value
+
+    def is_usable(self) -> bool:
+        figure = self.mlm_loss if self.probe is None else self.value
+        return isinstance(figure, int | float) and isinstance(self.tag, str) and isinstance(self.probe, str | None)
 
 
 def read_best(folder: Path, tags: list[str]) -> Best | None:
@@ -33,12 +48,12 @@ def read_best(folder: Path, tags: list[str]) -> Best | None:
         best = Best(**json.loads((folder / BEST).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    is_usable = isinstance(best.mlm_loss, int | float) and isinstance(best.tag, str)
-    return best if is_usable and best.tag in tags else None
+    return best if best.is_usable() and best.tag in tags else None
 
 
 def write_best(folder: Path, best: Best) -> None:
-    write_atomically(folder / BEST, json.dumps(asdict(best)) + "\n")
+    content = {key: value for key, value in asdict(best).items() if value is not None}
+    write_atomically(folder / BEST, json.dumps(content) + "\n")
 
 
 def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:

@@ -43,8 +43,13 @@ class TrainingState:
     rollbacks: Ranges = ()  # those of `skips` that a rollback added, as opposed to the user
     recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to report changes on resume
     data_summary: str | None = None  # files and rows, to report changes on resume
-    best_tag: str | None = None  # with --keep_best: the checkpoint of best_validation_loss
-    best_is_only: bool = False  # whether that checkpoint was saved only for its loss
+    best_tag: str | None = None  # with --keep_best or --keep_best_by: the best checkpoint
+    best_is_only: bool = False  # whether that checkpoint was saved only for its figure
+    best_by: str | None = None  # the probe that chose it; None: the validation loss
+    probe_name: str | None = None  # the probe of best_probe
+    best_probe: float | None = None  # its highest value
+    probe_units: dict[str, int] | None = None  # of each probe, which are the same for the whole run
+    checks_without_gain: int = 0  # measurements since the last improvement, for --stop_after_no_gain
     processor: str | None = None  # the kind of processor for which cpu_libraries were chosen
     cpu_libraries: Libraries | None = None  # results differ in their last bits; None: the model is too small to matter
 
@@ -86,12 +91,16 @@ def read_state(checkpoint: Path) -> TrainingState:
     return state
 
 
+SIGNED = ("best_validation_loss", "best_probe")
+
+
 def _check_values(state: TrainingState, path: Path) -> None:
     numbers = {
         field.name: value
         for field in fields(state)
-        if isinstance(value := getattr(state, field.name), int | float) and field.name != "best_validation_loss"
+        if isinstance(value := getattr(state, field.name), int | float) and field.name not in SIGNED
     }
+    numbers |= {f"probe_units.{name}": units for name, units in (state.probe_units or {}).items()}
     for name, value in numbers.items():
         if not 0 <= value < 2**63:
             raise UserError(f"{path}: {name}: found {shortened(value)}, expected 0 to 2^63 - 1. Use another checkpoint")

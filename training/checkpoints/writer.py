@@ -101,11 +101,11 @@ class CheckpointWriter(CheckpointFolder):
         with suppress(OSError):
             if _read_pointer(self.folder) != tag:
                 point_to(self.folder, tag)
-            best, lowest = self.best(), state.best_validation_loss
-            if state.best_tag not in self.tags() or lowest is None or (best and best.mlm_loss <= lowest):
+            best, saved = self.best(), best_of(state)
+            if saved is None or saved.tag not in self.tags():
                 return
-            assert state.best_tag is not None
-            write_best(self.folder, Best(state.best_tag, lowest, state.best_is_only))
+            if best is None or best.probe != saved.probe or best.cost > saved.cost:
+                write_best(self.folder, saved)
 
     def size_of_next(self, engine: Any) -> int:
         """Bytes that the next checkpoint needs: the size of the newest one, else 12 per parameter."""
@@ -189,6 +189,18 @@ def commit(
 def point_to(folder: Path, tag: str) -> None:
     """Write DeepSpeed's pointer. This project never follows it: it goes by the manifests."""
     write_atomically(folder / LATEST, tag)
+
+
+def best_of(state: TrainingState) -> Best | None:
+    """What best.json contained when `state` was saved."""
+    if state.best_tag is None:
+        return None
+    if state.best_by is None:
+        best = Best(state.best_tag, state.best_validation_loss, state.best_is_only)
+    else:
+        value = state.best_probe if state.probe_name == state.best_by else None  # the run goes by another one now
+        best = Best(state.best_tag, None, state.best_is_only, state.best_by, value)
+    return best if best.is_usable() else None
 
 
 def _read_pointer(folder: Path) -> str | None:

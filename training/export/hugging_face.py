@@ -39,7 +39,7 @@ NO_REQUEST = CardRequest()
 def locate_checkpoint(path: Path, which: str | None = None) -> Path:
     """`path` itself if it is a checkpoint, else the best or last valid one of the run's folder `path`.
 
-    `which` is "best" or "last"; None: the best if the run kept it (--keep_best), else the last.
+    `which` is "best" or "last"; None: the best if the run kept it, else the last.
     """
     if path.name in CheckpointFolder(path.parent).tags():
         if which is not None:
@@ -53,7 +53,7 @@ def locate_checkpoint(path: Path, which: str | None = None) -> Path:
     if which == "best" and best is None:
         folder.check_exists()
         raise UserError(
-            f"--export best: {path} has no best checkpoint, which a run with --keep_best and validation data marks in "
+            f"--export best: {path} has no best checkpoint, which a run with --keep_best or --keep_best_by marks in "
             f"best.json; expected one; pass --export last"
         )
     return path / folder.choose(None if best is None else best.tag)
@@ -112,8 +112,10 @@ def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | 
     is_best = best is not None and best.tag == checkpoint.name
     found = last_validation(metrics, state.step)
     has_loss = found is not None and found["step"] == state.step
-    loss = best.mlm_loss if best is not None and is_best else found["mlm_loss"] if found and has_loss else None
-    return f"step {state.step}{', the best checkpoint' if is_best else ''}, " + (
+    loss = found["mlm_loss"] if found and has_loss else None
+    loss = best.mlm_loss if best is not None and is_best and best.mlm_loss is not None else loss
+    by = f" by {best.probe} ({best.value:.4g})" if best is not None and best.probe is not None else ""
+    return f"step {state.step}{f', the best checkpoint{by}' if is_best else ''}, " + (
         "no validation at this step" if loss is None else f"validation loss {loss:.4f}"
     )
 

@@ -51,7 +51,7 @@ class Board:
         self.step_writer = self.sample_writer = None
 
     def scalars(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
-        charts = charts_of(kind, num_ranks=self.num_ranks, with_details=self.with_details)
+        charts = charts_of(kind, num_ranks=self.num_ranks, with_details=self.with_details, keys=figures)
         chosen = {chart: figures[key] for key, chart in charts.items() if key in figures}
         writer = self._writer()
         for chart, value in chosen.items():

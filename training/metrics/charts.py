@@ -1,9 +1,10 @@
 """The charts that TensorBoard shows: their order, their units, and the layout of its Custom Scalars tab.
 
-TensorBoard sorts groups (the part of a tag before "/") by name: train, validation, watch_health, watch_speed,
+TensorBoard sorts groups (the part of a tag before "/") by name: probe, train, validation, watch_health, watch_speed,
 watch_time.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from training.metrics.timing import SECTIONS
@@ -47,6 +48,7 @@ VALIDATION = {
     "nsp_loss": Chart("validation/nsp_loss", "cross entropy of sentence pairs; nats"),
     "perplexity": Chart("validation/perplexity", "exp(masked-LM loss)"),
 }
+PROBE_NOTE = "score of a task without fine-tuning: accuracy from 0 to 1, or a correlation from -1 to 1"
 # Only with several ranks.
 RANKS = {
     "slowest_over_fastest_rank": Chart("watch_speed/slowest_over_fastest_rank", "time for the same work, a ratio"),
@@ -91,8 +93,10 @@ RESULTS = (
 )
 
 
-def charts_of(kind: str, *, num_ranks: int, with_details: bool) -> dict[str, Chart]:
-    """The charts of lines of `kind` ("train" or "validation"), by key."""
+def charts_of(kind: str, *, num_ranks: int, with_details: bool, keys: Iterable[str] = ()) -> dict[str, Chart]:
+    """The charts of lines of `kind` ("train", "validation" or "probe"), by key. Probes have those of their `keys`."""
     if kind == "validation":
         return VALIDATION
+    if kind == "probe":
+        return {key: Chart(f"probe/{key}", PROBE_NOTE) for key in keys}
     return {**TRAIN, **(RANKS if num_ranks > 1 else {}), **(DETAILS if with_details else {})}

@@ -1,5 +1,7 @@
 """Lines for people: a report, the live progress bar, a validation."""
 
+from collections.abc import Sequence
+
 from common.words import counted, format_seconds
 
 
@@ -46,3 +48,10 @@ def validation_line(step: int, figures: dict[str, float], standard_error: float 
         f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f}{error} "
         f"(perplexity {figures['perplexity']:.1f}, accuracy {figures['mlm_accuracy']:.1%}){nsp}"
     )
+
+
+def probe_line(step: int, probes: Sequence[tuple[str, str, int]], figures: dict[str, float]) -> str:
+    """`probes`: the name of each, and the unit and number of what it was scored on."""
+    sizes = {name: f" ({counted(number, unit)})" for name, unit, number in probes}
+    shown = ", ".join(f"{name} {value:.1%}{sizes.get(name, '')}" for name, value in figures.items())
+    return f"probe at step {step}: {shown}"

@@ -18,7 +18,7 @@ from training.metrics.board import Board
 from training.metrics.charts import charts_of
 from training.metrics.reader import read_valid_lines
 
-KINDS = ("train", "validation")  # lines with figures; a line of kind "end" marks a finished run
+KINDS = ("train", "validation", "probe")  # lines with figures; a line of kind "end" marks a finished run
 
 
 class Position(Protocol):
@@ -75,7 +75,7 @@ class Sinks:
                 self.board.abandon()
 
     def record(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
-        """Write figures of `kind` ("train" or "validation"), by step and by sample."""
+        """Write figures of `kind`, one of KINDS, by step and by sample."""
         if self.folder is None:
             return
         row = {"kind": kind, "step": step, "samples": samples, "time": time.time(), **figures}

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 
 # In the order in which they are shown. Time outside of them is "other".
-SECTIONS = ("data_wait", "forward", "backward", "optimizer", "logging", "checkpoint", "validation")
+SECTIONS = ("data_wait", "forward", "backward", "optimizer", "logging", "checkpoint", "validation", "probe")
 # Not part of training: throughput and seconds per step exclude them.
-PAUSES = ("checkpoint", "validation")
+PAUSES = ("checkpoint", "validation", "probe")
 
 
 def _ignore(_section: str) -> None:
@@ -67,5 +67,5 @@ class SectionTimer:
 
 
 def training_seconds(seconds: dict[str, float]) -> float:
-    """The part of a lap that was training: everything except validation and checkpoints."""
+    """The part of a lap that was training: everything except validation, probes and checkpoints."""
     return max(seconds["total"] - sum(seconds[pause] for pause in PAUSES), 1e-9)

@@ -55,7 +55,7 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
     began: float | None = None  # start of this process by `clock`; None: now
     longest_pause: float = 0.0
-    num_last_pauses: int = 2  # validation, checkpoint, and export if there is one
+    num_last_pauses: int = 2  # validation, checkpoint, and probe and export if there are any
     is_ended: bool = False
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import NoReturn, TypeVar
@@ -30,15 +30,17 @@ REMEDY = "Check its log, its machine and the network between, and start again"
 # In the errors of gloo and NCCL when the other side of a connection has gone.
 LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
+_hosts: set[str] = set()  # machines of the run
 
-def start(device: torch.device, rank_info: RankInfo, stuck_seconds: float) -> None:
-    """Join the world that the environment variables describe.
+
+def start(device: torch.device, rank_info: RankInfo, stuck_seconds: float) -> list[str]:
+    """Join the world that the environment variables describe. Returns the machine of each rank.
 
     A collective waits longer than the watchdog does, because only the watchdog's message names the missing rank.
     """
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    store = _meet(rank_info)
+    store, hosts = _meet(rank_info)
     timeout = max(JOIN_TIMEOUT, timedelta(seconds=min(stuck_seconds, MAX_COLLECTIVE_SECONDS)) + LONGER_THAN_STUCK)
     # DeepSpeed creates groups without a timeout.
     distributed_c10d.default_pg_timeout = timeout
@@ -53,16 +55,19 @@ def start(device: torch.device, rank_info: RankInfo, stuck_seconds: float) -> No
         device_id=device if device.type == "cuda" and rank_info.world_size > 1 else None,  # as DeepSpeed does
     )
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
+    _hosts.update(hosts)
+    return hosts
 
 
-def _meet(rank_info: RankInfo) -> Store:
-    """The store through which all ranks have met; RankLost names those that did not come."""
-    store = _open_store(rank_info)
+def _meet(rank_info: RankInfo) -> tuple[Store, list[str]]:
+    """The store through which all ranks have met, and their machines; RankLost names those that did not come."""
+    store = open_store(rank_info, is_served_here=rank_info.is_main and not is_agent_store())
     keys = [f"rank_{rank}" for rank in range(rank_info.world_size)]
     try:
         store.set(keys[rank_info.rank], socket.gethostname())
         try:
             store.wait(keys, JOIN_TIMEOUT)
+            return store, [host.decode() for host in store.multi_get(keys)]
         except torch.distributed.DistStoreError:
             hosts = [store.get(key).decode() if store.check([key]) else None for key in keys]
             raise RankLost(_describe_missing(hosts), STUCK_EXIT_CODE) from None
@@ -71,11 +76,10 @@ def _meet(rank_info: RankInfo) -> Store:
             f"rank 0 has left {_meeting_point()} while it waited for other ranks; its own message says why",
             STUCK_EXIT_CODE,
         ) from None
-    return store
 
 
-def _open_store(rank_info: RankInfo) -> Store:
-    """Rank 0 serves the store, or torchrun's agent.
+def open_store(rank_info: RankInfo, is_served_here: bool = False) -> Store:
+    """A connection to the store that rank 0 serves, or torchrun's agent.
 
     The agent's store outlives a restart, so keys are prefixed with the attempt: old ones are addresses of dead ranks.
     """
@@ -85,7 +89,7 @@ def _open_store(rank_info: RankInfo) -> Store:
         store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
-            is_master=rank_info.is_main and not is_agents,
+            is_master=is_served_here,
             timeout=JOIN_TIMEOUT,
             wait_for_workers=False,
             multi_tenant=not is_agents,  # a second run in one process finds its port in use otherwise
@@ -148,10 +152,19 @@ def reporting_lost_ranks() -> Generator[None]:
         if not any(sign in text for sign in LOST_SIGNS):
             raise
         raise RankLost(
-            f"the connection to another rank broke ({text.splitlines()[0][:200]}): that rank has ended, and its own "
-            f"message says why",
+            f"the connection to another rank{_name_machine(text)} broke ({text.splitlines()[0][:200]}): that rank has "
+            f"ended, and its own message says why",
             LOST_RANK_EXIT_CODE,
         ) from None
+
+
+def _name_machine(text: str) -> str:
+    """ " on HOST" for the address in gloo's message, if it is that of a machine of this run."""
+    for host in _hosts:
+        with suppress(OSError):
+            if f"[{socket.gethostbyname(host)}]" in text:
+                return f" on {host}"
+    return ""
 
 
 def all_ranks_raise_first_failure(failure: BaseException | None) -> NoReturn:

@@ -4,19 +4,23 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from training.runtime.rank_variables import has_launcher
 
-TORCH_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
+NODE_LAUNCHER = "deepspeed.launcher.launch"  # the process that `deepspeed` starts on each machine
+LAUNCHERS = (
+    *(NODE_LAUNCHER, "deepspeed.launcher.runner"),
+    *("torch.distributed.run", "torch.distributed.launch", "torchrun"),
+)
+PROCESSES = Path("/proc")
+MAX_ANCESTORS = 6  # rank, helper, proxy of mpirun, mpirun, deepspeed; rank, deepspeed.launcher.launch, shell, sshd
 
 
 def is_launcher(command_line: Sequence[str]) -> bool:
     """Whether this is the command line of `deepspeed`, of the process it starts on each machine, or of torchrun."""
-    return any(
-        word == "deepspeed.launcher.launch" or word.endswith(("/deepspeed", "/torchrun")) or word in TORCH_LAUNCHERS
-        for word in command_line[:4]
-    )
+    return any(word.endswith(("/deepspeed", "/torchrun")) or word in LAUNCHERS for word in command_line[:4])
 
 
 def find_deepspeed() -> str | None:
@@ -25,31 +29,60 @@ def find_deepspeed() -> str | None:
 
 
 class Launcher:
-    """The processes above this one that it must not outlive, as they are when this object is created.
+    """The processes that this one must not outlive, as they are when this object is created.
 
-    The process that assigned this one its rank is one, whatever it is; so is the `deepspeed` command above it.
+    The process that assigned this one its rank is one, whatever it is. So is the `deepspeed` or `torchrun` above it,
+    with all between. Behind pdsh, `deepspeed` is not above: there it is the sshd that ends with pdsh's connection,
+    and, on the machine where `deepspeed` runs, the pdsh process with the same command and its parent.
     """
 
     def __init__(self) -> None:
-        parent = os.getppid()
-        self.chain = [(os.getpid(), parent)] if has_launcher(os.environ) or _is_launcher(parent) else []
-        if _is_launcher(parent) and _is_launcher(grandparent := _parent_of(parent)):
-            self.chain.append((parent, grandparent))
+        above = _list_ancestors(os.getpid())
+        watched = 1 if has_launcher(os.environ) else 0
+        watched = max([watched, *(place for place, process in enumerate(above) if place and _is_launcher(process))])
+        words = _words_of(above[watched])
+        is_behind_pdsh = NODE_LAUNCHER in words
+        if is_behind_pdsh:
+            names = [_words_of(process)[0] for process in above]
+            watched = next((place for place in range(watched, len(above)) if names[place].startswith("sshd")), watched)
+        self.chain = list(pairwise(above[: watched + 1]))
+        if is_behind_pdsh:
+            self.chain += _find_pdsh([word for word in words if word.startswith(("--world_info=", "--master_"))])
 
     def is_gone(self) -> bool:
         return any(_parent_of(child) != parent for child, parent in self.chain)
 
 
+def _find_pdsh(run: Sequence[str]) -> list[tuple[int, int]]:
+    """pdsh and its parent `deepspeed`, if they run on this machine. `run`: the words that identify the run."""
+    processes = [int(path.name) for path in PROCESSES.iterdir() if path.name.isdecimal()]
+    found = [process for process in processes if set(run) <= set(words := _words_of(process)) and "pdsh" in words[0]]
+    return [(process, parent) for process in found if _is_launcher(parent := _parent_of(process))]
+
+
+def _list_ancestors(process: int) -> list[int]:
+    """The process, its parent, and so on, as far as a launcher can be above a rank."""
+    above = [process]
+    while len(above) < MAX_ANCESTORS and above[-1] > 1:
+        above.append(_parent_of(above[-1]))
+    return above
+
+
 def _parent_of(process: int) -> int:
     try:
         # The command's name, which may contain anything, is in parentheses; after it come the state and the parent.
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        return int((PROCESSES / f"{process}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def _is_launcher(process: int) -> bool:
+def _words_of(process: int) -> list[str]:
+    """Its command line; sshd and others write a title there instead, as one word."""
     try:
-        return is_launcher(Path(f"/proc/{process}/cmdline").read_text().split("\0"))
+        return (PROCESSES / f"{process}/cmdline").read_text().split("\0")
     except (OSError, ValueError):
-        return False
+        return [""]
+
+
+def _is_launcher(process: int) -> bool:
+    return is_launcher(_words_of(process))

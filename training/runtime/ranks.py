@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from common.errors import Problems, UserError
-from training.runtime.rank_variables import take_over
+from training.runtime.rank_variables import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class RankInfo:
 
 START_AGAIN = "Start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
 
+OWN_RUN = "set RANK=0 and WORLD_SIZE=1 if every process is a run of its own"
+
 
 def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankInfo:
     """Read the variables of the launcher, srun or mpirun; without any, set those of a single rank on a free port."""
-    if "RANK" not in environment and not take_over(environment) and "WORLD_SIZE" not in environment:
+    if "RANK" not in environment and not _take_over(environment) and "WORLD_SIZE" not in environment:
         environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
         environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     problems = Problems()
@@ -50,6 +52,80 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
     _check_restarts(environment, problems)
     problems.raise_if_any()
     return rank_info
+
+
+def _take_over(environment: MutableMapping[str, str]) -> bool:
+    """Set torch's variables from those of the launcher; False if there is none and the process is alone.
+
+    UserError if a launcher has started this process among others, and not said as which.
+    """
+    found = next((known for known in KNOWN_LAUNCHERS if not known.list_missing(environment)), None)
+    if found is SRUN and not _is_started_by_srun(environment):
+        found = None
+    if found is None:
+        _refuse_unplaced(environment)
+        return False
+    numbers = {
+        "RANK": environment[found.rank],
+        "WORLD_SIZE": environment[found.world_size],
+        "LOCAL_RANK": environment[found.local_rank],
+        "LOCAL_SIZE": environment[found.local_size],
+    }
+    contradicting = [
+        f"{name} is {environment[name]}" for name in numbers if environment.get(name, numbers[name]) != numbers[name]
+    ]
+    if contradicting:
+        raise UserError(
+            f"environment variables: {found.launcher} started this process as rank {numbers['RANK']} of "
+            f"{numbers['WORLD_SIZE']}, but {', '.join(contradicting)}. Unset what was exported by hand"
+        )
+    if numbers["WORLD_SIZE"] != "1" and "MASTER_ADDR" not in environment:
+        if found is SRUN or numbers["LOCAL_SIZE"] != numbers["WORLD_SIZE"]:
+            raise UserError(_missing_address(found))
+        environment["MASTER_ADDR"] = "127.0.0.1"
+    environment.update(numbers)
+    return True
+
+
+def _missing_address(found: LauncherVariables) -> str:
+    start = f"{found.launcher} started this process, but MASTER_ADDR is not set; ranks need it to find each other"
+    if found is SRUN:
+        return f"{start}. Start it with scripts/slurm.sh, or export MASTER_ADDR (the first node's name) and MASTER_PORT"
+    return (
+        f"{start}. Export the name of rank 0's machine, for example with "
+        f'`deepspeed --launcher openmpi --launcher_args "-x MASTER_ADDR=worker-0"`'
+    )
+
+
+def _is_started_by_srun(environment: Mapping[str, str]) -> bool:
+    """Whether this is one of several tasks of srun, or a single one with MASTER_ADDR set.
+
+    A batch script has srun's variables too, but not those of a step.
+    """
+    return "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+
+
+def _refuse_unplaced(environment: Mapping[str, str]) -> None:
+    for known in KNOWN_LAUNCHERS:
+        if not known.is_in(environment) or environment.get(known.world_size) == "1":
+            continue
+        if known is SRUN and not _is_started_by_srun(environment):
+            continue
+        missing = known.list_missing(environment)
+        advice = "Start with `deepspeed`, `torchrun` or srun"
+        if known is SRUN:
+            advice = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
+        raise UserError(
+            f"environment variables: {known.launcher} started this process ({known.rank} is "
+            f"{environment[known.rank]}), but these are not set: {', '.join(missing)}; expected them, because every "
+            f"process would train alone and overwrite the others' files otherwise. {advice}, or {OWN_RUN}"
+        )
+    signs = [f"{name} is {environment[name]}" for name in SIGNS if environment.get(name, "0") != "0"]
+    if signs and not any(environment.get(known.world_size) == "1" for known in KNOWN_LAUNCHERS):
+        raise UserError(
+            f"environment variables: {', '.join(signs)}, so a launcher started this process among others, but RANK and "
+            f"WORLD_SIZE are not set; expected both. Start with `deepspeed`, `torchrun` or srun, or {OWN_RUN}"
+        )
 
 
 def _read_number(

@@ -39,9 +39,29 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "--export {f.checkpoints.export} needs --export_dir, the folder to write; pass both or neither",
     ),
     (
-        lambda f: f.checkpoints.export == "best" and not f.checkpoints.keep_best,
+        lambda f: f.checkpoints.export == "best" and not f.checkpoints.keeps_best,
         "--export best needs --keep_best, which keeps the checkpoint with the lowest validation loss; add it, or pass "
         "--export last",
+    ),
+    (
+        lambda f: f.checkpoints.keep_best and f.checkpoints.keep_best_by is not None,
+        "--keep_best and --keep_best_by {f.checkpoints.keep_best_by} choose the best checkpoint by different figures; "
+        "expected one; drop the other",
+    ),
+    (
+        lambda f: (
+            f.probes.probe is None and any((f.probes.probe_data, f.probes.probe_every_steps, f.probes.probe_seconds))
+        ),
+        "--probe_data, --probe_every_steps and --probe_seconds need --probe, the tasks to score; add it, or drop them",
+    ),
+    (
+        lambda f: (
+            f.probes.stop_after_no_gain is not None
+            and f.training.validate_every_steps is None
+            and f.probes.probe_every_steps is None
+        ),
+        "--stop_after_no_gain {f.probes.stop_after_no_gain}: without --validate_every_steps or --probe_every_steps "
+        "there is only one measurement, at the end; add one of them",
     ),
     (
         lambda f: (

@@ -36,6 +36,7 @@ Count = Annotated[int, BeforeValidator(positive_int), Metavar("N")]
 Epoch = Annotated[int, BeforeValidator(whole_number), Metavar("EPOCH")]
 Seed = Annotated[int, BeforeValidator(seed_number), Metavar("N")]
 Minutes = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
+Seconds = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
 Offset = Annotated[float, BeforeValidator(zero_or_more), Metavar("X")]
 Folder = Annotated[Path, Metavar("DIR")]
 File = Annotated[Path, Metavar("FILE")]
@@ -181,7 +182,8 @@ class CheckpointFlags(FlagGroup):
         "empty folder, or an earlier export, whose files are replaced",
     )
     export: Literal["best", "last"] | None = flag(
-        None, "which checkpoint --export_dir exports (default: the best with --keep_best, else the last)"
+        None,
+        "which checkpoint --export_dir exports (default: the best with --keep_best or --keep_best_by, else the last)",
     )
     export_license: Annotated[str, Metavar("ID")] | None = flag(
         None, "the model card's licence, as Hugging Face names it: apache-2.0"
@@ -191,6 +193,35 @@ class CheckpointFlags(FlagGroup):
     )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
+    )
+    keep_best_by: Annotated[str, Metavar("NAME")] | None = flag(
+        None, "the same by a probe, such as probe/blimp: save whenever it is the highest so far"
+    )
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.keep_best or self.keep_best_by is not None
+
+
+class ProbeFlags(FlagGroup):
+    title: ClassVar[str] = "probes: what the model can do, measured during the run"
+
+    probe: tuple[Annotated[str, Metavar("TASK")], ...] | None = flag(
+        None,
+        "score these tasks, as `python -m evaluation.run --tasks` names them, without fine-tuning; tables have the "
+        "columns text and label",
+    )
+    probe_data: Folder | None = flag(None, "folder that holds the data of the tasks, as evaluation.run's --data")
+    probe_every_steps: Count | None = flag(
+        None, "steps between two probes (default: at each validation, and at the end)"
+    )
+    probe_seconds: Seconds | None = flag(
+        None, "seconds that one probe of all tasks may take (default: at most about 2% of the time between two probes)"
+    )
+    stop_after_no_gain: Count | None = flag(
+        None,
+        "end the run when the figure that chooses the best checkpoint, else the first probe, has not improved for N "
+        "measurements",
     )
 
 
@@ -258,6 +289,7 @@ class CommandLine:
     data: DataFlags
     training: TrainingFlags
     checkpoints: CheckpointFlags
+    probes: ProbeFlags
     faults: FaultFlags
     model: ModelFlags
     launcher: LauncherFlags

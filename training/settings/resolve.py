@@ -19,7 +19,15 @@ from training.runtime.ranks import RankInfo
 from training.settings.deepspeed_file import KNOWN_KEYS, DeepSpeedFile, load_deepspeed_file
 from training.settings.engine_checks import check_engine, warn_about_unused_rate
 from training.settings.flag_checks import check_flags, check_places
-from training.settings.flags import CheckpointFlags, CommandLine, DataFlags, FaultFlags, ModelFlags, TrainingFlags
+from training.settings.flags import (
+    CheckpointFlags,
+    CommandLine,
+    DataFlags,
+    FaultFlags,
+    ModelFlags,
+    ProbeFlags,
+    TrainingFlags,
+)
 from training.settings.json_files import load_json
 from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
@@ -61,6 +69,7 @@ class Settings:
     data_flags: DataFlags
     training_flags: TrainingFlags
     checkpoint_flags: CheckpointFlags
+    probe_flags: ProbeFlags
     fault_flags: FaultFlags
     model_flags: ModelFlags
     model_config: BertConfig
@@ -175,7 +184,9 @@ def resolve_settings(
     if config is not None:
         problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, flags.model.preln))
     if parts is not None and has_prefixes and parts.validation_folder is None:
-        problems.attempt(lambda: _check_best(flags.checkpoints.export))
+        problems.attempt(lambda: _check_best(flags))
+    if parts is not None and parts.tokenizer is None:
+        problems.attempt(lambda: _check_tokenizer(flags))
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
@@ -198,6 +209,7 @@ def resolve_settings(
         data_flags=flags.data,
         training_flags=flags.training,
         checkpoint_flags=flags.checkpoints,
+        probe_flags=flags.probes,
         fault_flags=flags.faults,
         model_flags=flags.model,
         model_config=parts.model_config,
@@ -280,11 +292,24 @@ def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: boo
         )
 
 
-def _check_best(export: str | None) -> None:
-    if export == "best":
+def _check_tokenizer(flags: CommandLine) -> None:
+    """Without a tokenizer."""
+    if flags.probes.probe is not None:
+        raise UserError(f"--probe {flags.probes.probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
+
+
+def _check_best(flags: CommandLine) -> None:
+    """Without validation data."""
+    by_probe = flags.checkpoints.keep_best_by is not None
+    if flags.checkpoints.export == "best" and not by_probe:
         raise UserError(
             "--export best: without validation data there is no best checkpoint; expected a folder with validation "
             "shards in the model JSON's validation.path; set it, or pass --export last"
+        )
+    if flags.probes.stop_after_no_gain is not None and flags.probes.probe is None:
+        raise UserError(
+            f"--stop_after_no_gain {flags.probes.stop_after_no_gain}: there is neither validation data nor a probe to "
+            f"improve; set the model JSON's validation.path, or pass --probe"
         )
 
 

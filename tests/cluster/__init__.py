@@ -1,0 +1,1 @@
+"""Several machines: network namespaces with an address, a host name and an sshd each, on a shared disk."""

@@ -1,0 +1,75 @@
+"""Runs on two machines: the commands of docs/clusters.md, and what to expect of them."""
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+from tests.cluster.machines import Machine, started, wait_until
+from tests.integration.test_launcher_ends import checkpoints
+from training.checkpoints.state import read_state
+
+OUTPUT = "output.txt"
+Machines = tuple[Machine, Machine]
+
+
+def write_hostfile(folder: Path, slots: int = 1) -> str:
+    path = folder / "hostfile"
+    path.write_text(f"worker-0 slots={slots}\nworker-1 slots={slots}\n")
+    return str(path)
+
+
+def deepspeed(folder: Path, words: Sequence[str], *options: str, slots: int = 1) -> list[str]:
+    return ["deepspeed", "--hostfile", write_hostfile(folder, slots), *options, "deepspeed_train.py", *words]
+
+
+def printed(folder: Path) -> str:
+    return (folder / OUTPUT).read_text()
+
+
+@contextmanager
+def training(machine: Machine, command: Sequence[str], folder: Path, **env: str) -> Generator[Popen[str]]:
+    """A command that has written a checkpoint."""
+    with started(machine, command, folder / OUTPUT, **env) as process:
+        before = checkpoints(folder).tags()
+        wait_until(lambda: process.poll() is not None or checkpoints(folder).tags() != before, 240, "no checkpoint")
+        assert process.poll() is None, printed(folder)
+        yield process
+
+
+def run_to_end(machine: Machine, command: Sequence[str], folder: Path, seconds: float = 300, **env: str) -> int:
+    with started(machine, command, folder / OUTPUT, **env) as process:
+        return process.wait(seconds)
+
+
+def run_everywhere(machines: Machines, commands: Sequence[Sequence[str]], folder: Path, **env: str) -> list[int]:
+    """One command per machine at the same time; their exit codes."""
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(started(machine, command, folder / OUTPUT, **env))
+            for machine, command in zip(machines, commands, strict=True)
+        ]
+        return [process.wait(300) for process in processes]
+
+
+def seconds_until_no_rank(machines: Sequence[Machine], limit: float) -> float:
+    """How long it takes until no rank runs on any of the machines, nor a process that DeepSpeed started for one."""
+
+    def is_empty() -> bool:
+        return not any("deepspeed" in word for machine in machines for p in machine.processes() for word in _words(p))
+
+    return wait_until(is_empty, limit, "ranks still run")
+
+
+def _words(process: object) -> list[str]:
+    try:
+        return process.cmdline()[:6]  # type: ignore[attr-defined, no-any-return]
+    except Exception:  # it has ended
+        return []
+
+
+def saved_step(folder: Path) -> int:
+    """The step of the newest valid checkpoint."""
+    newest = checkpoints(folder).newest_valid()
+    assert newest is not None
+    return int(read_state(checkpoints(folder).folder / newest).step)

@@ -1,0 +1,54 @@
+"""The command that started a run on several machines goes away, in all the ways in which it can."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.machines import Machine
+from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, seconds_until_no_rank, training
+from tests.integration.test_launcher_ends import write_endless
+from tests.support import read_metrics, tiny_words
+
+Machines = tuple[Machine, Machine]
+
+
+def assert_resumes(machine: Machine, folder: Path) -> None:
+    """The next start is not refused, and continues."""
+    step = saved_step(folder)
+    command = deepspeed(folder, [*tiny_words(folder), "--max_steps", str(step + 2)])
+    assert run_to_end(machine, command, folder) == 0, printed(folder)
+    assert f"step {step + 2}/{step + 2}" in printed(folder)
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGHUP", "SIGTERM", "terminal closed"])
+def test_ranks_save_and_end(end: str, machines: Machines, tmp_path: Path) -> None:
+    words = write_endless(tmp_path)
+    with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process:
+        assert [len(machine.ranks()) for machine in machines] == [1, 1]
+        if end == "terminal closed":  # the system sends SIGHUP to all processes of its session
+            os.killpg(process.pid, signal.SIGHUP)
+        else:
+            commands = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_deepspeed(child)]
+            (commands or [psutil.Process(process.pid)])[0].send_signal(signal.Signals[end])
+        assert seconds_until_no_rank(machines, 60) < 30
+    assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
+    if end in ("SIGKILL", "SIGHUP"):  # otherwise pdsh has gone too, and nothing can be printed
+        assert f"stopped at step {saved_step(tmp_path)} (the launcher has gone)" in printed(tmp_path)
+    assert_resumes(machines[0], tmp_path)
+
+
+def _is_deepspeed(process: psutil.Process) -> bool:
+    return any(word.endswith("/deepspeed") for word in process.cmdline()[:3])
+
+
+def test_the_first_machine_is_gone(machines: Machines, tmp_path: Path) -> None:
+    """Its power fails: no connection is closed. The rank of the other machine cannot save without it, and ends."""
+    words = [*write_endless(tmp_path), "--stuck_after_minutes", "0.5"]
+    with training(machines[0], deepspeed(tmp_path, words), tmp_path):
+        machines[0].cut_link()
+        machines[0].power_off()
+        seconds_until_no_rank(machines[1:], 90)
+    assert saved_step(tmp_path) > 0

@@ -1,0 +1,89 @@
+"""Slurm: sbatch scripts/slurm.sh trains as one machine does, and a job that must end early continues by itself."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machines import Machine, wait_until
+from tests.cluster.runs import checkpoints, run_to_end, saved_step, seconds_until_no_rank
+from tests.cluster.slurm import CPUS, Slurm
+from tests.distributed.test_ranks import losses
+from tests.integration.test_launcher_ends import write_endless
+from tests.support import run_deepspeed, write_project
+
+Machines = tuple[Machine, Machine]
+NO_GPUS = ["--gpus-per-node=0", "--cpus-per-task=1"]
+
+
+@pytest.fixture
+def slurm(machines: Machines, tmp_path: Path) -> Slurm:
+    return Slurm(machines, tmp_path / "slurm")
+
+
+def submit(slurm: Slurm, folder: Path, words: list[str], *options: str, ranks: int = 1) -> int:
+    """The job of scripts/slurm.sh, with options for machines without GPUs."""
+    sizes = ["--nodes=2", f"--ntasks-per-node={ranks}", *NO_GPUS, "--open-mode=append", f"--output={folder}/job.txt"]
+    return slurm.submit(*sizes, *options, "scripts/slurm.sh", *words)
+
+
+def wait_for_checkpoint(slurm: Slurm, job: int, folder: Path) -> None:
+    slurm.wait_for(job, "RUNNING", seconds=60)
+    wait_until(lambda: checkpoints(folder).tags() or slurm.show(job, "JobState") != "RUNNING", 240, "a checkpoint")
+    assert slurm.show(job, "JobState") == "RUNNING", (folder / "job.txt").read_text() + slurm.logs()
+
+
+def read_output(folder: Path) -> str:
+    return (folder / "job.txt").read_text()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, tmp_path: Path) -> None:
+    """Saved with 75, requeued by the script, and continued to the end with the losses of an undisturbed run."""
+    limits = ["--max_steps", "150", "--save_every_steps", "5"]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    outcome = run_deepspeed([*write_project(whole), *limits], 2 * ranks)
+    assert outcome.returncode == 0, outcome.stderr
+    job = submit(slurm, tmp_path, [*write_project(tmp_path), *limits], ranks=ranks)
+    wait_for_checkpoint(slurm, job, tmp_path)
+    slurm.ask("scancel", "--signal=USR1", str(job))
+    slurm.wait_for(job, "COMPLETED")
+    assert slurm.show(job, "Restarts") == "1", read_output(tmp_path)
+    assert "(SIGUSR1)" in read_output(tmp_path)
+    assert f"× {2 * ranks} ranks" in read_output(tmp_path)
+    assert losses(tmp_path) == losses(whole)
+
+
+def test_the_time_limit_and_scancel(slurm: Slurm, machines: Machines, tmp_path: Path) -> None:
+    """Slurm sends the signal itself, some time before the limit; scancel ends the job for good."""
+    job = submit(slurm, tmp_path, write_endless(tmp_path), "--time=3", "--signal=USR1@60")
+    wait_for_checkpoint(slurm, job, tmp_path)
+    wait_until(lambda: slurm.show(job, "Restarts") == "1", 240, "a restart")
+    assert "(SIGUSR1)" in read_output(tmp_path)
+    before = saved_step(tmp_path)
+    wait_until(lambda: saved_step(tmp_path) > before, 300, "a checkpoint of the second start")
+    slurm.ask("scancel", str(job))
+    assert seconds_until_no_rank(machines, 60) < 40
+    assert slurm.wait_for(job, "CANCELLED", "COMPLETED", "PENDING") == "CANCELLED"
+    assert f"stopped at step {saved_step(tmp_path)} (SIGTERM)" in read_output(tmp_path)
+
+
+def test_a_preempted_job_continues_afterwards(slurm: Slurm, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path, write_endless(tmp_path))
+    wait_for_checkpoint(slurm, job, tmp_path)
+    urgent = slurm.submit(
+        *("--partition=urgent", "--nodes=2", f"--ntasks-per-node={CPUS}", "--output=/dev/null", "--wrap=sleep 5")
+    )
+    slurm.wait_for(urgent, "COMPLETED", seconds=180)
+    before = saved_step(tmp_path)
+    assert f"stopped at step {before} (SIGTERM)" in read_output(tmp_path)
+    wait_until(lambda: saved_step(tmp_path) > before, 300, "a checkpoint of the second start")
+
+
+def test_srun_without_an_address_is_refused(slurm: Slurm, machines: Machines, tmp_path: Path) -> None:
+    words = write_project(tmp_path)
+    command = slurm.command("srun", "--nodes=2", "--ntasks-per-node=1", "python", "deepspeed_train.py", *words)
+    assert run_to_end(machines[0], command, tmp_path) == 2
+    text = (tmp_path / "output.txt").read_text()
+    assert "srun started this process, but MASTER_ADDR is not set" in text
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,206 @@
+"""--probe: what the model can do, measured during the run; the same figures on any number of ranks and on resume."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from common.console import console
+from common.errors import Problems, UserError, nearest
+from data.tokenizer import BertTokenizer
+from evaluation.pseudo_likelihood.team import Team
+from evaluation.tasks.task import Task, choose_tasks
+from evaluation.tasks.task_data import load_all
+from training.checkpoints.retention import Best
+from training.clock import Clock
+from training.metrics.formatting import probe_line
+from training.metrics.sinks import Sinks
+from training.metrics.timing import SectionTimer
+from training.runtime import collectives
+from training.runtime.ranks import RankInfo
+from training.runtime.stopping import StopRequests
+from training.settings.flags import ProbeFlags
+
+if TYPE_CHECKING:
+    from evaluation.probe_tasks import Probe
+
+PREFIX = "probe/"  # of the names that --keep_best_by takes
+COLUMNS = {"text": "text", "label": "label"}  # of labelled tables
+MAX_SHARE = 0.02  # of the time between two probes
+MAX_SHARE_UNWARNED = 0.05
+# A token costs a training step about three forward passes; two are counted, because probes have smaller batches.
+TRAINING_COST = 2.0
+
+
+class Stopped(Exception):
+    """A stop request came during a probe, and the checkpoint is more urgent."""
+
+
+def choose_probe_tasks(words: Sequence[str]) -> list[Task]:
+    """The tasks that --probe names."""
+    from evaluation.probe_tasks import check_kind  # imports scikit-learn, which takes a second
+
+    try:
+        tasks = choose_tasks(words, COLUMNS)
+    except UserError as error:
+        raise UserError(str(error).replace("--tasks", "--probe")) from None
+    problems = Problems()
+    for task in tasks:
+        problems.attempt(lambda task=task: check_kind(task))  # type: ignore[misc]
+    problems.raise_if_any()
+    return tasks
+
+
+def check_probes(flags: ProbeFlags, keep_best_by: str | None) -> None:
+    """Read the data of all probes, and check what the flags say about them."""
+    if flags.probe is None:
+        if keep_best_by is not None:
+            raise UserError(
+                f"--keep_best_by {keep_best_by}: there is no probe; add --probe, or use --keep_best for the loss"
+            )
+        return
+    from evaluation.probe_tasks import probe_names
+
+    tasks, problems = choose_probe_tasks(flags.probe), Problems()
+    names = [PREFIX + name for task in tasks for name in probe_names(task)]
+    if keep_best_by is not None and keep_best_by not in names:
+        problems.add(
+            f"--keep_best_by {keep_best_by}: is not a figure of --probe{nearest(keep_best_by, names)} (expected one of "
+            f"{', '.join(names)})"
+        )
+    try:
+        load_all(tasks, flags.probe_data)
+    except UserError as error:
+        for part in error.parts:
+            problems.add(part.replace("--data", "--probe_data").replace("--tasks", "--probe"))
+    problems.raise_if_any()
+
+
+def load_probes(flags: ProbeFlags, tokenizer: BertTokenizer, max_positions: int) -> list["Probe"]:
+    from evaluation.probe_tasks import build_probe
+
+    assert flags.probe is not None
+    data = load_all(choose_probe_tasks(flags.probe), flags.probe_data)
+    probes = [build_probe(item, tokenizer, max_positions) for item in data]
+    for item, probe in zip(data, probes, strict=True):
+        notes = [*item.notes]
+        if probe.num_shortened:
+            notes.append(f"{item.task.name}: {probe.num_shortened:,} texts are cut, because they are too long")
+        for note in notes:
+            console.say(f"note: --probe {note}")
+    return probes
+
+
+@dataclass
+class Prober:
+    """Probes a run, and keeps track of the highest value of the probe that the run goes by."""
+
+    engine: Any
+    probes: Sequence["Probe"]
+    rank_info: RankInfo
+    stop: StopRequests
+    timer: SectionTimer
+    clock: Clock
+    sinks: Sinks
+    every_steps: int | None  # None: only at the end
+    max_seconds: float | None  # --probe_seconds
+    watched: str | None  # the figure that chooses the best checkpoint or ends the run, with PREFIX
+    keeps_best: bool  # --keep_best_by
+    has_warned: bool = field(default=False, init=False)
+    ended_at: float = field(default=0.0, init=False)  # the last probe of this process; 0: there was none
+
+    def is_due(self, step: int) -> bool:
+        return self.every_steps is not None and step % self.every_steps == 0
+
+    def all_ranks_probe(self, *, is_save_due: bool) -> Best | None:
+        """Probe and report. Returns the mark of the checkpoint that --keep_best_by asks for, or None.
+
+        A stop request ends it without figures.
+        """
+        began, progress = time.monotonic(), self.clock.progress
+        try:
+            with self.timer.measure("probe"):
+                units = self.all_ranks_choose_units()
+                figures = self.all_ranks_measure(self.probes, units)
+        except Stopped:
+            return None
+        self.clock.budget.note_pause(time.monotonic() - began)
+        self._warn_of_cost(began)
+        console.say(
+            probe_line(progress.step, [(p.task.name, p.unit, units[p.task.name]) for p in self.probes], figures)
+        )
+        self.sinks.record("probe", progress.step, progress.samples, figures)
+        if self.watched is None:
+            return None
+        value = figures[self.watched.removeprefix(PREFIX)]
+        return progress.note_probe(self.watched, value, is_kept=self.keeps_best, is_saved_anyway=is_save_due)
+
+    def all_ranks_measure(self, probes: Sequence["Probe"], units: dict[str, int]) -> dict[str, float]:
+        """The figures of `probes`; rank 0 judges, so that all ranks have the same."""
+        team = Team(self.rank_info.rank, self.rank_info.world_size, collectives.all_ranks_gather, self._before_round)
+        figures: dict[str, float] = {}
+        for probe in probes:
+            num_units = units[probe.task.name]
+            computed = probe.compute(self.engine.module, num_units, team)
+            figures |= collectives.all_ranks_from_main(partial(probe.judge, computed, num_units))
+        return figures
+
+    def _before_round(self) -> None:
+        self.timer.begin("probe")
+        if self.stop.all_ranks_agreed():
+            raise Stopped
+
+    def all_ranks_choose_units(self) -> dict[str, int]:
+        """How many units of each probe are scored: decided once and saved, so all figures of a run are of the same.
+
+        By default from the tokens between two probes, which are the same for any number of ranks; --probe_seconds
+        needs a trial on this machine.
+        """
+        progress = self.clock.progress
+        known = progress.state.probe_units or {}
+        if all(probe.task.name in known for probe in self.probes):
+            return {p.task.name: min(p.num_units, known[p.task.name]) for p in self.probes}
+        chosen = self._units_by_tokens() if self.max_seconds is None else self._all_ranks_units_by_seconds()
+        units = {name: known.get(name, num) for name, num in chosen.items()}
+        progress.set_probe_units(units)
+        return units
+
+    def _units_by_tokens(self) -> dict[str, int]:
+        tokens = MAX_SHARE * TRAINING_COST * self._tokens_between() / len(self.probes)
+        return {probe.task.name: probe.units_for(tokens) for probe in self.probes}
+
+    def _tokens_between(self) -> float:
+        """Tokens of training between two probes."""
+        state = self.clock.progress.state
+        steps = max(1, state.step - state.start_step)
+        return state.tokens * min(1.0, (self.every_steps or steps) / steps)
+
+    def _all_ranks_units_by_seconds(self) -> dict[str, int]:
+        """By rank 0's clock, from a trial of the fewest units."""
+        assert self.max_seconds is not None
+        units = {}
+        for probe in self.probes:
+            name, fewest = probe.task.name, probe.units_for(0.0)
+            self.all_ranks_measure([probe], {name: fewest})  # the first passes are slower
+            began = time.perf_counter()
+            self.all_ranks_measure([probe], {name: fewest})
+            taken = time.perf_counter() - began
+            seconds = collectives.all_ranks_from_main(lambda taken=taken: max(taken, 1e-6))  # type: ignore[misc]
+            tokens = float(probe.costs[:fewest].sum()) / seconds * self.max_seconds / len(self.probes)
+            units[name] = probe.units_for(tokens)
+        return units
+
+    def _warn_of_cost(self, began: float) -> None:
+        """Say once that probes take far more than their share, which happens because they have a smallest size."""
+        now = time.monotonic()
+        since, self.ended_at = now - self.ended_at if self.ended_at else None, now
+        if since is None or self.max_seconds is not None or self.has_warned:
+            return
+        share = (now - began) / since
+        if share > MAX_SHARE_UNWARNED:
+            self.has_warned = True
+            console.warn(
+                f"--probe: probes take {share:.0%} of the time between them, expected about {MAX_SHARE:.0%}. "
+                f"Probe less often (--probe_every_steps), or fewer tasks"
+            )
