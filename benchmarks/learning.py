@@ -115,7 +115,7 @@ class Learner:
         self.seconds = spent
 
     @torch.no_grad()
-    def validate(self, data: Data, pairs: list[tuple[str, str]], stock_tokenizer: Any) -> None:
+    def validate(self, data: Data, pairs: list[tuple[str, str]]) -> None:
         self.model.eval()
         loss, correct, count = 0.0, 0, 0
         for batch in data.validation:
@@ -126,7 +126,7 @@ class Learner:
             count += len(labels)
         blimp = None
         if pairs:
-            blimp = score_pairs(self.scorer, stock_tokenizer, pairs, max_positions=data.length).accuracy
+            blimp = score_pairs(self.scorer, data.tokenizer, pairs, max_positions=data.length).accuracy
         self.points.append(Point(self.seconds, loss / count, correct / count, blimp))
 
     @property
@@ -242,19 +242,12 @@ def read_pairs(folder: Path, per_file: int) -> list[tuple[str, str]]:
     return [(row["sentence_good"], row["sentence_bad"]) for row in map(json.loads, lines)]
 
 
-def take_turns(
-    learners: Sequence[Learner], data: Data, seconds: float, pairs: list[tuple[str, str]], folder: Path
-) -> None:
-    stock_tokenizer = None
-    if pairs:
-        from transformers import AutoTokenizer
-
-        stock_tokenizer = AutoTokenizer.from_pretrained(str(folder))
+def take_turns(learners: Sequence[Learner], data: Data, seconds: float, pairs: list[tuple[str, str]]) -> None:
     console.say(f"{'seconds':>8}  {'':<20} {'steps':>6} {'loss':>7} {'right':>6} {'BLiMP':>6}")
     for turn in range(1, TURNS + 1):
         for learner in learners:
             learner.learn(data, seconds * turn / TURNS, seconds)
-            learner.validate(data, pairs, stock_tokenizer)
+            learner.validate(data, pairs)
             at = learner.last
             blimp = "" if at.blimp is None else f"{at.blimp:6.1%}"
             console.say(
@@ -287,7 +280,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--data", type=Path, default=PROJECT / "data" / "hdf5" / "64", metavar="SHARDS",
         help="folder of prepared training and validation shards (default: the quickstart's)",
     )  # fmt: skip
-    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="default: the folder tokenizer beside SHARDS")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="default: the folder `tokenizer` beside SHARDS")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument(
         "--rates", type=float, nargs="+", default=list(BASELINE_RATES), help="of AdamW for transformers"
@@ -302,13 +295,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     configure_onednn()
     torch.manual_seed(0)
-    tokenizer = arguments.tokenizer or arguments.data.parent / "tokenizer"
-    data = read_data(arguments.data, tokenizer)
+    data = read_data(arguments.data, arguments.tokenizer or arguments.data.parent / "tokenizer")
     pairs = [] if arguments.blimp is None else read_pairs(arguments.blimp, arguments.blimp_pairs)
     overrides = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
     recipes = [ours(name, data, overrides) for name in arguments.recipes]
     baselines = [stock(rate, data, overrides) for rate in arguments.rates]
-    take_turns([*recipes, *baselines], data, arguments.seconds, pairs, tokenizer)
+    take_turns([*recipes, *baselines], data, arguments.seconds, pairs)
     console.say(json.dumps(summarize(recipes, baselines, arguments.seconds)))
     return 0
 
