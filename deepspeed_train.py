@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if settings.training_flags.find_micro_batch:
             settings = all_ranks_find_micro_batch(settings, rank_info, device, watchdog.note)
         run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
+        stack.callback(run.sinks.close)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
         show_banner(run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from training.engine.build import build_engine, detach_monitor
 from training.engine.gradients import GradientNorm
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
-from training.guesses import Guesses, ModelPreview, encode_sentences, read_sentences, sentences_of_data
+from training.guesses import ModelPreview, build_guesses
 from training.inputs.datasets import Datasets
 from training.libraries import all_ranks_choose_libraries
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
@@ -37,6 +38,7 @@ from training.metrics.timing import SectionTimer
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import build_optimizer, set_rate_factors
 from training.probing import PREFIX, Prober, choose_probe_tasks, load_probes
+from training.runtime import collectives
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -97,7 +99,8 @@ def build_run(
         progress = Progress(all_ranks_count_lost_time(resume(engine, rank_info, fresh, point), settings))
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
-    clock = build_clock(settings, rank_info, datasets, progress, began)
+    means = collectives.all_ranks_read(datasets.tokens_per_row)
+    clock = build_clock(settings, rank_info.world_size, datasets, means, progress, began)
     torch.manual_seed(seed_of("rank", progress.state.seed, progress.state.samples, rank_info.rank))
     return Run(
         settings=settings,
@@ -173,24 +176,12 @@ def build_prober(run: Run) -> Prober | None:
     )  # fmt: skip
 
 
-def build_guesses(run: Run) -> Guesses:
-    """Guesses for the sentences of --sample_sentences, else of the validation data, or of the last training data."""
-    tokenizer, max_length = run.settings.tokenizer, run.settings.data_flags.max_seq_length
-    path = run.settings.training_flags.sample_sentences
-    if tokenizer is None:
-        if path is not None:
-            console.warn(f"--sample_sentences {path}: no effect, because the model JSON has no bert_token_file")
-        return Guesses(None, [])
-    if path is not None:
-        return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
-    dataset = run.datasets.validation or run.datasets.training[-1]
-    return Guesses(tokenizer, sentences_of_data(tokenizer, dataset, max_length))
-
-
-def build_preview(run: Run) -> ModelPreview:
+def all_ranks_build_preview(run: Run) -> ModelPreview:
     settings = run.settings
+    dataset, path = run.datasets.validation or run.datasets.training[-1], settings.training_flags.sample_sentences
+    read = partial(build_guesses, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
     return ModelPreview(
-        build_guesses(run),
+        collectives.all_ranks_read(read),
         run.engine,
         run.sinks,
         run.device,

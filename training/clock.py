@@ -1,5 +1,6 @@
 """When a run ends, by steps, rows and time, and the learning rate on the way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,14 +10,13 @@ from common.words import format_seconds
 from training.checkpoints.paths import TIME_SPENT
 from training.checkpoints.progress import Progress
 from training.checkpoints.state import TrainingState, note_time_spent, read_time_spent
-from training.inputs.datasets import Datasets, mean_tokens
+from training.inputs.datasets import Datasets
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.outlook import find_early_end
 from training.plan.step_plan import Phase, plan_steps
 from training.plan.time_budget import Budget
 from training.runtime import collectives
-from training.runtime.ranks import RankInfo
 from training.settings.resolve import Settings
 
 NO_END = 2**62
@@ -133,16 +133,23 @@ def build_budget(settings: Settings, state: TrainingState, began: float | None) 
 
 
 def build_clock(
-    settings: Settings, rank_info: RankInfo, datasets: Datasets, progress: Progress, began: float | None
+    settings: Settings,
+    world_size: int,
+    datasets: Datasets,
+    tokens_per_row: Sequence[float],
+    progress: Progress,
+    began: float | None,
 ) -> Clock:
-    """`began`: when the process started, by time.monotonic(); None: now."""
+    """`tokens_per_row`: the mean of each dataset. `began`: when the process started, by time.monotonic(); None: now."""
     state = progress.state
     schedule = settings.schedule(state.start_step if settings.training_flags.rewarmup else 0)
     phases = [
-        (each.tokens, Phase(index, each.length, each.micro, data.num_rows, mean_tokens(data)))
-        for index, (each, data) in enumerate(zip(settings.lengths, datasets.training, strict=True))
+        (each.tokens, Phase(index, each.length, each.micro, data.num_rows, tokens))
+        for index, (each, data, tokens) in enumerate(
+            zip(settings.lengths, datasets.training, tokens_per_row, strict=True)
+        )
     ]
-    accumulation, world_size = settings.deepspeed.batch.accumulation, rank_info.world_size
+    accumulation = settings.deepspeed.batch.accumulation
     horizon = Horizon(
         plan=plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=world_size),
         num_epochs=settings.training.num_epochs,
@@ -159,10 +166,11 @@ def build_clock(
     return Clock(horizon, schedule, budget, progress, settings.probe_flags.stop_after_no_gain)
 
 
-def is_run_finished(settings: Settings, rank_info: RankInfo, datasets: Datasets, state: TrainingState) -> bool:
+def is_run_finished(settings: Settings, world_size: int, datasets: Datasets, state: TrainingState) -> bool:
     """Whether a run that was saved with `state` has reached its end."""
     spent = replace(state, seconds=max(state.seconds, read_time_spent(settings.saved_models)))
-    return build_clock(settings, rank_info, datasets, Progress(spent), None).is_finished()
+    means = datasets.tokens_per_row()
+    return build_clock(settings, world_size, datasets, means, Progress(spent), None).is_finished()
 
 
 def all_ranks_count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:

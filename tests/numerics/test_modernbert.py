@@ -9,7 +9,10 @@ from torch import Tensor
 
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
+from tests.support import PROJECT
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+from training.planning.workload import count_parameters
+from training.settings.model_file import load_model_file
 
 BOUND = 1e-5
 # What makes a BertConfig ModernBERT; sizes are those of the tests.
@@ -86,6 +89,25 @@ def stock_names(config: BertConfig) -> dict[str, tuple[str, ...]]:
 
 def joined(tensors: dict[str, Tensor], names: tuple[str, ...]) -> Tensor:
     return torch.cat([tensors[name] for name in names])
+
+
+@pytest.mark.parametrize(("name", "count"), [("base", 149_655_232), ("large", 395_881_664)])
+def test_shipped_files_have_the_size_of_the_published_models(name: str, count: int) -> None:
+    config = load_model_file(PROJECT / "configs" / f"modernbert_{name}.json").bert_config()
+    with torch.device("meta"):
+        ours, theirs = BertForPreTrainingPreLN(config), stock_model(config)
+    assert sum(map(torch.numel, ours.parameters())) == sum(map(torch.numel, theirs.parameters())) == count
+    assert count_parameters(config).total == count
+    stock = transformers.ModernBertConfig()  # whose defaults are the base model
+    if name == "base":
+        assert theirs.config.layer_types == stock.layer_types
+        assert (config.hidden_size, config.intermediate_size) == (stock.hidden_size, stock.intermediate_size)
+    bases = {config.window(layer) > 0: config.rope_base(layer) for layer in range(config.num_hidden_layers)}
+    rope = stock.rope_parameters
+    assert bases == {
+        False: rope["full_attention"]["rope_theta"],
+        True: rope["sliding_attention"]["rope_theta"],
+    }
 
 
 ALL_BIASES = {"use_bias": True, "norm_bias": True, "head_bias": True}

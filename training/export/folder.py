@@ -1,5 +1,6 @@
 """The files of an exported Hugging Face folder, without the libraries that training needs."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,8 +50,19 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt", **MARK}
     )
+    sort_metadata(temporary)
     give_usual_mode(temporary)
     temporary.replace(path)
+
+
+def sort_metadata(path: Path) -> None:
+    """Give equal weights equal bytes: safetensors writes the entries of the metadata in a random order."""
+    with path.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        stream.seek(8)
+        stream.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

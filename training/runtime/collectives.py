@@ -27,7 +27,7 @@ LONGER_THAN_STUCK = timedelta(minutes=2)
 MAX_COLLECTIVE_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes is
 MAX_NAMED = 16  # ranks or hosts in a message
 REMEDY = "Check its log, its machine and the network between, and start again"
-# In the errors of gloo and NCCL when the other side of a connection has gone.
+# In the errors of gloo and NCCL when the other side of a connection has ended.
 LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 _hosts: set[str] = set()  # machines of the run
@@ -60,7 +60,7 @@ def start(device: torch.device, rank_info: RankInfo, stuck_seconds: float) -> li
 
 
 def _meet(rank_info: RankInfo) -> tuple[Store, list[str]]:
-    """The store through which all ranks have met, and their machines; RankLost names those that did not come."""
+    """The store through which all ranks have met, and their machines; RankLost names those that did not join."""
     store = open_store(rank_info, is_served_here=rank_info.is_main and not is_agent_store())
     keys = [f"rank_{rank}" for rank in range(rank_info.world_size)]
     try:
@@ -99,7 +99,7 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False) -> Store:
         text = str(error)
         if "timed out" in text and not rank_info.is_main:
             raise RankLost(
-                f"rank 0 did not come to {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
+                f"rank 0 did not join at {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
                 f"{JOIN_TIMEOUT.total_seconds():.0f} s, or cannot be reached there. {REMEDY}",
                 STUCK_EXIT_CODE,
             ) from None
@@ -111,11 +111,11 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False) -> Store:
 
 
 def _describe_missing(hosts: list[str | None]) -> str:
-    """`hosts`: the machine of each rank, None for those that did not come."""
+    """`hosts`: the machine of each rank, None for those that did not join."""
     missing = [rank for rank, host in enumerate(hosts) if host is None]
     came = sorted({host for host in hosts if host is not None})
     return (
-        f"{len(missing)} of the {len(hosts)} ranks did not come to {_meeting_point()} within "
+        f"{len(missing)} of the {len(hosts)} ranks did not join at {_meeting_point()} within "
         f"{JOIN_TIMEOUT.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
         f"{_shortened_list(came)}. {REMEDY}"
     )

@@ -28,7 +28,7 @@ from training.settings.flags import (
     ProbeFlags,
     TrainingFlags,
 )
-from training.settings.json_files import load_json
+from training.settings.json_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED, load_json
 from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
@@ -221,9 +221,9 @@ def resolve_settings(
         validation_folder=parts.validation_folder,
         first_weights=parts.first_weights,
         sources={
-            "model.json": flags.required.config_file.read_bytes(),
-            "deepspeed.json": deepspeed.path.read_bytes(),
-            "resolved.json": json.dumps(
+            MODEL_JSON: flags.required.config_file.read_bytes(),
+            DEEPSPEED_JSON: deepspeed.path.read_bytes(),
+            RESOLVED: json.dumps(
                 {
                     "flags": flags.values(),
                     "model": model_file.model_dump(),

@@ -47,7 +47,8 @@ def test_scaling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 def test_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = {"rows_per_cpu_s": 1e4, "rows_per_s": 9e3, "first_s": 0.1, "rss_mb": 300.0, "base_mb": 250.0}
     monkeypatch.setattr(read, "_write", lambda *_: None)
-    monkeypatch.setattr(read, "_run", lambda *_: found)
+    job = {"ranks": 512, "batch": 1024, "units": 512, "decoded": 1.1, "rows_per_s": 9.0}
+    monkeypatch.setattr(read, "_run", lambda _, masking, *__: [job] if masking == "jobs" else found)
     assert read.main([]) == 0
     keys = {"rows_per_s", "rows_per_s_nvidia", "rss_mb", "rows_per_s_word", "rows_per_s_uncompressed"}
     assert keys <= last_line(capsys).keys()
