@@ -7,7 +7,7 @@ import torch
 from common.console import console
 from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
-from nvidia.interop.hugging_face import export_obstacles
+from nvidia.interop.stock_config import export_obstacles
 from training.build import Run, has_unigram_start
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock

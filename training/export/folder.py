@@ -10,13 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import Problems, UserError, describe_system_error
 from common.files import check_folder_to_write, give_usual_mode
+from training.settings.first_weights import EXPORT_AGAIN, WEIGHTS
 
-WEIGHTS = "model.safetensors"
-# The pooler and the next-sentence head, for which the stock pre-LN class has no parameters.
-EXTRA_WEIGHTS = "next_sentence.safetensors"
 MARK = {"written_by": "export_hf"}  # in the metadata of the weights: an export may replace this folder's files
 CARD_HEADING = "## Measured on the validation shards"
-EXPORT_AGAIN = "expected a model in Hugging Face's layout. Copy the folder again, or write it with scripts/export_hf.py"
 
 
 def check_export_folder(folder: Path, flag: str, problems: Problems) -> None:

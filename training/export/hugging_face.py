@@ -23,17 +23,11 @@ from training.checkpoints.reshard import ZeroCheckpoint
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts
-from training.export.folder import (
-    EXPORT_AGAIN,
-    EXTRA_WEIGHTS,
-    WEIGHTS,
-    check_export_folder,
-    read_tensors,
-    save_tensors,
-)
+from training.export.folder import check_export_folder, read_tensors, save_tensors
 from training.export.model_card import model_card
 from training.metrics.reader import last_validation
 from training.runtime import collectives
+from training.settings.first_weights import EXPORT_AGAIN, EXTRA_WEIGHTS, WEIGHTS, read_stock_config
 
 NO_REQUEST = CardRequest()
 
@@ -121,8 +115,9 @@ def _export(
     if extra:
         save_tensors(extra, output / EXTRA_WEIGHTS)
     if tokenizer is not None:
-        tokenizer.save(output, config.max_position_embeddings)
-        hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)
+        tokenizer.save(output, config.max_position_embeddings, has_segments=config.type_vocab_size > 1)
+        ids = {"bos": tokenizer.cls_id, "eos": tokenizer.sep_id, "cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
+        hf_config.update({key: ids[key[:3]] for key in hf_config if key.endswith("_token_id") and key[:3] in ids})
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
     results = find_card_section(find_reports(checkpoint, output) if evaluation is None else [evaluation], output)
     if evaluation is not None and results is None:
@@ -206,16 +201,7 @@ def load_hugging_face_weights(model: PreTrainingModel, folder: Path, tokenizer: 
     """Load the weights of a Hugging Face folder of the same shape into `model`, which `tokenizer` makes input for."""
     tensors = read_tensors(folder / WEIGHTS)
     extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
-    try:
-        hf_config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{folder / 'config.json'}: cannot be read as a model's configuration ({error}); {EXPORT_AGAIN}"
-        ) from None
-    if not isinstance(hf_config, dict):
-        raise UserError(
-            f"{folder / 'config.json'}: contains a {type(hf_config).__name__}, not an object; {EXPORT_AGAIN}"
-        )
+    hf_config = read_stock_config(folder)
     try:
         notes = start_from(model, *from_hugging_face(tensors, hf_config, extra))
     except UserError as error:

@@ -8,9 +8,10 @@ from common.words import counted, format_seconds
 from nvidia.config import BertConfig
 from training.checkpoints.state import TrainingState
 from training.export.card_facts import CardFacts, CardRequest
-from training.export.folder import CARD_HEADING, EXTRA_WEIGHTS
+from training.export.folder import CARD_HEADING
 from training.inputs.data_fit import PAIRS
 from training.plan.recipe import effective_recipe
+from training.settings.first_weights import EXTRA_WEIGHTS
 
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence (nsp)",
@@ -53,7 +54,7 @@ Loads with `{architecture}.from_pretrained` of stock transformers:
 {EXAMPLE if has_tokenizer else EXAMPLE_WITHOUT_TOKENIZER}
 ```
 
-{_sentence_head_text(state, config)}
+{_sentence_head_text(architecture, config)}
 ## Intended use
 {BLANK} What the model is for, and what it is not for.
 
@@ -103,12 +104,12 @@ def _training_table(state: TrainingState, facts: CardFacts) -> str:
     return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
-def _sentence_head_text(state: TrainingState, config: BertConfig) -> str:
+def _sentence_head_text(architecture: str, config: BertConfig) -> str:
     """Where the sentence head is and what its classes mean; "" if there is none."""
     if not config.has_sentence_head:
         return ""
     classes = f'class 0 is "B follows A", class 1 "{PAIRS[config.sentence_head]}"'
-    if not state.is_preln:
+    if architecture == "BertForPreTraining":
         return f"Its sentence head is that of `BertForPreTraining`; {classes}.\n"
     return f"""The pooler and the sentence head, for which that class has no parameters, are in `{EXTRA_WEIGHTS}`: the
 scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; {classes}.

@@ -10,7 +10,7 @@ from common.errors import Problems, UserError
 from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
-from nvidia.interop.hugging_face import export_obstacles
+from nvidia.interop.stock_config import export_obstacles
 from training.engine.block_states import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
@@ -182,7 +182,7 @@ def resolve_settings(
     if problems.attempt(lambda: flags.model.deepspeed_transformer_kernel):
         problems.attempt(lambda: check_kernel(config, precision, problems))
     if config is not None:
-        problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, flags.model.preln))
+        problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, is_pre_ln(parts, flags)))
     if parts is not None and has_prefixes and parts.validation_folder is None:
         problems.attempt(lambda: _check_best(flags))
     if parts is not None and parts.tokenizer is None:
@@ -211,7 +211,7 @@ def resolve_settings(
         checkpoint_flags=flags.checkpoints,
         probe_flags=flags.probes,
         fault_flags=flags.faults,
-        model_flags=flags.model,
+        model_flags=flags.model.model_copy(update={"preln": is_pre_ln(parts, flags)}),
         model_config=parts.model_config,
         training=parts.training,
         tokenizer=parts.tokenizer,
@@ -219,7 +219,7 @@ def resolve_settings(
         precision=precision,
         lengths=parts.lengths,
         validation_folder=parts.validation_folder,
-        first_weights=parts.first_weights,
+        first_weights=None if parts.first_weights is None else parts.first_weights.folder,
         sources={
             MODEL_JSON: flags.required.config_file.read_bytes(),
             DEEPSPEED_JSON: deepspeed.path.read_bytes(),
@@ -234,6 +234,11 @@ def resolve_settings(
             ),
         },
     )
+
+
+def is_pre_ln(parts: ModelParts | None, flags: CommandLine) -> bool:
+    """As the folder says that describes the model, or else as --preln does."""
+    return flags.model.preln if parts is None or parts.is_pre_ln is None else parts.is_pre_ln
 
 
 def _load_files(
