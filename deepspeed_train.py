@@ -14,7 +14,7 @@ from functools import partial
 from common.console import console
 from common.errors import run_command
 from common.processes import STOPPED_EXIT_CODE
-from nvidia.cpu.startup import configure_onednn
+from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from training.banner import show_banner
 from training.build import build_run
 from training.dry_run import dry_run
@@ -81,6 +81,7 @@ def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:
     console.enabled = rank_info.is_main
     avoid_broken_amx()  # CPU features that torch may use
     configure_onednn()  # cache limits, which oneDNN reads once
+    keep_freed_memory()  # of the C library's allocator
     share_cores(rank_info)  # threads, and their environment variables
     guard_compiles()  # torch's lock of compiled extensions
     stack.enter_context(without_writer_tracebacks())  # threading.excepthook
