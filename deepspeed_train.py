@@ -14,7 +14,7 @@ from functools import partial
 from common.console import console
 from common.errors import run_command
 from common.processes import STOPPED_EXIT_CODE
-from nvidia.cpu.startup import configure_onednn
+from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from training.banner import show_banner
 from training.build import build_run
 from training.dry_run import dry_run
@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if settings.training_flags.find_micro_batch:
             settings = all_ranks_find_micro_batch(settings, rank_info, device, watchdog.note)
         run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
+        stack.callback(run.sinks.close)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
         show_banner(run)
@@ -86,6 +87,7 @@ def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:
     console.enabled = rank_info.is_main
     avoid_broken_amx()  # CPU features that torch may use
     configure_onednn()  # cache limits, which oneDNN reads once
+    keep_freed_memory()  # of the C library's allocator
     share_cores(rank_info)  # threads, and their environment variables
     guard_compiles()  # torch's lock of compiled extensions
     stack.enter_context(without_writer_tracebacks())  # threading.excepthook

@@ -125,7 +125,8 @@ class Machine:
         if startup is None:
             pytest.skip(f"no .pth file in {site} to change the clock with")
         changed = self.folder / startup.name
-        shift = f"import time; time.time = (lambda real: lambda: real() + {seconds})(time.time)\n"
+        change = f"time.__dict__.update(time=(lambda real: lambda: real() + {seconds})(time.time), is_shifted=True)"
+        shift = f"import time; hasattr(time, 'is_shifted') or {change}\n"  # Python may read the file twice
         changed.write_text(f"{startup.read_text().rstrip()}\n{shift}")
         self.run("mount", "--bind", str(changed), str(startup))
 

@@ -40,7 +40,7 @@ def test_every_culprit_is_named(machines: Machines, tmp_path: Path) -> None:
     text = printed(tmp_path)
     assert "! worker-1: no shards in --data_path_prefix" in text
     assert "! worker-1: does not see --output_dir of worker-0" in text
-    assert "! worker-1: its clock is -36" in text
+    assert "! worker-1: its clock is -3600 s" in text
     assert "! worker-0" not in text
 
 

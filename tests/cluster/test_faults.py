@@ -55,7 +55,7 @@ def test_a_machine_without_ssh_at_a_restart(machines: Machines, tmp_path: Path) 
     assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, DS_ENV_FILE=str(settings)) != 0
     assert "connect to host worker-1 port 22: Connection refused" in printed(tmp_path)
     assert (
-        "1 of the 2 ranks did not come to 10.77.0.1:29500 within 60 s: rank 1. The others run on worker-0"
+        "1 of the 2 ranks did not join at 10.77.0.1:29500 within 60 s: rank 1. The others run on worker-0"
         in printed(tmp_path)
     )
     machines[1].start_sshd()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 LOST_RANK_EXIT_CODE = 1
 LONGER_THAN_STUCK = timedelta(minutes=2)
 MAX_COLLECTIVE_SECONDS = 30 * 24 * 3600.0  # that a collective waits, whatever --stuck_after_minutes is
-# In the errors of gloo and NCCL when the other side of a connection has gone.
+# In the errors of gloo and NCCL when the other side of a connection has ended.
 LOST_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 _hosts: set[str] = set()  # machines of the run

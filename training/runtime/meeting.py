@@ -46,7 +46,7 @@ class Arrival:
 
 
 def meet(rank_info: RankInfo, facts: Mapping[str, str]) -> tuple[Store, list[str]]:
-    """The store through which all ranks have met, and their machines; RankLost names those that did not come."""
+    """The store through which all ranks have met, and their machines; RankLost names those that did not join."""
     store = open_store(rank_info, is_served_here=rank_info.is_main and not is_agent_store())
     keys = _keys(rank_info)
     try:
@@ -166,7 +166,7 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
         text = str(error)
         if "timed out" in text and not rank_info.is_main:
             raise RankLost(
-                f"rank 0 did not come to {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
+                f"rank 0 did not join at {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
                 f"{timeout.total_seconds():.0f} s, or cannot be reached there from {socket.gethostname()}. {REMEDY}",
                 STUCK_EXIT_CODE,
             ) from None
@@ -178,11 +178,11 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
 
 
 def _describe_missing(hosts: list[str | None]) -> str:
-    """`hosts`: the machine of each rank, None for those that did not come."""
+    """`hosts`: the machine of each rank, None for those that did not join."""
     missing = [rank for rank, host in enumerate(hosts) if host is None]
     came = sorted({host for host in hosts if host is not None})
     return (
-        f"{len(missing)} of the {len(hosts)} ranks did not come to {_meeting_point()} within "
+        f"{len(missing)} of the {len(hosts)} ranks did not join at {_meeting_point()} within "
         f"{JOIN_TIMEOUT.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
         f"{_shortened_list(came)}. {REMEDY}"
     )
