@@ -23,7 +23,7 @@ from common.console import console
 from common.errors import run_command
 from common.memory import peak_resident_mib
 from nvidia.config import BertConfig
-from nvidia.cpu.startup import configure_onednn
+from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--point", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     configure_onednn()
+    keep_freed_memory()
     torch.manual_seed(0)
     if arguments.point:
         kind, *sizes = arguments.point

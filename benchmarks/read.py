@@ -1,7 +1,9 @@
 """Measure the speed of the training stream and the memory of a rank: `python benchmarks/read.py`.
 
 Measures the whole stream as a rank uses it: read, check, shuffle, mask, convert to int64 tensors, micro-batches of 64
-rows of 128 tokens. The main rate is rows per second of CPU time of all threads, that is, per core.
+rows of 128 tokens. The main rate is rows per second of CPU time of all threads, that is, per core. A second table
+simulates jobs of several ranks: the rows that they decode together over the rows that they deliver, and the rate of the
+whole job if each rank has one core for its data.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +27,8 @@ from common.memory import peak_resident_mib
 ROOT = Path(__file__).resolve().parents[1]
 MAX_SEQ_LENGTH, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 MICRO_BATCH = 64
+RANKS, GLOBAL_BATCHES = (1, 8, 64, 512), (256, 512, 1024, 4096, 16_384, 65_536)
+SIMULATED_RANKS = 16  # of a larger job, evenly spaced
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--child", nargs=2, metavar=("DIR", "MASKING"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
-        print(json.dumps(_stream(Path(arguments.child[0]), arguments.child[1], arguments.rows)))
+        folder, masking = Path(arguments.child[0]), arguments.child[1]
+        found = _simulate_jobs(folder) if masking == "jobs" else _stream(folder, masking, arguments.rows)
+        print(json.dumps(found))
         return 0
     with tempfile.TemporaryDirectory(prefix="read-") as name:
         folder = Path(name)
@@ -48,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{kind:<16} {masking:<8} {found['rows_per_cpu_s']:>15,.0f} {found['rows_per_s']:>9,.0f} "
                     f"{found['first_s']:>14.2f} {found['rss_mb']:>8.0f}"
                 )
+        jobs = _run(folder / "ours", "jobs", arguments.rows)
     print("peak MB of the whole process; torch and h5py alone take about", round(results["ours", "static"]["base_mb"]))
+    _print_jobs(jobs)
     print(
         json.dumps(
             {
@@ -57,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "rss_mb": round(max(result["rss_mb"] for result in results.values())),
                 "rows_per_s_word": round(results["ours", "word"]["rows_per_cpu_s"]),
                 "rows_per_s_uncompressed": round(results["uncompressed", "token"]["rows_per_cpu_s"]),
+                "max_decoded_per_row": max(job["decoded"] for job in jobs if job["batch"] >= job["units"]),
+                "rows_per_s_of_512_ranks": round(max(job["rows_per_s"] for job in jobs if job["ranks"] == 512)),
             }
         )
     )
@@ -109,25 +120,70 @@ def _policy(unit: str):
     )  # fmt: skip
 
 
-def _run(folder: Path, masking: str, rows: int) -> dict[str, float]:
+def _run(folder: Path, masking: str, rows: int) -> Any:
     """Run in a subprocess, to measure its memory; torch gets one thread."""
     command = [sys.executable, "-m", "benchmarks.read", "--child", str(folder), masking, "--rows", str(rows)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return json.loads(subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True).stdout)
 
 
-def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
-    from data.shards.dataset import open_dataset
-    from data.stream.loader import TrainingStream
+def _print_jobs(jobs: list[dict[str, float]]) -> None:
+    print(
+        f"\n{'ranks':>6} {'global batch':>13} {'rows per rank':>14} {'decoded/delivered':>18} {'rows/s of the job':>18}"
+    )
+    for job in jobs:
+        print(
+            f"{job['ranks']:>6} {job['batch']:>13,} {job['batch'] // job['ranks']:>14,} {job['decoded']:>18.2f} "
+            f"{job['rows_per_s']:>18,.0f}"
+        )
+    print(f"a shuffle window has {jobs[0]['units']} units\n")
 
-    base = peak_resident_mib()
-    dataset = open_dataset(
+
+def _simulate_jobs(folder: Path) -> list[dict[str, float]]:
+    """Read one epoch as each rank of a job would, token masking; of many ranks only some."""
+    from data.stream.batches import batch_from_rows
+    from data.stream.order import INTERLEAVED_WINDOW_ROWS
+    from data.stream.row_source import RowSource
+
+    dataset, jobs = _open(folder), []
+    units = min(INTERLEAVED_WINDOW_ROWS, dataset.num_rows) // dataset.shards[0].unit_rows
+    for ranks in RANKS:
+        for batch in (batch for batch in GLOBAL_BATCHES if ranks <= batch <= dataset.num_rows):
+            decoded, delivered, seconds = 0, 0, 0.0
+            simulated = range(0, ranks, max(1, ranks // SIMULATED_RANKS))
+            for rank in simulated:
+                source = RowSource(dataset, 1, _policy("token"), rank=rank, world_size=ranks)
+                began = time.process_time()
+                for start in range(0, dataset.num_rows - batch + 1, batch):
+                    rows, _ = source.read(start, start + batch)
+                    delivered += len(batch_from_rows(rows).input_ids)
+                seconds += time.process_time() - began
+                decoded += source.decoded_rows
+                source.close()
+            rate = delivered / seconds * ranks
+            jobs.append(
+                {"ranks": ranks, "batch": batch, "units": units, "decoded": decoded / delivered, "rows_per_s": rate}
+            )
+    return jobs
+
+
+def _open(folder: Path):
+    from data.shards.dataset import open_dataset
+
+    return open_dataset(
         [folder],
         split="training",
         max_seq_length=MAX_SEQ_LENGTH,
         max_predictions_per_seq=MAX_PREDICTIONS,
         vocab_size=VOCAB_SIZE,
     )
+
+
+def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
+    from data.stream.loader import TrainingStream
+
+    base = peak_resident_mib()
+    dataset = _open(folder)
     stream = TrainingStream(
         dataset,
         seed=1,

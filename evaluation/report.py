@@ -4,7 +4,7 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -182,26 +182,6 @@ def write_reports(report: Json, output: Path) -> None:
         write_atomically(output / f"model_card_{model['name']}.md", card_section(report, model["name"]))
 
 
-CARD_HEADING = "## Evaluation on other tasks"  # as in the cards of our exports
-
-
-def update_cards(report: Json, folders: Mapping[str, Path]) -> None:
-    """Put the section of each model into README.md of its folder, in place of an earlier one."""
-    for name, folder in folders.items():
-        path = folder / "README.md"
-        card = path.read_text() if path.exists() else ""
-        write_atomically(path, with_section(card, card_section(report, name)))
-
-
-def with_section(card: str, section: str) -> str:
-    """`card` with `section`, which replaces the one of the same heading, or is added at the end."""
-    heading = section.split("\n", 1)[0]
-    before, found, after = f"\n{card}".partition(f"\n{heading}\n")
-    following = after.find("\n## ")
-    rest = after[following:] if found and following >= 0 else ""
-    return f"{before.strip()}\n\n{section.strip()}\n{rest}".lstrip()
-
-
 def write_gold(tasks: Sequence[TaskData], output: Path) -> None:
     """Gold labels of every split, so that two runs can be compared without the data."""
     (output / "gold").mkdir(parents=True, exist_ok=True)
@@ -309,7 +289,7 @@ def card_section(report: Json, model: str) -> str:
     """A section for the model's card, in Markdown."""
     protocol = report["protocol"]
     lines = [
-        CARD_HEADING,
+        "## Evaluation",
         "",
         f"Protocol `{protocol['name']}`: {protocol['meaning']}. {_setting_sentence(protocol)} Mean ± standard "
         f"deviation over {counted(len(protocol['seeds']), 'seed')} [95 % bootstrap interval], × 100.",

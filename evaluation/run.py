@@ -84,11 +84,6 @@ def build_parser() -> Parser:
     run.add_argument("--keep_models", action="store_true", help="save the fine-tuned models below OUTPUT/models")
     run.add_argument("--deepspeed_config", type=Path, metavar="FILE", help="DeepSpeed JSON, for the deepspeed launcher")
     run.add_argument(
-        "--update_card",
-        action="store_true",
-        help="put the results into the model card, README.md of each model",
-    )
-    run.add_argument(
         "--dry_run", action="store_true", help="check everything and show what would be computed; write nothing"
     )
     run.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher passes it
@@ -157,7 +152,7 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     from evaluation.cells import CellStore
     from evaluation.finetuning import ranks
     from evaluation.plots import write_plots
-    from evaluation.report import make_report, markdown, update_cards, write_gold, write_reports
+    from evaluation.report import make_report, markdown, write_gold, write_reports
     from evaluation.runner import Plan, Runner
 
     seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
@@ -191,8 +186,6 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     write_gold(data, flags.output)
     write_reports(report, flags.output)
     write_plots(report, flags.output)
-    if flags.update_card:
-        update_cards(report, {model.name: model.path for model in models})
     console.say(markdown(report))
     console.say(
         f"{runner.num_computed} cells computed, {runner.num_resumed} kept from before. "

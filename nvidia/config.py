@@ -19,6 +19,8 @@ MAX_SIZE = 2**31 - 1  # the largest size of a tensor on every device
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish", "silu", "tanh", "geglu", "swiglu")
 POSITION_TYPES = ("absolute", "relative_key", "relative_key_query", "rotary")
 SENTENCE_HEADS = ("nsp", "sop", "none")
+# transformers' model_type of an export; RoBERTa, XLM-RoBERTa and CamemBERT are one architecture.
+EXPORT_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "modernbert")
 BIAS_INITS = ("zeros", "unigram")
 ATTENTION_BACKENDS = (AUTO, *BACKENDS)
 
@@ -36,10 +38,12 @@ def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:
     return -(-size // multiple) * multiple
 
 
-def _one_of(choices: Sequence[str]) -> PlainValidator:
+def _one_of(choices: Sequence[str | None]) -> PlainValidator:
+    names = [choice for choice in choices if choice is not None]
+
     def check(value: Any) -> Any:
         if value not in choices:
-            raise ValueError(f"one of {', '.join(choices)}{nearest(str(value), choices)}")
+            raise ValueError(f"one of {', '.join(names)}{nearest(str(value), names)}")
         return value
 
     return PlainValidator(check)
@@ -134,6 +138,7 @@ class BertConfig:
     decoder_bias: Flag = True
     tie_word_embeddings: Flag = True
     sentence_head: Annotated[str, _one_of(SENTENCE_HEADS)] = "nsp"
+    export_as: Annotated[str | None, _one_of((*EXPORT_TYPES, None))] = None  # None: the usual type of the model's kind
     attention_backend: Annotated[str, _one_of(ATTENTION_BACKENDS)] = AUTO
     pruned_heads: Annotated[Mapping[int, tuple[int, ...]], PlainValidator(_read_pruned_heads)] = field(
         default_factory=dict

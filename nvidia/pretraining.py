@@ -19,7 +19,7 @@ from nvidia.heads import PreTrainingHeads
 from nvidia.layer_drop import branch_scales
 from nvidia.layers import initialize_weights
 from nvidia.self_attention import AttentionCall
-from nvidia.unpadding import Packing, plan_packing, plan_with_rows, real_tokens
+from nvidia.unpadding import KnownTokens, Packing, plan_known, plan_packing, plan_with_rows, real_tokens
 
 # In masked_lm_labels and next_sentence_label. data.stream.batches has the same constant: the model and the data do not
 # import each other, and the batch format is what they agree on.
@@ -72,15 +72,20 @@ class PreTrainingModel(nn.Module):
         log: bool = True,
         masked_lm_total: Tensor | None = None,
         next_sentence_total: Tensor | None = None,
+        tokens: KnownTokens | None = None,
     ) -> Tensor:
         """Total loss of a batch (DESIGN's six fields): mean cross entropy of masked tokens + that of labelled pairs.
 
         Each total replaces the number of labels of that kind in this batch as the divisor, so that the gradient of a
-        global batch does not depend on how it is split into micro-batches and ranks. `log` is accepted for old callers
-        and ignored.
+        global batch does not depend on how it is split into micro-batches and ranks. `tokens`: the real and the masked
+        tokens, as `find_tokens` found them on the host; without them, the pass waits for the device to count both.
+        `log` is accepted for old callers and ignored.
         """
         _, input_ids, input_mask, segment_ids, next_sentence_label, masked_lm_labels = batch
-        packing, masked = plan_with_rows(real_tokens(input_mask), masked_lm_labels != NO_LABEL)  # masked: [M]
+        mask = real_tokens(input_mask)
+        packing, masked = (  # masked: [M]
+            plan_with_rows(mask, masked_lm_labels != NO_LABEL) if tokens is None else plan_known(mask, tokens)
+        )
         masked_labels = packing.pack(masked_lm_labels).index_select(0, masked)
         states = self.encode_rows(input_ids, segment_ids, packing, torch.cat([packing.first, masked]))
         first, predicted = states.split([packing.num_rows, masked.shape[0]])

@@ -5,7 +5,7 @@ B sequences, S padded length, T real tokens, L one sequence's length.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,6 +82,24 @@ def plan_with_rows(mask: Tensor, wanted: Tensor) -> tuple[Packing, Tensor]:
         packing = _plan_by_length(mask)
         return packing, torch.nonzero(packing.pack(wanted)).squeeze(1)
     return plan_in_order(mask, wanted, *read_counts(mask, wanted))
+
+
+class KnownTokens(NamedTuple):
+    """What the host knows about a batch that it sends to a device: then the device need not be waited for."""
+
+    real: Tensor  # [T] indices of the real tokens in the flattened batch
+    wanted: Tensor  # [M] indices of the wanted ones
+
+
+def find_tokens(input_mask: Tensor, wanted: Tensor) -> KnownTokens:
+    """Of a batch on the host: [B, S] mask, and which of its tokens are wanted."""
+    mask = real_tokens(input_mask).flatten()
+    return KnownTokens(torch.nonzero(mask).squeeze(1), torch.nonzero(mask & wanted.flatten()).squeeze(1))
+
+
+def plan_known(mask: Tensor, tokens: KnownTokens) -> tuple[Packing, Tensor]:
+    """`plan_with_rows` on a device, given tokens that the host has found; never waits for the device."""
+    return make_packing(mask, tokens.real), packed_positions(mask, tokens.wanted)
 
 
 def read_counts(*masks: Tensor) -> list[int]:

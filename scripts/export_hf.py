@@ -16,6 +16,8 @@ from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser
 from data.tokenizer import BertTokenizer, load_tokenizer
+from evaluation.results import REPORT
+from training.checkpoints.paths import MODEL_JSON, RESOLVED
 from training.checkpoints.state import read_state
 from training.export.card_facts import CardRequest
 from training.export.hugging_face import check_tokenizer, describe_checkpoint, export_checkpoint, locate_checkpoint
@@ -57,8 +59,19 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="metrics.jsonl for the figures on the model card (default: that of the checkpoint's run)",
     )
+    group.add_argument(
+        "--evaluation",
+        type=Path,
+        metavar="DIR",
+        help="output folder of evaluation.run with results of this model for the model card (default: a folder named "
+        "evaluation or evaluated in or beside the export, or in the run's --output_dir)",
+    )
     group.add_argument("--license", metavar="ID", help="the model card's licence, as Hugging Face names it: apache-2.0")
-    group.add_argument("--language", metavar="CODES", help="the model card's languages, separated by commas: en,de")
+    group.add_argument(
+        "--language",
+        metavar="CODES",
+        help="the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)",
+    )
     return parser
 
 
@@ -69,10 +82,18 @@ def find_metrics(checkpoint: Path) -> Path | None:
     return metrics if metrics.is_file() else None
 
 
+def find_report(folder: Path) -> Path:
+    if not (folder / REPORT).is_file():
+        raise UserError(
+            f"--evaluation {folder}: has no {REPORT}; expected an output folder of evaluation.run; give its --output"
+        )
+    return folder / REPORT
+
+
 def find_run_tokenizer(checkpoint: Path) -> BertTokenizer | str:
     """The tokenizer that the run used, or why it cannot be included."""
-    resolved = load_json(checkpoint / "resolved.json", "the resolved config of a run")
-    model = resolved.get("model") or load_json(checkpoint / "model.json", "the model JSON of a run")
+    resolved = load_json(checkpoint / RESOLVED, "the resolved config of a run")
+    model = resolved.get("model") or load_json(checkpoint / MODEL_JSON, "the model JSON of a run")
     name, flags = model.get("bert_token_file"), resolved.get("flags") or {}
     if not isinstance(name, str):
         return "the run's model JSON names no bert_token_file"
@@ -103,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = choose_tokenizer(flags.tokenizer, checkpoint)
     tokenizer = None if isinstance(found, str) else found
     metrics, request = flags.metrics or find_metrics(checkpoint), CardRequest(flags.license, flags.language)
-    state = export_checkpoint(checkpoint, flags.output, tokenizer, metrics, request=request)
+    evaluation = None if flags.evaluation is None else find_report(flags.evaluation)
+    state = export_checkpoint(checkpoint, flags.output, tokenizer, metrics, request=request, evaluation=evaluation)
     console.say(f"{checkpoint} ({describe_checkpoint(checkpoint, state, metrics)}) exported to {flags.output}")
     if isinstance(found, str):
         console.say(f"note: the export has no tokenizer, which its users need ({found}); pass --tokenizer")

@@ -17,7 +17,8 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from data.special_tokens import MASK
-from training.export.folder import EXTRA_WEIGHTS, read_tensors
+from training.export.folder import read_tensors
+from training.settings.first_weights import EXTRA_WEIGHTS
 
 T = TypeVar("T")
 USAGE = """examples:

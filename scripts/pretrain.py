@@ -142,10 +142,12 @@ def stages_of(recipe: Recipe) -> Iterator[Stage]:
         "metrics": output / "runs" / recipe.name / "metrics.jsonl",
         **recipe.export,
     }
-    yield Stage("export", python(str(PROJECT / "scripts" / "export_hf.py"), *words(export)), None, cost="seconds")
+    export_command = python(str(PROJECT / "scripts" / "export_hf.py"), *words(export))
+    yield Stage("export", export_command, None, cost="seconds")
     if recipe.tasks:
-        evaluate = python("-m", "evaluation.run", *words(evaluate_flags(recipe, output, exported)), "--update_card")
+        evaluate = python("-m", "evaluation.run", *words(evaluate_flags(recipe, output, exported)))
         yield Stage("evaluate", evaluate, dry=[*evaluate, "--dry_run"])
+        yield Stage("model card", export_command, None, cost="seconds")  # with the results, which the export finds
 
 
 def prepare_flags(recipe: Recipe, shards: Path) -> Flags:

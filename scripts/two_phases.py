@@ -73,20 +73,40 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; pairs have a value for each phase."""
+
+    config_file: Path
+    deepspeed_configs: tuple[Path, Path]
+    output_dir: Path
+    name: str
+    lengths: tuple[int, int]
+    predictions: tuple[int, int]
+    ranks: int | None
+    passed_on: tuple[str, ...]  # flags of deepspeed_train.py
+
+    @classmethod
+    def parse(cls, argv: Sequence[str] | None) -> "Request":
+        known, passed_on = build_parser().parse_known_args(argv)
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(known).items()}
+        return cls(**values, passed_on=tuple(passed_on))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    flags, passed_on = build_parser().parse_known_args(argv)
-    phases = remaining_phases(flags)
-    checked = check_phases(flags, phases, passed_on)
+    request = Request.parse(argv)
+    phases = remaining_phases(request)
+    checked = check_phases(request, phases)
     chain = Chain()
     with handle_stop_signals(chain.stop):
         for phase in phases:
             is_dry_run = checked[phase].settings.training_flags.dry_run
-            if is_dry_run and not has_start(flags, phase):
+            if is_dry_run and not has_start(request, phase):
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
-            console.say(f"== phase {phase + 1}: rows of {flags.lengths[phase]}")
-            code = chain.run([*launcher(flags.ranks), *phase_words(flags, phase, passed_on)])
-            if code == 0 and not is_dry_run and not is_finished(flags, phase, checked[phase]):
+            console.say(f"== phase {phase + 1}: rows of {request.lengths[phase]}")
+            code = chain.run([*launcher(request.ranks), *phase_words(request, phase)])
+            if code == 0 and not is_dry_run and not is_finished(request, phase, checked[phase]):
                 code = UNFINISHED_EXIT_CODE
             if code == 0 and chain.is_asked and phase != phases[-1]:
                 code = STOPPED_EXIT_CODE
@@ -103,25 +123,25 @@ def advise(code: int, is_dry_run: bool) -> str:
     return "nothing was written" if is_dry_run else "the same command resumes from its last checkpoint"
 
 
-def job_name(flags: argparse.Namespace, phase: int) -> str:
-    return f"{flags.name}_{flags.lengths[phase]}"
+def job_name(request: Request, phase: int) -> str:
+    return f"{request.name}_{request.lengths[phase]}"
 
 
-def checkpoints_of(flags: argparse.Namespace, phase: int) -> CheckpointFolder:
-    return CheckpointFolder(flags.output_dir / "saved_models" / job_name(flags, phase))
+def checkpoints_of(request: Request, phase: int) -> CheckpointFolder:
+    return CheckpointFolder(request.output_dir / "saved_models" / job_name(request, phase))
 
 
-def remaining_phases(flags: argparse.Namespace) -> tuple[int, ...]:
+def remaining_phases(request: Request) -> tuple[int, ...]:
     """Only phase 2 once it has its own checkpoint."""
-    if flags.lengths[0] == flags.lengths[1]:
+    if request.lengths[0] == request.lengths[1]:
         raise UserError(
-            f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length. BERT uses 128 512"
+            f"--lengths {request.lengths[0]} {request.lengths[1]}: the phases must differ in length. BERT uses 128 512"
         )
-    if Path(flags.name).name != flags.name or flags.name in (".", ".."):
+    if Path(request.name).name != request.name or request.name in (".", ".."):
         raise UserError(
-            f"--name {flags.name!r}: it names folders, so it must be a single plain name. Pass another --name"
+            f"--name {request.name!r}: it names folders, so it must be a single plain name. Pass another --name"
         )
-    return (1,) if checkpoints_of(flags, 1).newest_valid() else (0, 1)
+    return (1,) if checkpoints_of(request, 1).newest_valid() else (0, 1)
 
 
 @dataclass(frozen=True)
@@ -133,20 +153,22 @@ class CheckedPhase:
     rank_info: RankInfo
 
 
-def check_phases(flags: argparse.Namespace, phases: Sequence[int], passed_on: Sequence[str]) -> dict[int, CheckedPhase]:
+def check_phases(request: Request, phases: Sequence[int]) -> dict[int, CheckedPhase]:
     """Raise the mistakes of all phases at once, not those of the second after the first has been trained."""
-    ranks = flags.ranks or max(1, torch.cuda.device_count())
+    ranks = request.ranks or max(1, torch.cuda.device_count())
     rank_info = RankInfo(0, 0, ranks, ranks)
+    first_run = checkpoints_of(request, 0).folder
     settings: dict[int, Settings] = {}
     checked, problems = {}, Problems()
     for phase in phases:
         try:
-            words, wrong = read_arguments(phase_words(flags, phase, passed_on))
+            words, wrong = read_arguments(phase_words(request, phase))
             settings[phase], datasets = prepare_run(words, rank_info, wrong)
             checked[phase] = CheckedPhase(settings[phase], datasets, rank_info)
         except UserError as error:
             for part in error.parts:
-                problems.add(f"phase {phase + 1}: {part}")
+                if not part.startswith(f"{first_run}: no such folder"):  # phase 1 will write it
+                    problems.add(f"phase {phase + 1}: {part}")
     if {0, 1} <= settings.keys():
         before, now = (engine_kind(settings[phase]) for phase in (0, 1))
         for mismatch in find_mismatches(before, now):
@@ -164,31 +186,31 @@ def engine_kind(settings: Settings) -> EngineKind:
     )
 
 
-def is_finished(flags: argparse.Namespace, phase: int, checked: CheckedPhase) -> bool:
+def is_finished(request: Request, phase: int, checked: CheckedPhase) -> bool:
     """Whether the phase's newest checkpoint is its last."""
-    checkpoints = checkpoints_of(flags, phase)
+    checkpoints = checkpoints_of(request, phase)
     newest = checkpoints.newest_valid()
     if newest is None:
         return False
     state = read_state(checkpoints.folder / newest)
-    return is_run_finished(checked.settings, checked.rank_info, checked.datasets, state)
+    return is_run_finished(checked.settings, checked.rank_info.world_size, checked.datasets, state)
 
 
-def has_start(flags: argparse.Namespace, phase: int) -> bool:
+def has_start(request: Request, phase: int) -> bool:
     """Whether the phase can start: the first always, the second from a checkpoint of either phase."""
-    return phase == 0 or any(checkpoints_of(flags, number).newest_valid() for number in (0, 1))
+    return phase == 0 or any(checkpoints_of(request, number).newest_valid() for number in (0, 1))
 
 
-def phase_words(flags: argparse.Namespace, phase: int, passed_on: Sequence[str]) -> list[str]:
+def phase_words(request: Request, phase: int) -> list[str]:
     """The flags of a phase. Phase 2 starts with the weights and optimizer of phase 1 and its own schedule."""
     words = [
-        *("--cf", str(flags.config_file), "--deepspeed_config", str(flags.deepspeed_configs[phase])),
-        *("--output_dir", str(flags.output_dir), "--job_name", job_name(flags, phase)),
-        *("--max_seq_length", str(flags.lengths[phase])),
-        *("--max_predictions_per_seq", str(flags.predictions[phase]), *passed_on),
+        *("--cf", str(request.config_file), "--deepspeed_config", str(request.deepspeed_configs[phase])),
+        *("--output_dir", str(request.output_dir), "--job_name", job_name(request, phase)),
+        *("--max_seq_length", str(request.lengths[phase])),
+        *("--max_predictions_per_seq", str(request.predictions[phase]), *request.passed_on),
     ]
     if phase == 1:
-        words += ["--load_training_checkpoint", str(checkpoints_of(flags, 0).folder), "--rewarmup"]
+        words += ["--load_training_checkpoint", str(checkpoints_of(request, 0).folder), "--rewarmup"]
     return words
 
 

@@ -63,6 +63,19 @@ class Guesses:
         return [f"{word} {share:.0%}" for word, share in zip(words, shares.tolist(), strict=True)]
 
 
+def build_guesses(
+    tokenizer: BertTokenizer | None, dataset: PretrainingDataset, path: Path | None, max_length: int
+) -> Guesses:
+    """Guesses for the sentences of --sample_sentences, else of `dataset`."""
+    if tokenizer is None:
+        if path is not None:
+            console.warn(f"--sample_sentences {path}: no effect, because the model JSON has no bert_token_file")
+        return Guesses(None, [])
+    if path is not None:
+        return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
+    return Guesses(tokenizer, sentences_of_data(tokenizer, dataset, max_length))
+
+
 def sentences_of_data(tokenizer: BertTokenizer, dataset: PretrainingDataset, max_length: int) -> list[Sentence]:
     """A few parts of rows, from all of the dataset, decoded; the same ones whenever the data is the same."""
     numbers = np.linspace(0, dataset.num_rows - 1, min(NUM_SENTENCES, dataset.num_rows)).astype(int).tolist()

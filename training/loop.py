@@ -8,7 +8,14 @@ from common.console import console
 from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
-from training.build import Run, all_ranks_build_window, build_preview, build_prober, build_saver, build_validator
+from training.build import (
+    Run,
+    all_ranks_build_preview,
+    all_ranks_build_window,
+    build_prober,
+    build_saver,
+    build_validator,
+)
 from training.checkpoints.saving import Saver
 from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
@@ -34,7 +41,12 @@ from training.validation import Validator
 
 def train(run: Run) -> bool:
     """Train to the end; report, validate and save on the way. False: stopped on request, with everything saved."""
-    saver, validator, prober, preview = build_saver(run), build_validator(run), build_prober(run), build_preview(run)
+    saver, validator, prober, preview = (
+        build_saver(run),
+        build_validator(run),
+        build_prober(run),
+        all_ranks_build_preview(run),
+    )
     if run.clock.is_finished():
         console.say(f"finished already, at step {run.progress.step}: nothing to do")
         if not all_ranks_complete_end(run, saver, validator, prober, preview):
@@ -157,8 +169,7 @@ class Loop:
                 continue
             is_finished = self.all_ranks_measure_and_save(due, is_finished)
             is_stopped = is_stopped or self.stop.agreed  # during the validation
-            seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
-            self.reporter.update_bar(seconds_to_save)
+            self.reporter.update_bar(self.saver.seconds_to_next)
         return is_finished
 
     def all_ranks_take_step(self) -> None:

@@ -103,7 +103,8 @@ class Validator:
         try:
             while (batch := _all_ranks_next(batches, self.stop)) is not None:
                 self.timer.begin("validation")
-                self.engine(to_device(batch, self.device))
+                inputs, tokens = to_device(batch, self.device)
+                self.engine(inputs, tokens=tokens)
                 tally.add(self.engine.module.details)
                 spread.add(self.engine.module.details)
         finally:

@@ -34,32 +34,38 @@ class StoredRows:
         self._width = math.prod(self._row_shape)
         if dataset.chunks is not None:
             self._chunk_shape = dataset.chunks[0], math.prod(dataset.chunks[1:])
+            self._chunk_bytes = math.prod(self._chunk_shape) * self._dtype.itemsize
+        self._has_checksums = FLETCHER32 in self._filters
+        self._is_shuffled = SHUFFLE in self._filters and self._dtype.itemsize > 1
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) in a new array. Decodes every chunk that holds one of them."""
-        if DEFLATE not in self._filters:
+        if DEFLATE not in self._filters or start >= stop:
             return self._dataset[start:stop]
-        values = np.empty((stop - start, self._width), self._dtype)
         height, chunk_width = self._chunk_shape
-        for first in range(start // height * height, stop, height):
-            low, high = max(start, first), min(stop, first + height)
-            for column in range(0, self._width, chunk_width):
-                chunk = self._read_chunk((first, column)[: self._num_dims])[low - first : high - first]
-                values[low - start : high - start, column : column + chunk_width] = chunk[:, : self._width - column]
-        return values.reshape(-1, *self._row_shape)
+        firsts = range(start // height * height, stop, height)
+        columns = range(0, self._width, chunk_width)
+        content = b"".join(
+            self._read_chunk((first, column)[: self._num_dims]) for first in firsts for column in columns
+        )
+        if self._is_shuffled:
+            items = _unshuffle(content, len(firsts) * len(columns), self._dtype.itemsize)
+        else:
+            items = np.frombuffer(content, np.uint8)
+        chunks = items.reshape(-1).view(self._dtype).reshape(len(firsts), len(columns), height, chunk_width)
+        rows = chunks.swapaxes(1, 2).reshape(len(firsts) * height, -1)  # a copy only if a row has several chunks
+        values = rows[start - firsts[0] : stop - firsts[0], : self._width]
+        return np.array(values).reshape(-1, *self._row_shape)
 
-    def _read_chunk(self, offset: tuple[int, ...]) -> np.ndarray:
+    def _read_chunk(self, offset: tuple[int, ...]) -> bytes:
+        """The inflated content of a chunk."""
         # Looked up by its offset: HDF5 raises an error if the chunk is missing, where a slice would read zeros.
         mask, content = self._dataset.id.read_direct_chunk(offset)
         if mask:
             raise DamagedChunk("a chunk was stored without its filters")
-        size = math.prod(self._chunk_shape) * self._dtype.itemsize
-        if FLETCHER32 in self._filters:
+        if self._has_checksums:
             content = content[:-CHECKSUM_BYTES]  # not compared: the deflated bytes end with a checksum of their own
-        decoded = _inflate(content, size)
-        if SHUFFLE in self._filters and self._dtype.itemsize > 1:
-            decoded = _unshuffle(decoded, self._dtype.itemsize)
-        return np.frombuffer(decoded, self._dtype).reshape(self._chunk_shape)
+        return _inflate(content, self._chunk_bytes)
 
 
 def _inflate(content: bytes, size: int) -> bytes:
@@ -78,10 +84,13 @@ def _inflate(content: bytes, size: int) -> bytes:
     return decoded
 
 
-def _unshuffle(content: bytes, item_bytes: int) -> bytes:
-    """Undo byte shuffling: the first bytes of all items, then the second bytes, … One plane at a time is fastest."""
-    planes = np.frombuffer(content, np.uint8).reshape(item_bytes, -1)
-    items = np.empty(planes.shape[::-1], np.uint8)
-    for number, plane in enumerate(planes):
-        items[:, number] = plane
-    return items.tobytes()
+def _unshuffle(content: bytes, num_chunks: int, item_bytes: int) -> np.ndarray:
+    """Undo byte shuffling: each chunk has the first bytes of all items, then the second bytes, …
+
+    One plane at a time is fastest.
+    """
+    planes = np.frombuffer(content, np.uint8).reshape(num_chunks, item_bytes, -1)
+    items = np.empty((num_chunks, planes.shape[2], item_bytes), np.uint8)
+    for number in range(item_bytes):
+        items[:, :, number] = planes[:, number]
+    return items

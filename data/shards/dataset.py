@@ -28,6 +28,8 @@ class ShardInfo:
     folder: int  # index of its folder among the dataset's folders
     num_rows: int
     block_rows: int
+    unit_rows: int  # rows that are decoded together, if fewer than a block; else 0
+    max_seq_length: int
     attributes: dict[str, Any] | None  # None: made by another tool
     digest: str  # the manifest's sha256; without a manifest, a digest of name, size and number of rows
     identity: Identity  # of the file that was checked
@@ -118,7 +120,10 @@ class PretrainingDataset:
         return concatenate_rows(parts) if parts else self.read(0, 0, 0)
 
     def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
-        """Read several blocks in file order and concatenate them in the given order."""
+        """Read several blocks, or parts of them, in file order and concatenate them in the given order."""
+        is_next = (shards[1:] == shards[:-1]) & (starts[1:] == stops[:-1])  # neighbours are read together
+        first, last = np.flatnonzero(np.append(True, ~is_next)), np.flatnonzero(np.append(~is_next, True))
+        shards, starts, stops = shards[first], starts[first], stops[last]
         file_order = np.lexsort((starts, shards))
         parts = {i: self.read(int(shards[i]), int(starts[i]), int(stops[i])) for i in file_order.tolist()}
         return concatenate_rows([parts[i] for i in range(len(parts))])
@@ -262,4 +267,14 @@ def _check_shard(
             f"{entry.num_rows:,}). {REMEDY}"
         )
     digest = entry.sha256 if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
-    return ShardInfo(path, folder, file.num_rows, file.block_rows, file.attributes, str(digest), file.identity)
+    return ShardInfo(
+        path,
+        folder,
+        file.num_rows,
+        file.block_rows,
+        file.unit_rows,
+        file.max_seq_length,
+        file.attributes,
+        str(digest),
+        file.identity,
+    )

@@ -19,6 +19,7 @@ REMEDY = f"Prepare it again with `{PREPARE_COMMAND}`, or copy it again from its 
 
 _MAX_BLOCK_ROWS = 16384
 _MIN_BLOCK_ROWS = 128
+_UNITED_ROWS = 256  # of a block that has several units
 _MAX_ATTRIBUTE_BYTES = 2**20
 
 Identity = tuple[int, ...]  # of a file; changes when the file is replaced or written to
@@ -37,8 +38,9 @@ class ShardFile:
             self._byte_ranges: list[ByteRange] = []
             datasets = {name: self._open_dataset(name) for name in DATASETS}
             self.num_rows, self.max_seq_length, self.max_predictions_per_seq = _check_shapes(path, datasets)
-            self.block_rows = _choose_block_rows(datasets)
             self.attributes = _read_attributes(path, self._file, self._is_checked)
+            self.unit_rows = 0 if self.attributes is None else _find_unit_rows(datasets)
+            self.block_rows = _choose_block_rows(datasets, self.unit_rows)
             if WORD_STARTS in self._file:
                 datasets[WORD_STARTS] = self._open_word_starts()
             if have_overlap(self._byte_ranges):
@@ -95,8 +97,17 @@ class ShardFile:
         return dataset
 
 
-def _choose_block_rows(datasets: dict[str, h5py.Dataset]) -> int:
+def _find_unit_rows(datasets: dict[str, h5py.Dataset]) -> int:
+    """Rows that are decoded together, if these are a part of a block, else 0."""
+    heights = {dataset.chunks[0] if dataset.chunks else 0 for dataset in datasets.values()}
+    height, num_rows = heights.pop(), len(datasets["input_ids"])
+    return height if not heights and height < min(_MIN_BLOCK_ROWS, num_rows) else 0
+
+
+def _choose_block_rows(datasets: dict[str, h5py.Dataset], unit_rows: int) -> int:
     """Rows to read together so that no chunk is decoded twice, within bounds that limit memory."""
+    if unit_rows:
+        return _UNITED_ROWS // unit_rows * unit_rows
     heights = [dataset.chunks[0] for dataset in datasets.values() if dataset.chunks and dataset.ndim == 2]
     return min(_MAX_BLOCK_ROWS, max([_MIN_BLOCK_ROWS, *heights]))
 

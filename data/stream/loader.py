@@ -28,7 +28,8 @@ class TrainingStream:
 
     The position is one integer, the global sample index. A step takes the next `world_size * micro_batch_size *
     gradient_accumulation_steps` samples. A batch that reaches the end of an epoch is filled with the first rows of the
-    next one, so every rank has the same number of batches. A rank takes a contiguous slice of each global batch.
+    next one, so every rank has the same number of batches. A rank takes an equal share of each global batch, rows that
+    are neighbours on disk (`data/stream/row_source.py`).
     `stream_start` is the global index of the stream's first sample; it is not 0 if other data was read before.
     """
 
@@ -49,7 +50,7 @@ class TrainingStream:
             dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
         self.seed = seed
-        self.rank = rank
+        self.rank, self.world_size = rank, world_size
         self.micro_batch_size = micro_batch_size
         self.masking = masking
         self.stream_start = stream_start
@@ -70,7 +71,7 @@ class TrainingStream:
 
     def steps(self, first_sample: int) -> Iterator[StepBatches]:
         """Yield the steps from `first_sample` on; a thread prefetches them. Closing the iterator ends the thread."""
-        source = RowSource(self.dataset, self.seed, self.masking)
+        source = RowSource(self.dataset, self.seed, self.masking, rank=self.rank, world_size=self.world_size)
         worker = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         samples = count(first_sample, self.rows_per_step)
         self._pending = deque()
@@ -86,13 +87,11 @@ class TrainingStream:
             source.close()
 
     def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
-        own_sample = first_sample - self.stream_start
-        start = own_sample + self.rank * self.rows_per_rank
-        step = own_sample // self.rows_per_step
-        rows, numbers = source.read(start, start + self.rows_per_rank, step=step)
+        start = first_sample - self.stream_start
+        rows, numbers = source.read(start, start + self.rows_per_step, step=start // self.rows_per_step)
         # Read the next window while this one is in use.
         later = start + max(1, source.window_rows // self.rows_per_step) * self.rows_per_step
-        source.read_ahead(later, later + self.rows_per_rank)
+        source.read_ahead(later, later + self.rows_per_step)
         micro = self.micro_batch_size
         batches = tuple(batch_from_rows(rows.take(slice(i, i + micro))) for i in range(0, len(rows), micro))
         return StepBatches(batches, first_sample + self.rows_per_step, tuple(numbers.tolist()))

@@ -40,8 +40,11 @@ class Mixture:
         else:
             numbers = range(len(dataset.weights))
             groups = [(np.flatnonzero(folders == folder), derive_key(seed, "part", folder)) for folder in numbers]
-        sizes = [ShardSize(shard.num_rows, shard.block_rows) for shard in dataset.shards]
-        self.components = [Component(SampleOrder([sizes[i] for i in shards], key), shards) for shards, key in groups]
+        sizes = [ShardSize(shard.num_rows, shard.block_rows, shard.unit_rows) for shard in dataset.shards]
+        length = dataset.shards[0].max_seq_length
+        self.components = [
+            Component(SampleOrder([sizes[i] for i in shards], key, length), shards) for shards, key in groups
+        ]
         is_weighted = dataset.weights is not None and len(dataset.weights) > 1
         self._pattern = _draw_pattern(dataset.weights or (), seed) if is_weighted else None
 

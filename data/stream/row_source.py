@@ -1,8 +1,13 @@
-"""Rows of any global samples: reads shuffle windows ahead, keeps a few in memory, draws new masks if asked to."""
+"""Rows of any global samples: reads shuffle windows ahead, keeps a few in memory, draws new masks if asked to.
 
+A rank reads its share of a window's units: rows of a global batch are ordered by the place of their unit in its window
+and cut into as many runs as there are ranks, so a rank takes rows of the same units from every batch of a window, and
+the ranks together decode each unit about once.
+"""
+
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +16,10 @@ from data.masking import MaskingPolicy, mask_rows
 from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows, concatenate_rows
 from data.stream.mixture import Component, Mixture, Span
+from data.stream.order import ShuffleWindow
 
 _WINDOWS_KEPT = 3  # per component: the one in use, its neighbour when a batch covers both, the one read ahead
-_MASKED_TOGETHER = 512  # positions; masking a few rows costs as much as masking a few hundred
-_MASKED_KEPT = 4  # per component: groups of positions that were masked together
+_ROWS_TOGETHER = 512
 
 
 class WindowKey(NamedTuple):
@@ -25,93 +30,192 @@ class WindowKey(NamedTuple):
     window: int  # index within the epoch
 
 
-class RowSource:
-    """Rows by global sample index. One thread reads all files, in parallel with the caller."""
+class Run(NamedTuple):
+    """Neighbouring positions of one window, from `start` on, and their global sample indices."""
 
-    def __init__(self, dataset: PretrainingDataset, seed: int, masking: MaskingPolicy | None) -> None:
+    key: WindowKey
+    start: int
+    samples: np.ndarray
+
+
+class Pick(NamedTuple):
+    """Some positions of one window, and their global sample indices."""
+
+    key: WindowKey
+    positions: np.ndarray
+    samples: np.ndarray
+
+
+def _join(picks: list[Pick]) -> list[Pick]:
+    """The same rows with one pick for each window."""
+    by_key: dict[WindowKey, list[Pick]] = {}
+    for pick in picks:
+        by_key.setdefault(pick.key, []).append(pick)
+    return [
+        Pick(key, np.concatenate([pick.positions for pick in found]), np.concatenate([pick.samples for pick in found]))
+        for key, found in by_key.items()
+    ]
+
+
+class UnitStore:
+    """The units of one window that this rank has read or is reading."""
+
+    def __init__(self, num_units: int) -> None:
+        self._part = np.full(num_units, -1)  # the read that a unit belongs to
+        self._offset = np.zeros(num_units, dtype=np.int64)  # its first row within that read
+        self._reads: list[Future[Rows]] = []
+
+    def missing(self, units: np.ndarray) -> np.ndarray:
+        """Those of `units` that are not there, in ascending order."""
+        return units[self._part[units] < 0]
+
+    def add(self, units: np.ndarray, sizes: np.ndarray, read: "Future[Rows]") -> None:
+        self._part[units] = len(self._reads)
+        self._offset[units] = np.cumsum(sizes) - sizes
+        self._reads.append(read)
+
+    def take(self, units: np.ndarray, rows: np.ndarray) -> Rows:
+        """Row `rows[i]` of unit `units[i]` for all i."""
+        parts, offsets = self._part[units], self._offset[units] + rows
+        used = np.unique(parts)
+        if len(used) == 1:
+            return self._reads[used[0]].result().take(offsets)
+        found = concatenate_rows([self._reads[part].result().take(offsets[parts == part]) for part in used])
+        return found.take(np.argsort(np.argsort(parts, kind="stable"), kind="stable"))
+
+
+class RowSource:
+    """Rows by global sample index, for one rank of `world_size`. One thread reads all files, beside the caller."""
+
+    def __init__(
+        self,
+        dataset: PretrainingDataset,
+        seed: int,
+        masking: MaskingPolicy | None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         self._dataset = dataset
         self._seed = seed
         self._masking = masking
+        self._rank, self._world_size = rank, world_size
         self._mixture = Mixture(dataset, seed)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="shard-reader")
-        num_components = len(self._mixture.components)
-        self._window = lru_cache(maxsize=_WINDOWS_KEPT * num_components)(self._start_reading)
-        self._masked_group = lru_cache(maxsize=_MASKED_KEPT * num_components)(self._mask_group)
+        self._stores: OrderedDict[WindowKey, UnitStore] = OrderedDict()  # least recently used first
+        self._ready: dict[int, tuple[Rows, np.ndarray]] = {}  # batches that were read with an earlier one, by start
+        self.decoded_rows = 0  # asked for so far, by this rank
 
     def close(self) -> None:
         self._reader.shutdown(wait=True, cancel_futures=True)
-        self._window.cache_clear()
-        self._masked_group.cache_clear()
+        self._stores.clear()
         self._dataset.close()
 
     def read(self, start: int, stop: int, *, step: int = 0) -> tuple[Rows, np.ndarray]:
-        """The masked rows of the samples [start, stop), and their row numbers in the dataset."""
-        parts: list[Rows] = []
-        numbers: list[np.ndarray] = []
-        samples: list[np.ndarray] = []
-        for span in self._mixture.spans(start, stop):
-            for key, first, last in self._windows_of(span):
-                parts.append(self._rows(key, first, last, step))
-                numbers.append(self._row_numbers(key, first, last))
-            samples.append(span.samples)
-        if len(parts) == 1:
-            return parts[0], numbers[0]
-        order = np.argsort(np.concatenate(samples), kind="stable")
-        return concatenate_rows(parts).take(order), np.concatenate(numbers)[order]
+        """This rank's masked rows of the samples [start, stop), and their row numbers in the dataset."""
+        if start not in self._ready:
+            self._ready = self._read_together(start, stop - start, step)
+        return self._ready.pop(start)
+
+    def _read_together(self, start: int, batch_rows: int, step: int) -> dict[int, tuple[Rows, np.ndarray]]:
+        """The batch at `start`, and the next ones as long as they are small: one call of numpy costs as much as many
+        rows. With a schedule the masks depend on the step."""
+        is_scheduled = self._masking is not None and bool(self._masking.rate_schedule)
+        limit = min(_ROWS_TOGETHER * self._world_size, self.window_rows)
+        count = 1 if is_scheduled else max(1, limit // batch_rows)
+        starts = [start + i * batch_rows for i in range(count)]
+        picks = _join([pick for first in starts for pick in self._find_share(first, first + batch_rows)])
+        for pick in picks:
+            self._start_reading(pick)
+        numbers = np.concatenate([self._row_numbers(pick) for pick in picks])
+        rows = concatenate_rows([self._rows(pick, step) for pick in picks])
+        self._forget_old_windows(count * batch_rows)
+        if len(picks) > 1:
+            order = np.argsort(np.concatenate([pick.samples for pick in picks]), kind="stable")
+            rows, numbers = rows.take(order), numbers[order]
+        share = batch_rows // self._world_size
+        parts = [slice(i * share, (i + 1) * share) for i in range(count)]
+        return {first: (rows.take(part), numbers[part]) for first, part in zip(starts, parts, strict=True)}
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Start to read the windows of the samples [start, stop) in the background."""
-        for span in self._mixture.spans(start, stop):
-            for key, _, _ in self._windows_of(span):
-                self._window(key)
+        """Start to read this rank's rows of the samples [start, stop) in the background."""
+        for pick in self._find_share(start, stop):
+            self._start_reading(pick)
 
     @property
     def window_rows(self) -> int:
         """Approximate number of samples that one window of each component lasts for."""
         return min(order.num_rows // order.num_windows for order, _ in self._mixture.components)
 
+    def _find_share(self, start: int, stop: int) -> list[Pick]:
+        """This rank's share of the samples [start, stop), by window."""
+        runs = [run for span in self._mixture.spans(start, stop) for run in self._runs_of(span)]
+        if self._world_size == 1:
+            return [Pick(run.key, np.arange(run.start, run.start + len(run.samples)), run.samples) for run in runs]
+        places = [self._window(run.key).places[run.start : run.start + len(run.samples)] for run in runs]
+        count = (stop - start) // self._world_size
+        first = self._rank * count
+        chosen = np.sort(np.argsort(np.concatenate(places), kind="stable")[first : first + count])
+        firsts = np.cumsum([0] + [len(run.samples) for run in runs])
+        bounds = np.searchsorted(chosen, firsts)
+        share = []
+        for number, run in enumerate(runs):
+            index = chosen[bounds[number] : bounds[number + 1]] - firsts[number]
+            if len(index):
+                share.append(Pick(run.key, run.start + index, run.samples[index]))
+        return share
+
+    def _runs_of(self, span: Span) -> Iterator[Run]:
+        order, done = self._mixture.components[span.component].order, 0
+        for index, start, stop in order.split_by_window(span.epoch, span.start, span.stop):
+            samples = span.samples[done : done + stop - start]
+            yield Run(WindowKey(span.component, span.epoch, index), start, samples)
+            done += stop - start
+
     def _component(self, key: WindowKey) -> Component:
         return self._mixture.components[key.component]
 
-    def _windows_of(self, span: Span) -> Iterator[tuple[WindowKey, int, int]]:
-        """The windows of a span, each with the start and the stop of the span within it."""
-        order = self._mixture.components[span.component].order
-        for index, start, stop in order.split_by_window(span.epoch, span.start, span.stop):
-            yield WindowKey(span.component, span.epoch, index), start, stop
+    def _window(self, key: WindowKey) -> ShuffleWindow:
+        return self._component(key).order.window(key.epoch, key.window)
 
-    def _row_numbers(self, key: WindowKey, start: int, stop: int) -> np.ndarray:
-        order, component_shards = self._component(key)
-        shards, rows = order.locate(key.epoch, key.window, start, stop)
+    def _row_numbers(self, pick: Pick) -> np.ndarray:
+        order, component_shards = self._component(pick.key)
+        shards, rows = order.locate(pick.key.epoch, pick.key.window, pick.positions)
         return self._dataset.row_numbers(component_shards[shards], rows)
 
-    def _rows(self, key: WindowKey, start: int, stop: int, step: int) -> Rows:
-        """Positions [start, stop) of a window, masked if asked to."""
+    def _rows(self, pick: Pick, step: int) -> Rows:
+        window = self._window(pick.key)
+        units = window.units[pick.positions]
+        rows = self._stores[pick.key].take(units, window.order[pick.positions] - window.firsts[units])
         if self._masking is None:
-            return self._stored_rows(key, start, stop)
-        if self._masking.rate_schedule:  # the masks of a row depend on the step
-            return self._mask(key, start, stop, step)
-        groups = range(start // _MASKED_TOGETHER, -(-stop // _MASKED_TOGETHER))
-        offset = groups[0] * _MASKED_TOGETHER
-        rows = concatenate_rows([self._masked_group(key, group) for group in groups])
-        return rows.take(slice(start - offset, stop - offset))
+            return rows
+        numbers, epoch = self._row_numbers(pick), pick.key.epoch
+        rows = rows.with_originals()
+        return mask_rows(rows, self._masking, seed=self._seed, epoch=epoch, row_numbers=numbers, step=step)
 
-    def _mask_group(self, key: WindowKey, group: int) -> Rows:
-        end = len(self._component(key).order.window(key.epoch, key.window).order)
-        return self._mask(key, group * _MASKED_TOGETHER, min(end, (group + 1) * _MASKED_TOGETHER), 0)
+    def _start_reading(self, pick: Pick) -> None:
+        """Read the units of `pick` that are not there, and with a window's first ones all units of this rank's share.
 
-    def _mask(self, key: WindowKey, start: int, stop: int, step: int) -> Rows:
-        assert self._masking is not None
-        rows = self._stored_rows(key, start, stop).with_originals()
-        numbers = self._row_numbers(key, start, stop)
-        return mask_rows(rows, self._masking, seed=self._seed, epoch=key.epoch, row_numbers=numbers, step=step)
+        The share of a rank varies from batch to batch, by about one unit where rows are interleaved.
+        """
+        window = self._window(pick.key)
+        num_units = len(window.shards)
+        wanted = [window.units[pick.positions]]
+        if pick.key not in self._stores:
+            self._stores[pick.key] = UnitStore(num_units)
+            first, end = self._rank * num_units, (self._rank + 1) * num_units
+            wanted.append(np.arange(first // self._world_size, -(-end // self._world_size)))
+        store = self._stores[pick.key]
+        self._stores.move_to_end(pick.key)
+        units = store.missing(np.unique(np.concatenate(wanted)))
+        if len(units):
+            shards = self._component(pick.key).shards[window.shards[units]]
+            starts, stops = window.starts[units], window.stops[units]
+            store.add(units, stops - starts, self._reader.submit(self._dataset.read_blocks, shards, starts, stops))
+            self.decoded_rows += int((stops - starts).sum())
 
-    def _stored_rows(self, key: WindowKey, start: int, stop: int) -> Rows:
-        """Positions [start, stop) of a window as the shards hold them."""
-        order = self._component(key).order.window(key.epoch, key.window).order[start:stop]
-        return self._window(key).result().take(order)
-
-    def _start_reading(self, key: WindowKey) -> "Future[Rows]":
-        order, component_shards = self._component(key)
-        window = order.window(key.epoch, key.window)
-        shards = component_shards[window.shards]
-        return self._reader.submit(self._dataset.read_blocks, shards, window.starts, window.stops)
+    def _forget_old_windows(self, batch_rows: int) -> None:
+        """Keep the windows of a batch, of the one that is read ahead, and of their neighbours."""
+        limit = _WINDOWS_KEPT * len(self._mixture.components) + 2 * (batch_rows // self.window_rows)
+        while len(self._stores) > limit:
+            self._stores.popitem(last=False)

@@ -41,6 +41,7 @@ _NOT_TEXT = set(
 _BEGINNINGS = {"%PDF-": "a PDF", "{\\rtf": "RTF", "PK\x03\x04": "a zip archive"}
 _IN_ONE_STREAM = ("json", "csv", "tsv")  # a line of it may be inside a record
 _UNPACKED = {"wiki": "wikitext", **dict.fromkeys(("hf", "json", "csv", "tsv"), "jsonl")}
+_MAX_NAMED = 5  # files in a message
 _MAX_IN_PACK = 1000  # sources read by one task
 _EXPANSION = 4  # estimated ratio of a compressed file's content to its size
 # The fields by which a file system reports that a file has changed; each has some of these.
@@ -95,9 +96,14 @@ def find_extracted(archive: str, files: Sequence[str], layout: str) -> list[Sour
     problems = Problems()
     found = _without_other_kinds(archive, files, problems)
     problems.raise_if_any()
-    nested = {path for path in found if is_archive(path)}
+    nested = [path for path in found if is_archive(path)]
     if nested:
-        console.warn(f"{archive}: {counted(len(nested), 'archive')} inside it skipped; extract it, and give the folder")
+        # Extracted files are numbered.
+        names = ", ".join(PurePosixPath(path).name.partition("-")[2] for path in nested[:_MAX_NAMED])
+        what = f"{archive}: an archive inside an archive is not opened ({counted(len(nested), 'archive')}: {names})"
+        if len(nested) == len(found):
+            raise UserError(f"{what}; expected files with text; extract the outer archive, and give the folder")
+        console.warn(f"{what}; extract the outer archive, and give the folder")
     return [source for path in found if path not in nested for source in _cut(path, layout)]
 
 

@@ -1,6 +1,5 @@
 """Models to evaluate: Hugging Face folders, loaded by the stock Auto classes."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import transformers
 
 from common.errors import Problems, UserError
 from common.files import file_digest
+from evaluation.finetuning.identity import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
 from evaluation.tasks.task import Kind
 
 HEADS: dict[Kind, str] = {
@@ -27,14 +27,6 @@ HEADS: dict[Kind, str] = {
 # Positions of these start after the padding token's id, so that many rows of their tables are never used.
 _OFFSET_POSITIONS = frozenset(
     "roberta xlm-roberta xlm-roberta-xl camembert roberta-prelayernorm longformer mpnet data2vec-text".split()
-)
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "merges.txt",
 )
 _POOLER = "pooler"
 
@@ -70,23 +62,15 @@ class ModelFolder:
     @cached_property
     def digest(self) -> str:
         """Of the weights, the configuration and the tokenizer."""
-        files = [p for p in sorted(self.path.iterdir()) if p.suffix in (".safetensors", ".bin") or p.name in _IDENTITY]
-        return _digest([(path.name, file_digest(path)) for path in files])
+        return folder_digest(self.path)
 
     @cached_property
     def architecture_digest(self) -> str:
         """Of the configuration and the tokenizer: equal for models that differ in weights alone."""
-        files = [self.path / name for name in _IDENTITY if (self.path / name).is_file()]
+        files = [self.path / name for name in IDENTITY if (self.path / name).is_file()]
         config = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
         tokenizer = [(path.name, file_digest(path)) for path in files if path.name != "config.json"]
-        return _digest([json.dumps(config, sort_keys=True, default=str), tokenizer])
-
-
-_IDENTITY = ("config.json", *_TOKENIZER_FILES, "tokenizer_config.json")
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+        return digest_of([json.dumps(config, sort_keys=True, default=str), tokenizer])
 
 
 def open_models(named_paths: Sequence[tuple[str | None, Path]]) -> list[ModelFolder]:
@@ -117,9 +101,9 @@ def _check(model: ModelFolder) -> None:
             f"--model {path}: has no config.json. Expected a Hugging Face folder; a checkpoint of this project becomes "
             "one with scripts/export_hf.py."
         )
-    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(
-            f"--model {path}: has no tokenizer (expected one of {', '.join(_TOKENIZER_FILES)}). Copy the tokenizer "
+            f"--model {path}: has no tokenizer (expected one of {', '.join(TOKENIZER_FILES)}). Copy the tokenizer "
             "that the model was trained with into the folder."
         )
     if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):

@@ -28,7 +28,7 @@ _TILE = 1 << 19
 # Scores of all heads below which copying sequences of one length together costs less than computing each by itself.
 _SHORT = 1 << 17
 # Queries of a tile with a window: fewer would make its products too small, more would add keys that are not seen.
-_WINDOW_QUERIES = 64
+WINDOW_QUERIES = 64
 
 
 def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float, window: int = 0) -> Tensor:
@@ -199,7 +199,7 @@ def _tile_shape(num_pairs: int, run: _Run) -> tuple[int, int, int]:
     """(pairs, queries, keys) of the largest tile: at most `_TILE` scores, or one query of one pair."""
     queries, keys = run.queries_each, run.length
     if run.reach is not None:
-        queries = min(queries, max(_WINDOW_QUERIES, run.reach // 2))
+        queries = min(queries, max(WINDOW_QUERIES, run.reach // 2))
         keys = min(keys, queries + 2 * run.reach)
     queries = min(queries, max(1, _TILE // keys))
     return min(num_pairs, max(1, _TILE // max(1, queries * keys))), queries, keys

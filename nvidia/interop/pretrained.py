@@ -1,18 +1,24 @@
 """Start pretraining from existing weights: what must match, what may be missing, how the vocabulary is adapted."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from common.errors import Problems, UserError
 from nvidia.activations import canonical
 from nvidia.config import BertConfig
-from nvidia.interop.hugging_face import BIAS, DECODER, HEADS, WORDS, Tensors, is_pre_ln
+from nvidia.interop.families import BIAS, DECODER, HEADS, POSITIONS, WORDS
+from nvidia.interop.hugging_face import Tensors, is_pre_ln
 from nvidia.pretraining import PreTrainingModel
 
 _SHAPE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size",
-               "max_position_embeddings", "hidden_act", "position_embedding_type", "use_bias",
-               "tie_word_embeddings", "layer_norm_eps")  # fmt: skip
+               "max_position_embeddings", "hidden_act", "position_embedding_type", "attention_window", "qk_norm",
+               "first_attention_norm", "norm_bias", "head_bias", "decoder_bias", "tie_word_embeddings",
+               "layer_norm_eps")  # fmt: skip
+# Keys that others stand in for where they are not set: the property with the value in use.
+_RESOLVED_KEYS = {"attention_bias": "has_attention_bias", "mlp_bias": "has_mlp_bias"}
 
 
 def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: BertConfig) -> list[str]:
@@ -24,6 +30,8 @@ def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: Ber
     """
     _check_shapes(model, state, config)
     state, notes = _fit_vocabulary(model, dict(state), config)
+    if POSITIONS in state and model.config.position_offset:
+        state[POSITIONS] = functional.pad(state[POSITIONS], (0, 0, model.config.position_offset, 0))
     expected = model.state_dict()
     notes += _keep_fresh_heads(expected, state, model.config.tie_word_embeddings)
     ignored = sorted(name for name in state if _is_of_absent_head(name, expected))
@@ -43,12 +51,27 @@ def _check_shapes(model: PreTrainingModel, state: Mapping[str, Tensor], config: 
             f"the checkpoint is {kinds[is_pre_ln(state)]}, but the model is {kinds[model.bert.pre_ln]}; use the kind "
             "of the checkpoint"
         )
-    for key in _SHAPE_KEYS:
-        theirs, ours = getattr(config, key), getattr(model.config, key)
+    for key, (theirs, ours) in _shapes(config, model.config).items():
         is_same = canonical(theirs) == canonical(ours) if key == "hidden_act" else theirs == ours
         if not is_same:
             problems.add(f"the checkpoint's {key} is {theirs!r}, but the model JSON says {ours!r}; make them equal")
     problems.raise_if_any()
+
+
+def _shapes(theirs: BertConfig, ours: BertConfig) -> dict[str, tuple[Any, Any]]:
+    """Key → its value in both, for all keys that matter to these models."""
+    found = {key: (getattr(theirs, key), getattr(ours, key)) for key in _SHAPE_KEYS}
+    found |= {key: (getattr(theirs, name), getattr(ours, name)) for key, name in _RESOLVED_KEYS.items()}
+    if theirs.is_rotary and ours.is_rotary:
+        found.pop("max_position_embeddings")  # there is no table
+        found["rope_theta"] = (theirs.rope_theta, ours.rope_theta)
+    layers = range(theirs.num_hidden_layers)
+    if theirs.attention_window == ours.attention_window != 0 and theirs.num_hidden_layers == ours.num_hidden_layers:
+        if any(theirs.window(layer) != ours.window(layer) for layer in layers):
+            found["global_attention_every"] = (theirs.global_attention_every, ours.global_attention_every)
+        elif theirs.is_rotary and ours.is_rotary and any(theirs.rope_base(n) != ours.rope_base(n) for n in layers):
+            found["local_rope_theta"] = (theirs.local_rope_theta, ours.local_rope_theta)
+    return found
 
 
 def _fit_vocabulary(model: PreTrainingModel, state: Tensors, config: BertConfig) -> tuple[Tensors, list[str]]:

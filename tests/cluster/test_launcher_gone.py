@@ -35,8 +35,8 @@ def test_ranks_save_and_end(end: str, machines: Machines, tmp_path: Path) -> Non
             (commands or [psutil.Process(process.pid)])[0].send_signal(signal.Signals[end])
         assert seconds_until_no_rank(machines, 60) < 30
     assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
-    if end in ("SIGKILL", "SIGHUP"):  # otherwise pdsh has gone too, and nothing can be printed
-        assert f"stopped at step {saved_step(tmp_path)} (the launcher has gone)" in printed(tmp_path)
+    if end in ("SIGKILL", "SIGHUP"):  # otherwise pdsh has ended too, and nothing can be printed
+        assert f"stopped at step {saved_step(tmp_path)} (the launcher has ended)" in printed(tmp_path)
     assert_resumes(machines[0], tmp_path)
 
 

@@ -108,7 +108,7 @@ def test_ranks_that_never_come_are_named(rank_server: RankServer, tmp_path: Path
     outcome = rank_server.run(words, 4, tmp_path, faults=faults, grace=1.0)
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
     assert outcome.text.count("error: ") == 1
-    assert "error: 2 of the 4 ranks did not come to 127.0.0.1:" in outcome.text
+    assert "error: 2 of the 4 ranks did not join at 127.0.0.1:" in outcome.text
     assert f"within 3 s: rank 1, 3. The others run on {socket.gethostname()}. Check its log" in outcome.text
     assert "Traceback" not in outcome.text
 
@@ -119,5 +119,5 @@ def test_a_first_rank_that_never_comes_is_named(rank_server: RankServer, tmp_pat
     faults = [{"kind": "late", "rank": 0, "seconds": 600}, {"kind": "short_join", "seconds": 2}]
     outcome = rank_server.run(words, 2, tmp_path, faults=faults, grace=1.0)
     assert outcome.codes[1] == STUCK_EXIT_CODE, outcome.text
-    assert "error: rank 0 did not come to 127.0.0.1:" in outcome.text
+    assert "error: rank 0 did not join at 127.0.0.1:" in outcome.text
     assert "Traceback" not in outcome.text

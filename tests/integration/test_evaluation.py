@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from evaluation import compare, run
+from evaluation.results import find_card_section
 from tests.support import PROJECT
 from tests.unit.evaluation.tiny import NOUNS, make_tokenizer, save_model, write_pairs, write_reviews
 
@@ -77,7 +78,9 @@ def test_a_run_reports_scores_with_all_that_makes_them_readable(finished: Path) 
     assert "Protocol `fixed`" in text
     assert "| reviews | accuracy | 12 |" in text
     assert "held out of training" in text
-    assert "| BLiMP | accuracy | 20 |" in (finished / "model_card_ours.md").read_text()
+    section = (finished / "model_card_ours.md").read_text()
+    assert "| BLiMP | accuracy | 20 |" in section
+    assert find_card_section([finished / "lost.json", finished / "report.json"], finished.parent / "ours") == section
     for name in ("scores.png", "blimp_groups.png"):
         assert (finished / name).read_bytes().startswith(b"\x89PNG")
 

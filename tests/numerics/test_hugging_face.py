@@ -8,8 +8,10 @@ import transformers
 
 from common.errors import UserError
 from nvidia.config import BertConfig
-from nvidia.interop.hugging_face import from_hugging_face, hugging_face_names, read_hugging_face_config, to_hugging_face
+from nvidia.interop.families import family_of, stock_names
+from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
 from nvidia.interop.pretrained import start_from
+from nvidia.interop.stock_config import from_stock_config
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -66,7 +68,7 @@ def test_logits_losses_and_gradients(kind: type[PreTrainingModel], changes: dict
     stock.loss.backward()
     stock_gradients = {name: parameter.grad for name, parameter in twin.named_parameters()}
     tokens, shift = model.config.num_tokens, pad + 1 if kind is BertForPreTrainingPreLN else 0
-    for name, stock_name in hugging_face_names(model.config, kind is BertForPreTrainingPreLN).items():
+    for name, stock_name in stock_names(model.config, family_of(model.config, model.bert.pre_ln)).items():
         if name == "cls.predictions.bias" and not model.config.tie_word_embeddings:
             stock_name = stock_name.replace("bias", "decoder.bias")  # the one that an untied stock head adds
         gradient, stock_gradient = model.get_parameter(name).grad, stock_gradients[stock_name]
@@ -188,7 +190,7 @@ def test_a_post_ln_config_may_omit_the_padding_token() -> None:
     assert imported(twin).config.pad_token_id == 0
     config_dict = make_stock("RobertaPreLayerNormForMaskedLM").config.to_dict()
     with pytest.raises(UserError, match=r"pad_token_id is null, but positions .* pad_token_id \+ 1"):
-        read_hugging_face_config(config_dict | {"pad_token_id": None})
+        from_stock_config(config_dict | {"pad_token_id": None})
 
 
 def test_old_names_and_an_encoder_without_heads_are_accepted() -> None:
@@ -237,7 +239,9 @@ def test_a_tied_copy_that_differs_is_rejected() -> None:
         (BertForPreTraining, {"hidden_act": "geglu"}, "hidden_act 'geglu'"),
         (BertForPreTraining, {"use_bias": False}, "use_bias"),
         (BertForPreTraining, {"position_embedding_type": "relative_key"}, "relative_key"),
-        (BertForPreTraining, {"sentence_head": "none"}, "sentence_head"),
+        (BertForPreTraining, {"export_as": "modernbert"}, "is pre-LN, but the model is post-LN"),
+        (BertForPreTraining, {"export_as": "roberta", "hidden_act": "relu"}, "RobertaForMaskedLM, which has gelu"),
+        (BertForPreTrainingPreLN, {"position_embedding_type": "rotary"}, "type_vocab_size 2 .* ModernBertForMaskedLM"),
         (BertForPreTrainingPreLN, {"pruned_heads": {0: (1,)}}, "pruned_heads"),
     ],
 )

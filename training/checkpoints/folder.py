@@ -103,7 +103,7 @@ class CheckpointFolder:
         if (self.folder / MANIFEST).is_file():
             return f"It is a checkpoint itself: pass {self.folder.parent} and --load_checkpoint_id {self.folder.name}"
         if (self.folder / "model.safetensors").is_file():
-            return "It is a Hugging Face folder: pass it with --use_pretrain"
+            return "It is a Hugging Face folder, not a run's; a run starts from its weights with --use_pretrain"
         return RUN_FOLDER_HINT
 
 

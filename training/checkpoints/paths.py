@@ -1,6 +1,12 @@
 """The name of every file and folder of a run's checkpoint folder, `<output_dir>/saved_models/<job_name>`."""
 
 import re
+from pathlib import Path
+
+# In a checkpoint, beside the files below: the user's files, unchanged, and all values that were set.
+from training.settings.json_files import DEEPSPEED_JSON as DEEPSPEED_JSON
+from training.settings.json_files import MODEL_JSON as MODEL_JSON
+from training.settings.json_files import RESOLVED as RESOLVED
 
 # In the run's folder.
 LATEST = "latest"  # DeepSpeed's pointer to the newest checkpoint
@@ -19,6 +25,7 @@ STATE = "bert_pretraining.json"
 MODEL_FILE = "mp_rank_00_model_states.pt"
 # Stages 1 to 3 have an optimizer file per rank, stage 3 also a model file per rank. In bf16 DeepSpeed adds a prefix.
 RANK_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
+FIRST_MODEL_FILE = "zero_pp_rank_0_mp_rank_00_model_states.pt"  # of stage 3, without the prefix
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # what a user may call a checkpoint folder
 RUN_TAG = re.compile(r"step_(\d+)")  # what a run calls it
@@ -37,3 +44,16 @@ def step_of(tag: str) -> int:
     """The step at the end of a tag, or -1."""
     digits = re.search(r"(\d+)$", tag)
     return int(digits.group(1)) if digits else -1
+
+
+def optimizer_files(checkpoint: Path) -> list[Path]:
+    """The optimizer's files of stages 1 to 3, in the order of the ranks; none at stage 0."""
+    names = (RANK_FILE.fullmatch(path.name) for path in checkpoint.iterdir())
+    return sorted((checkpoint / match[0] for match in names if match and match[2] == "optim"), key=rank_of)
+
+
+def rank_of(path: Path) -> int:
+    """The rank that wrote a file of RANK_FILE's pattern."""
+    match = RANK_FILE.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from training.checkpoints.paths import MODEL_FILE
+from training.checkpoints.paths import FIRST_MODEL_FILE, MODEL_FILE, optimizer_files, rank_of
 from training.engine.checkpoint_files import read_file
 
 WEIGHT = "fp32"  # the key beside those of the optimizer: exp_avg, exp_avg_sq …
@@ -34,12 +34,12 @@ class ZeroCheckpoint:
 
     @classmethod
     def read(cls, folder: Path) -> "ZeroCheckpoint":
-        files = sorted(folder.glob("*zero_pp_rank_*_mp_rank_00_optim_states.pt"), key=_rank_of)
-        if [_rank_of(path) for path in files] != list(range(len(files))):
+        files = optimizer_files(folder)
+        if [rank_of(path) for path in files] != list(range(len(files))):
             found = ", ".join(path.name for path in files)
             raise UserError(f"{folder}: files of some ranks are missing (found {found}). Use another checkpoint")
         whole = folder / MODEL_FILE
-        model = read_file(whole if whole.exists() else folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+        model = read_file(whole if whole.exists() else folder / FIRST_MODEL_FILE)
         return cls(folder, model, [read_file(path)["optimizer_state_dict"] for path in files])
 
     @property
@@ -88,10 +88,6 @@ class ZeroCheckpoint:
     def state_of(self, rank: dict[str, Any], index: int) -> dict[str, Any]:
         base = rank["optimizer_state_dict" if self.is_sliced else "base_optimizer_state"]
         return base["state"].get(index, {})
-
-
-def _rank_of(path: Path) -> int:
-    return int(path.name.split("zero_pp_rank_")[1].split("_")[0])
 
 
 def is_laid_out(value: Any) -> bool:

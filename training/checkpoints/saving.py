@@ -52,17 +52,19 @@ class Saver:
         self.horizon, self.budget, self.stop = horizon, budget, stop
         self.policy, self.sources, self.note = policy, sources, note
         self.saved_at = time.monotonic()
-        # Of the last save, which may still be uncommitted; at first, of the resume point.
-        self.saved_step = progress.step
+        # Step and samples of the last save, which may still be uncommitted; at first, of the resume point.
+        self.saved_position = (progress.step, progress.samples)
         self.is_commit_timed = budget.total is None  # only a time budget needs to know how long a commit takes
 
     @property
     def has_unsaved_steps(self) -> bool:
-        return self.progress.step != self.saved_step
+        """Also if rows after the last save gave no step; but a run without a step has nothing to save."""
+        state = self.progress.state
+        return state.step > state.start_step and (state.step, state.samples) != self.saved_position
 
     def note_rollback(self) -> None:
         """The run has returned to a checkpoint, so no step is unsaved."""
-        self.saved_step = self.progress.step
+        self.saved_position = (self.progress.step, self.progress.samples)
 
     def is_overdue(self) -> bool:
         """Whether --save_every_minutes have passed, by this rank's clock. Only rank 0's answer counts."""
@@ -124,12 +126,17 @@ class Saver:
                 self.checkpoints.all_ranks_finish()
                 return
             except SaveFailed as failure:
-                left, lost = collectives.all_ranks_from_main(
-                    lambda: (deadline - time.monotonic(), self._steps_to_repeat())
+                left, lost, valid = collectives.all_ranks_from_main(
+                    lambda: (
+                        deadline - time.monotonic(),
+                        self._steps_to_repeat(),
+                        self.checkpoints.newest_known_valid(),
+                    )
                 )
                 if left <= 0 or self.stop.all_ranks_agreed():
+                    start = "starts again" if valid is None else f"resumes from {valid}"
                     raise UserError(
-                        f"{failure}. The same command resumes from there and repeats {counted(lost, 'step')}"
+                        f"{failure}. The same command {start} and repeats {counted(lost, 'step')}"
                     ) from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)
@@ -151,5 +158,5 @@ class Saver:
             # The run waits for the commit of its last checkpoint, so the time of one commit must be known before.
             self.checkpoints.all_ranks_finish()
             self.is_commit_timed = True
-        self.saved_step = state.step
+        self.saved_position = (state.step, state.samples)
         self.budget.note_pause(time.perf_counter() - began)

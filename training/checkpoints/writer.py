@@ -123,9 +123,11 @@ class CheckpointWriter(CheckpointFolder):
             return text
         try:
             free = shutil.disk_usage(self.folder).free
-            needed = self.size_of_next(engine) if engine is not None or valid is not None else 0
+            needed = self.size_of_next(engine) if engine is not None or valid is not None else None
         except OSError:
             return f"{text}; the folder cannot be reached"
+        if needed is None:
+            return f"{text}. {_megabytes(free)} are free; check that the disk is writable and not full"
         missing = max(0, needed - free)
         return f"{text}. It needs {_megabytes(needed)} and {_megabytes(free)} are free" + (
             f": free {_megabytes(missing)} more" if missing else "; check that the disk is writable and not full"

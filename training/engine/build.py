@@ -11,6 +11,7 @@ from data.randomness import seed_of
 from data.shards.schema import NO_LABEL
 from data.stream.batches import Batch
 from data.stream.loader import StepBatches
+from nvidia.unpadding import KnownTokens, find_tokens
 from training.engine.checkpoint_files import CheckedFiles
 from training.engine.gradients import enable_overflow_checks
 from training.metrics.tally import Tally
@@ -66,14 +67,15 @@ def all_ranks_take_step(
     engine: Any, step: StepBatches, tally: Tally, timer: SectionTimer, seed: int, device: torch.device
 ) -> None:
     """Take one optimizer step: forward and backward of every micro-batch; the engine knows the last one."""
-    batches = [to_device(batch, device) for batch in step.micro_batches]
+    inputs = [to_device(batch, device) for batch in step.micro_batches]
     timer.begin("waiting for other ranks")
+    batches = [batch for batch, _ in inputs]
     masked_total, sentence_total = all_ranks_labels_per_micro_step(batches, engine.world_size)
-    for index, batch in enumerate(batches):
+    for index, (batch, tokens) in enumerate(inputs):
         # Dropout is a function of the data's position, so a resumed run repeats it without any saved random state.
         torch.manual_seed(seed_of("dropout", seed, step.next_sample, index, engine.global_rank))
         with timer.measure("forward"):
-            loss = engine(batch, masked_lm_total=masked_total, next_sentence_total=sentence_total)
+            loss = engine(batch, masked_lm_total=masked_total, next_sentence_total=sentence_total, tokens=tokens)
             loss = spoil_unless_finite(loss)
             tally.add(engine.module.details)
         with timer.measure("backward"):
@@ -91,8 +93,16 @@ def spoil_unless_finite(loss: torch.Tensor) -> torch.Tensor:
     return loss * torch.where(loss.detach().isfinite(), one, one * torch.nan)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    return Batch(*(field.to(device, non_blocking=True) for field in batch))
+def to_device(batch: Batch, device: torch.device) -> tuple[Batch, KnownTokens | None]:
+    """The batch on `device`, with what the host knows about its tokens; None on a CPU, which packs by length.
+
+    Copies are asynchronous only from pinned memory. torch reuses that memory when the copy has ended.
+    """
+    if device.type == "cpu":
+        return batch, None
+    tokens = find_tokens(batch.input_mask, batch.masked_lm_labels != NO_LABEL)
+    moved = [field.pin_memory().to(device, non_blocking=True) for field in (*batch, *tokens)]
+    return Batch(*moved[: len(batch)]), KnownTokens(*moved[len(batch) :])
 
 
 def all_ranks_labels_per_micro_step(batches: list[Batch], world_size: int) -> torch.Tensor:

@@ -39,9 +39,9 @@ def guard_compiles() -> None:
 class Announcement:
     """Says that an extension is being compiled, by this process or another one, until end()."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.began, self.ended = name, time.monotonic(), threading.Event()
-        console.say(f"compiling DeepSpeed's extension {name}: once on this machine, 1 to 4 minutes")
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name, self.began, self.ended = folder, folder.name, time.monotonic(), threading.Event()
+        console.say(f"compiling DeepSpeed's extension {self.name}: once on this machine, 1 to 4 minutes")
         threading.Thread(target=self._repeat, daemon=True).start()
 
     def _repeat(self) -> None:
@@ -51,7 +51,10 @@ class Announcement:
     def end(self) -> None:
         if not self.ended.is_set():
             self.ended.set()
-            console.say(f"compiled {self.name} in {self._seconds()} seconds")
+            is_compiled = any(self.folder.glob("*.so"))
+            console.say(
+                f"{'compiled' if is_compiled else 'could not compile'} {self.name} (after {self._seconds()} seconds)"
+            )
 
     def _seconds(self) -> int:
         return round(time.monotonic() - self.began)
@@ -70,7 +73,7 @@ class CompileLock(FileBaton):
         """Wait for other processes of ours, then take torch's lock; False if another program has it."""
         lock = Path(self.lock_file_path)
         if self.announcement is None and not any(lock.parent.glob("*.so")):
-            self.announcement = Announcement(lock.parent.name)
+            self.announcement = Announcement(lock.parent)
         guard = lock.with_name(GUARD).open("a+")
         try:
             fcntl.flock(guard, fcntl.LOCK_EX)

@@ -1,5 +1,6 @@
 """The files of an exported Hugging Face folder, without the libraries that training needs."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,13 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import Problems, UserError, describe_system_error
 from common.files import check_folder_to_write, give_usual_mode
+from training.settings.first_weights import EXPORT_AGAIN, WEIGHTS
 
-WEIGHTS = "model.safetensors"
-# The pooler and the next-sentence head, for which the stock pre-LN class has no parameters.
-EXTRA_WEIGHTS = "next_sentence.safetensors"
 MARK = {"written_by": "export_hf"}  # in the metadata of the weights: an export may replace this folder's files
 CARD_HEADING = "## Measured on the validation shards"
-EXPORT_AGAIN = "expected a model in Hugging Face's layout. Copy the folder again, or write it with scripts/export_hf.py"
 
 
 def check_export_folder(folder: Path, flag: str, problems: Problems) -> None:
@@ -49,8 +47,19 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt", **MARK}
     )
+    sort_metadata(temporary)
     give_usual_mode(temporary)
     temporary.replace(path)
+
+
+def sort_metadata(path: Path) -> None:
+    """Give equal weights equal bytes: safetensors writes the entries of the metadata in a random order."""
+    with path.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        stream.seek(8)
+        stream.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Checkpoint → Hugging Face folder with weights, config, tokenizer and model card; and weights from such a folder."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,28 +11,23 @@ from common.console import console
 from common.errors import Problems, UserError
 from common.files import write_atomically
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
+from evaluation.results import REPORT, find_card_section
 from nvidia.config import BertConfig
 from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
 from nvidia.interop.padded_layers import with_block_names
 from nvidia.interop.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.paths import MODEL_FILE
+from training.checkpoints.folder import CheckpointFolder, read_lock
+from training.checkpoints.paths import MODEL_FILE, optimizer_files
 from training.checkpoints.reshard import ZeroCheckpoint
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts
-from training.export.folder import (
-    EXPORT_AGAIN,
-    EXTRA_WEIGHTS,
-    WEIGHTS,
-    check_export_folder,
-    read_tensors,
-    save_tensors,
-)
+from training.export.folder import check_export_folder, read_tensors, save_tensors
 from training.export.model_card import model_card
 from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
 from training.runtime import collectives
+from training.settings.first_weights import EXPORT_AGAIN, EXTRA_WEIGHTS, WEIGHTS, read_stock_config
 
 NO_REQUEST = CardRequest()
 
@@ -61,7 +57,7 @@ def locate_checkpoint(path: Path, which: str | None = None) -> Path:
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """All weights in fp32 under our names, from a checkpoint of any ZeRO stage, with or without fused layers."""
-    if any(checkpoint.glob("*zero_pp_rank_*_optim_states.pt")):
+    if optimizer_files(checkpoint):
         return with_block_names(ZeroCheckpoint.read(checkpoint).weights())
     saved = read_file(checkpoint / MODEL_FILE)
     return with_block_names({name: tensor.float() for name, tensor in saved["module"].items()})
@@ -74,11 +70,31 @@ def export_checkpoint(
     metrics: Path | None,
     flag: str = "--output",
     request: CardRequest = NO_REQUEST,
+    evaluation: Path | None = None,
 ) -> TrainingState:
-    """Write the Hugging Face folder `output`, which `flag` named, from one checkpoint.
+    """Write the Hugging Face folder `output`, which `flag` named, from one checkpoint, which is read-locked meanwhile.
 
-    Checks everything before it writes the first file.
+    Checks everything before it writes the first file. `evaluation`: a report.json of evaluation.run, whose results are
+    put on the model card if they are those of this model; None: folders near the run and the export are tried.
     """
+    with ExitStack() as stack:
+        if not read_lock(checkpoint, stack):
+            raise UserError(
+                f"{checkpoint}: was removed by its run while it was chosen. Export again, or raise the run's "
+                f"--keep_last"
+            )
+        return _export(checkpoint, output, tokenizer, metrics, flag, request, evaluation)
+
+
+def _export(
+    checkpoint: Path,
+    output: Path,
+    tokenizer: BertTokenizer | None,
+    metrics: Path | None,
+    flag: str,
+    request: CardRequest,
+    evaluation: Path | None,
+) -> TrainingState:
     state = read_state(checkpoint)
     config = BertConfig.from_dict(state.model_config)
     problems = Problems()
@@ -99,11 +115,24 @@ def export_checkpoint(
     if extra:
         save_tensors(extra, output / EXTRA_WEIGHTS)
     if tokenizer is not None:
-        tokenizer.save(output, config.max_position_embeddings)
-        hf_config.update(bos_token_id=tokenizer.cls_id, eos_token_id=tokenizer.sep_id)
+        tokenizer.save(output, config.max_position_embeddings, has_segments=config.type_vocab_size > 1)
+        ids = {"bos": tokenizer.cls_id, "eos": tokenizer.sep_id, "cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
+        hf_config.update({key: ids[key[:3]] for key in hf_config if key.endswith("_token_id") and key[:3] in ids})
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
-    write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None))
+    results = find_card_section(find_reports(checkpoint, output) if evaluation is None else [evaluation], output)
+    if evaluation is not None and results is None:
+        console.warn(
+            f"--evaluation {evaluation}: has no results of this model, which are found by the digest of its files; the "
+            f"model card is written without them. Evaluate {output}, then export again"
+        )
+    write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None, results))
     return state
+
+
+def find_reports(checkpoint: Path, output: Path) -> list[Path]:
+    """Where evaluation.run may have written results of this model: near the export, or in the run's --output_dir."""
+    folders = (output, output.absolute().parent, checkpoint.absolute().parent.parent.parent)
+    return [folder / name / REPORT for folder in folders for name in ("evaluation", "evaluated")]
 
 
 def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | None) -> str:
@@ -183,16 +212,7 @@ def load_hugging_face_weights(model: PreTrainingModel, folder: Path, tokenizer: 
     """Load the weights of a Hugging Face folder of the same shape into `model`, which `tokenizer` makes input for."""
     tensors = read_tensors(folder / WEIGHTS)
     extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
-    try:
-        hf_config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{folder / 'config.json'}: cannot be read as a model's configuration ({error}); {EXPORT_AGAIN}"
-        ) from None
-    if not isinstance(hf_config, dict):
-        raise UserError(
-            f"{folder / 'config.json'}: contains a {type(hf_config).__name__}, not an object; {EXPORT_AGAIN}"
-        )
+    hf_config = read_stock_config(folder)
     try:
         notes = start_from(model, *from_hugging_face(tensors, hf_config, extra))
     except UserError as error:

@@ -1,17 +1,18 @@
 """The model card, README.md of an exported folder: how to use the model, how it was trained, and how good it is."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.words import counted, format_seconds
 from nvidia.config import BertConfig
 from training.checkpoints.state import TrainingState
 from training.export.card_facts import CardFacts, CardRequest
-from training.export.folder import CARD_HEADING, EXTRA_WEIGHTS
+from training.export.folder import CARD_HEADING
 from training.inputs.data_fit import PAIRS
 from training.metrics.reader import shared_probes
 from training.plan.recipe import effective_recipe
+from training.settings.first_weights import EXTRA_WEIGHTS
 
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence (nsp)",
@@ -32,14 +33,20 @@ print(model(torch.tensor([[2, 3, 4]])).logits.shape)"""
 
 
 def model_card(
-    state: TrainingState, hf_config: dict[str, Any], facts: CardFacts, request: CardRequest, has_tokenizer: bool
+    state: TrainingState,
+    hf_config: dict[str, Any],
+    facts: CardFacts,
+    request: CardRequest,
+    has_tokenizer: bool,
+    evaluation: str | None = None,
 ) -> str:
+    """`evaluation`: results of evaluation.run for this model, in Markdown."""
     config = BertConfig.from_dict(state.model_config)
     architecture = hf_config["architectures"][0]
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
-{_metadata(request)}---
+{_metadata(request, facts.languages)}---
 # {"Pre-LN" if state.is_preln else "Post-LN"} BERT, {config.num_hidden_layers} layers of {config.hidden_size}
 
 Loads with `{architecture}.from_pretrained` of stock transformers:
@@ -48,7 +55,7 @@ Loads with `{architecture}.from_pretrained` of stock transformers:
 {EXAMPLE if has_tokenizer else EXAMPLE_WITHOUT_TOKENIZER}
 ```
 
-{_sentence_head_text(state, config)}
+{_sentence_head_text(architecture, config)}
 ## Intended use
 {BLANK} What the model is for, and what it is not for.
 
@@ -66,20 +73,19 @@ Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} pos
 {_training_table(state, facts)}
 
 {CARD_HEADING}
-{_validation_text(facts.validation)}
+{_validation_text(facts.validation, config.sentence_head)}
 
 {_probe_text(facts.probes)}## Evaluation on other tasks
-{BLANK} Tasks, metrics and results.
+{evaluation or f"{BLANK} Tasks, metrics and results: python -m evaluation.run, then export again."}
 """
 
 
-def _metadata(request: CardRequest) -> str:
+def _metadata(request: CardRequest, found: Sequence[str]) -> str:
+    """`found`: languages that the preparation of the data knows, for a user who gave none."""
     lines = [] if request.license is None else [f"license: {json.dumps(request.license)}"]
-    if request.language is not None:
-        lines += [
-            "language:",
-            *(f"- {json.dumps(code.strip())}" for code in request.language.split(",") if code.strip()),
-        ]
+    codes = found if request.language is None else [code.strip() for code in request.language.split(",")]
+    if any(codes):
+        lines += ["language:", *(f"- {json.dumps(code)}" for code in codes if code)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -99,12 +105,12 @@ def _training_table(state: TrainingState, facts: CardFacts) -> str:
     return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
-def _sentence_head_text(state: TrainingState, config: BertConfig) -> str:
+def _sentence_head_text(architecture: str, config: BertConfig) -> str:
     """Where the sentence head is and what its classes mean; "" if there is none."""
     if not config.has_sentence_head:
         return ""
     classes = f'class 0 is "B follows A", class 1 "{PAIRS[config.sentence_head]}"'
-    if not state.is_preln:
+    if architecture == "BertForPreTraining":
         return f"Its sentence head is that of `BertForPreTraining`; {classes}.\n"
     return f"""The pooler and the sentence head, for which that class has no parameters, are in `{EXTRA_WEIGHTS}`: the
 scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; {classes}.
@@ -129,7 +135,7 @@ def _probe_text(probes: tuple[Mapping[str, float], Mapping[str, float]] | None) 
     )
 
 
-def _validation_text(validation: Mapping[str, Any] | None) -> str:
+def _validation_text(validation: Mapping[str, Any] | None, sentence_head: str) -> str:
     if validation is None:
         return "Not known here: the export found no metrics.jsonl with a validation."
     columns = {
@@ -139,6 +145,8 @@ def _validation_text(validation: Mapping[str, Any] | None) -> str:
         "masked tokens right": f"{validation['mlm_accuracy']:.1%}",
     }
     if validation.get("nsp_accuracy") is not None:
-        columns["next sentence right"] = f"{validation['nsp_accuracy']:.1%}"
+        columns["sentence order right" if sentence_head == "sop" else "next sentence right"] = (
+            f"{validation['nsp_accuracy']:.1%}"
+        )
     rows = (list(columns), ["---"] * len(columns), list(columns.values()))
     return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in rows)

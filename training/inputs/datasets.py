@@ -31,6 +31,10 @@ class Datasets(NamedTuple):
         digests = [data.digest for data in self.training]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
+    def tokens_per_row(self) -> list[float]:
+        """The mean of each length's training data. Reads rows, so ranks do it in all_ranks_read()."""
+        return [mean_tokens(data) for data in self.training]
+
     @property
     def summary(self) -> str:
         return " and ".join(describe_rows(data) for data in self.training)

@@ -1,6 +1,7 @@
 """A run's figures, read back from its metrics.jsonl."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,20 +9,30 @@ from typing import Any
 from common.errors import UserError
 
 A_RUNS_METRICS = "expected <output_dir>/runs/<job_name>/metrics.jsonl; give that one"
+NOT_FINITE = ("nan", "inf", "-inf", None)  # as they are written, and as JSON has them
 VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "perplexity")
 
 
 def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, Any] | None:
-    """The newest validation line of a run's metrics.jsonl; with `step`, the newest one up to it."""
+    """The newest validation line of a run's metrics.jsonl; with `step`, the newest one up to it.
+
+    A validation whose loss was not finite is passed over.
+    """
     if metrics is None:
         return None
-    rows = [
-        row for row in read_metrics(metrics) if row["kind"] == "validation" and (step is None or row["step"] <= step)
-    ]
-    found = rows[-1] if rows else None
-    missing = [key for key in VALIDATION_KEYS if not isinstance(found.get(key), int | float)] if found else []
-    if missing:
-        raise UserError(f"{metrics}: its validation has no number for {', '.join(missing)}; {A_RUNS_METRICS}")
+    found = None
+    for row in read_metrics(metrics):
+        if row["kind"] != "validation" or (step is not None and row["step"] > step):
+            continue
+        wrong = [
+            key
+            for key in VALIDATION_KEYS
+            if not isinstance(row.get(key), int | float) and row.get(key, "") not in NOT_FINITE
+        ]
+        if wrong:
+            raise UserError(f"{metrics}: its validation has no number for {', '.join(wrong)}; {A_RUNS_METRICS}")
+        if all(row[key] not in NOT_FINITE and math.isfinite(row[key]) for key in VALIDATION_KEYS):
+            found = row
     return found
 
 

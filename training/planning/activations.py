@@ -27,7 +27,8 @@ class ActivationMemory:
 def estimate_activations(config: BertConfig, batch: Batch, execution: Execution) -> ActivationMemory:
     """Of one micro-step on one rank."""
     layers, chunk = config.num_hidden_layers, execution.checkpointing.layers
-    full = _attention_half(config, batch, execution, 0) + _wide_half(config, batch.tokens, execution)
+    halves = [_attention_half(config, batch, execution, layer) for layer in range(max(1, layers - 1))]
+    full = sum(halves) / len(halves) + _wide_half(config, batch.tokens, execution)
     last = _attention_half(config, batch, execution, layers - 1, batch.used) + _wide_half(config, batch.used, execution)
     head = _head(config, batch, execution)
     embeddings = _embeddings(config, batch, execution)
@@ -62,13 +63,17 @@ def _attention_half(
     config: BertConfig, batch: Batch, execution: Execution, layer: int, used: float | None = None
 ) -> float:
     """From the block's input to the input of attention's output projection; `used` rows leave the last block."""
+    execution = execution.in_layer(config, layer)
     choice, tokens = execution.checkpointing, batch.tokens
-    keeps_stream = choice.norm or not execution.is_pre_ln  # a post-LN block begins with the product itself
+    has_norm = execution.is_pre_ln and (layer > 0 or config.first_attention_norm)
+    keeps_stream = choice.norm or not has_norm  # a post-LN block begins with the product itself
     norm = (_stream if keeps_stream else _norm)(config, tokens, execution)
     inner = config.num_heads(layer) * config.head_size
     rows_out = tokens if used is None else used
     dropout = rows_out * config.hidden_size if config.hidden_dropout_prob and execution.keeps_masks else 0
     projected = 3 * inner * tokens * execution.bytes
+    if config.qk_norm:  # the norms keep their input in fp32 and the input divided by its size
+        projected += inner * tokens * (2 * 4 + (3 * 4 if execution.bytes == 4 else 2 * 4))
     context = rows_out * inner * execution.bytes
     internals = 0.0 if choice.attention else _attention_internals(config, batch, execution, inner, used)
     return norm + projected + internals + context + dropout
@@ -115,7 +120,9 @@ def _embeddings(config: BertConfig, batch: Batch, execution: Execution) -> float
     kept = execution.bytes if execution.has_fused_norm else 4
     mask = config.hidden_size if config.hidden_dropout_prob and execution.keeps_masks else 0
     indices = 3 * 8
-    return batch.tokens * (config.hidden_size * kept + STATISTICS + mask + indices)
+    bases = {config.rope_base(layer) for layer in range(config.num_hidden_layers)} if config.is_rotary else ()
+    rotations = 4 * config.head_size * len(bases)  # cosines and sines, shared by the layers
+    return batch.tokens * (config.hidden_size * kept + STATISTICS + mask + indices + rotations)
 
 
 def _head(config: BertConfig, batch: Batch, execution: Execution) -> float:

@@ -121,7 +121,16 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
     some = _leaves_queries_out(config, batch, execution)
     full_layers = layers - 1 if some else layers
     yield Product("projection", batch.tokens, hidden, 3 * hidden, full_layers)
-    yield Product("attention", pairs, hidden, 1, 2 * full_layers)
+    num_windows = sum(config.window(layer) > 0 for layer in range(full_layers))
+    if num_windows < full_layers:
+        yield Product("attention", pairs, hidden, 1, 2 * (full_layers - num_windows))
+    if num_windows:
+        is_padded = (execution.window_backend or execution.backend) in (
+            "plain",
+            "sdpa",
+        )  # which compute what the window hides, too
+        windowed = batch.padded_pairs if is_padded else batch.windowed_pairs(config.attention_window)
+        yield Product("attention", windowed, hidden, 1, 2 * num_windows)
     if some:
         yield Product("projection", batch.used, hidden, hidden)
         yield Product("projection", batch.tokens, hidden, 2 * hidden)
@@ -136,7 +145,8 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
 def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
     """Whether the last block's attention computes the used queries alone."""
     is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
-    return execution.backend == "grouped" and is_long
+    has_window = config.window(config.num_hidden_layers - 1) > 0
+    return execution.backend == "grouped" and is_long and not has_window
 
 
 def _backward_factor(product: Product, execution: Execution) -> float:
@@ -162,10 +172,15 @@ def _recomputed_share(product: Product, execution: Execution) -> float:
 
 def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
     """Bytes that kernels other than products read and write in a micro-step, forward and backward."""
-    blocks = (config.num_hidden_layers - 1) * _attention_traffic(config, batch, execution, batch.tokens)
+    layers = config.num_hidden_layers
     last = batch.used if execution.shortens_last_block else batch.tokens
-    blocks += _attention_traffic(config, batch, execution, last)
-    wide = (config.num_hidden_layers - 1) * batch.tokens + last
+    blocks = sum(
+        _attention_traffic(
+            config, batch, execution.in_layer(config, layer), last if layer == layers - 1 else batch.tokens
+        )
+        for layer in range(layers)
+    )
+    wide = (layers - 1) * batch.tokens + last
     blocks += wide * _wide_traffic(config, execution)
     if execution.checkpointing.layers:
         blocks *= 4 / 3  # a third of it is the forward pass, which is repeated
@@ -190,6 +205,8 @@ def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, r
     e, hidden = execution.bytes, config.hidden_size
     bias = 3 * hidden * e * batch.tokens if config.has_attention_bias else 0
     around = batch.tokens * _norm_bytes(config, execution) + rows * _residual_bytes(config, execution) + bias
+    if config.is_rotary:  # queries and keys are read, rotated in fp32 and written, in both directions
+        around += batch.tokens * 2 * hidden * (4 * e + 32)
     fused = 12 * hidden * e * batch.tokens  # read q, k, v, write; backward reads five and writes three of this size
     if execution.backend == "plain":
         # Written by the product, masked, softmax in fp32, cast, dropped and read again; backward as much.

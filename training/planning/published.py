@@ -129,7 +129,7 @@ def _mpt(name: str, accelerator: str, value: float, micro: int, accumulation: in
 
 
 def _ettin() -> Published:
-    """ModernBERT-like: fused attention, here in all layers over the whole row, 30 % masked tokens, packed rows."""
+    """ModernBERT's architecture: fused attention, 30 % masked tokens, packed rows."""
     config = BertConfig(
         vocab_size=50368,
         hidden_size=768,
@@ -140,7 +140,13 @@ def _ettin() -> Published:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         max_position_embeddings=1024,
+        type_vocab_size=0,
+        position_embedding_type="rotary",
+        attention_window=128,
+        global_attention_every=3,
         use_bias=False,
+        norm_bias=False,
+        head_bias=False,
         sentence_head="none",
     )
     return Published(

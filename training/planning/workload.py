@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nvidia.activations import is_gated
+from nvidia.attention.grouped import WINDOW_QUERIES
 from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
@@ -76,6 +77,10 @@ class Batch:
     def padded_pairs(self) -> float:
         return self.rows * float(self.lengths.width) ** 2
 
+    def windowed_pairs(self, window: int) -> float:
+        """Pairs that are computed with a window: tiles of queries see keys of which each query hides some."""
+        return min(self.pairs, self.tokens * (window + WINDOW_QUERIES))
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -88,6 +93,7 @@ class Execution:
     is_pre_ln: bool = True
     checkpointing: Checkpointing = NOTHING
     shortens_last_block: bool = True  # ours computes the last block's feed-forward part for used tokens only
+    window_backend: str | None = None  # of attention in layers with a window; None: the same
 
     @property
     def bytes(self) -> int:
@@ -102,6 +108,10 @@ class Execution:
     @property
     def pads_attention(self) -> bool:
         return self.backend == "plain" or (self.backend == "sdpa" and self.device != "cpu")
+
+    def in_layer(self, config: BertConfig, layer: int) -> "Execution":
+        """The same with the backend of that layer."""
+        return replace(self, backend=self.window_backend or self.backend) if config.window(layer) else self
 
     def with_checkpointing(self, choice: Checkpointing) -> "Execution":
         return replace(self, checkpointing=choice)
@@ -129,6 +139,9 @@ def plan_execution(
         precision=precision,
         device=device,
         backend=choose_backend(config.attention_backend, context),
+        window_backend=choose_backend(
+            config.attention_backend, context._replace(has_window=config.attention_window > 0)
+        ),
         has_fused_norm=BYTES[precision] == 4,
         is_pre_ln=is_pre_ln,
         checkpointing=checkpointing,

@@ -73,7 +73,7 @@ class Start:
                 _leave(signal.Signals(received[0]).name)
             assert self.launcher is not None
             if self.launcher.is_gone():
-                _leave("the launcher has gone")
+                _leave("the launcher has ended")
 
 
 def _leave(reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Stop requests: a signal, or a launcher that has gone. All ranks agree on the step, save and exit.
+"""Stop requests: a signal, or a launcher that has ended. All ranks agree on the step, save and exit.
 
 SIGTERM is what schedulers and launchers send, SIGINT is Ctrl-C, SIGUSR1 is Slurm's early warning
 (`--signal=USR1@120`), SIGHUP a closed terminal. A second Ctrl-C ends the process at once.

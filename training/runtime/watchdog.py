@@ -36,7 +36,7 @@ class Beat:
 
     rank: int
     count: int  # timer sections begun so far
-    phase: str  # the current timer section
+    section: str  # the current timer section
     step: int
     host: str
     pid: int
@@ -62,7 +62,7 @@ class Watchdog:
         self.stuck_seconds, self.leave = stuck_seconds, leave
         self.launcher = launcher or Launcher()
         self._on_write: Callable[[], None] | None = None  # called at every write, from a thread
-        self.count, self.phase, self.step = 0, "start", 0
+        self.count, self.section, self.step = 0, "start", 0
         self.since = time.monotonic()
         self._main = threading.get_ident()
         self._earlier: list[Beat] | None = None  # read when this rank began to look stuck
@@ -91,8 +91,8 @@ class Watchdog:
         """Call `action` from the watchdog's thread whenever it writes its file: at least every 10 seconds."""
         self._on_write = action
 
-    def note(self, phase: str, step: int = 0) -> None:
-        self.phase, self.step = phase, step
+    def note(self, section: str, step: int = 0) -> None:
+        self.section, self.step = section, step
         self.count += 1
         self.since = time.monotonic()
 
@@ -101,7 +101,7 @@ class Watchdog:
         next_write = 0.0
         while not self._ended.wait(pause):
             if self.launcher.is_gone():
-                self.stop.request("the launcher has gone")
+                self.stop.request("the launcher has ended")
             if time.monotonic() >= next_write:
                 self._write()
                 if self._on_write is not None:
@@ -125,7 +125,7 @@ class Watchdog:
         if self.folder is None:
             return
         process = (socket.gethostname(), os.getpid(), time.time())
-        beat = Beat(self.rank, self.count, self.phase, self.step, *process, *find_line(self._main))
+        beat = Beat(self.rank, self.count, self.section, self.step, *process, *find_line(self._main))
         write_plainly(self._file(self.rank), json.dumps(asdict(beat)) + "\n")
 
     def _file(self, rank: int) -> Path:
@@ -183,14 +183,14 @@ def describe(beats: Sequence[Beat], behind: Sequence[Beat], world_size: int, stu
     waited = f"no progress for {stuck_seconds:.0f} s"
     missing = sorted(set(range(world_size)) - {beat.rank for beat in beats})
     if missing:
-        return f"{waited}: rank {', '.join(map(str, missing))} shows no sign of life. Check its log and its machine"
+        return f"{waited}: rank {', '.join(map(str, missing))} has written nothing. Check its log and its machine"
     if not behind:
-        phases = "; ".join(f"rank {beat.rank} in {beat.phase}, {beat.line}" for beat in beats)
+        where = "; ".join(f"rank {beat.rank} in {beat.section}, {beat.line}" for beat in beats)
         return (
-            f"{waited}: all ranks are at the same point ({phases}; step {beats[0].step}). The network or a device hangs"
+            f"{waited}: all ranks are at the same point ({where}; step {beats[0].step}). The network or a device hangs"
         )
     named = "; ".join(
-        f"rank {beat.rank} (host {beat.host}, process {beat.pid}) is stuck in {beat.phase} at step {beat.step}, "
+        f"rank {beat.rank} (host {beat.host}, process {beat.pid}) is stuck in {beat.section} at step {beat.step}, "
         f"{beat.line}"
         for beat in behind
     )

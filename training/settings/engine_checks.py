@@ -73,7 +73,9 @@ def _check_sparse_attention(flags: ModelFlags, deepspeed: DeepSpeedFile, problem
 def _check_layer_drop(flags: ModelFlags, deepspeed: DeepSpeedFile, problems: Problems) -> None:
     path, enabled = deepspeed.path, deepspeed.content.get("progressive_layer_drop", {}).get("enabled")
     if flags.progressive_layer_drop and enabled is False:
-        problems.add(f"--progressive_layer_drop: {path} has enabled: false in the block of that name; change either")
+        problems.add(
+            f"--progressive_layer_drop: that block of {path} has enabled: false; set it to true, or drop the flag"
+        )
     if enabled and not flags.progressive_layer_drop:
         console.warn(f"{path}: the block 'progressive_layer_drop' has no effect without --progressive_layer_drop")
 

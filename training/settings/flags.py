@@ -189,7 +189,8 @@ class CheckpointFlags(FlagGroup):
         None, "the model card's licence, as Hugging Face names it: apache-2.0"
     )
     export_language: Annotated[str, Metavar("CODES")] | None = flag(
-        None, "the model card's languages, separated by commas: en,de"
+        None,
+        "the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)",
     )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from training.settings.deepspeed_file import BATCH_KEYS, BatchSizes
+from training.settings.json_files import RESOLVED
 from training.settings.resolve import Settings
-
-RESOLVED = "resolved.json"  # in each checkpoint
 
 
 def find_sizes(settings: Settings, world_size: int) -> list[int]:

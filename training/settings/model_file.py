@@ -71,12 +71,17 @@ class ModelFile(Section):
     name: PathText = Field(min_length=1)
     bert_token_file: PathText | None = None
     bert_model_file: PathText | None = None
-    bert_model_config: dict[str, Any]
+    bert_model_config: dict[str, Any] | None = None  # None: as the config.json of the first weights says
     data: DataSection
     mixed_seq_training: dict[str, TrainingSection]
     validation: ValidationSection | None = None
 
     def bert_config(self) -> BertConfig:
+        if self.bert_model_config is None:
+            raise UserError(
+                "the model JSON has no bert_model_config; describe the model there, or pass --use_pretrain with a "
+                "Hugging Face folder, whose config.json describes it"
+            )
         return BertConfig.from_dict(self.bert_model_config)
 
 
@@ -85,8 +90,8 @@ def load_model_file(path: Path, overrides: Sequence[Override] = ()) -> ModelFile
     content = apply_overrides(load_json(path, "a model JSON (--cf)"), overrides, path)
     where, problems = describe_source(path, overrides), Problems()
     model_file = validate(ModelFile, content, where, problems)
-    described = content.get("bert_model_config", {})
-    if isinstance(described, dict):  # anything else has been reported above
+    described = content.get("bert_model_config")
+    if isinstance(described, dict):  # anything else has been reported above, or is not needed
         try:
             BertConfig.from_dict(described)
         except UserError as error:

@@ -8,10 +8,11 @@ from typing import Any
 from common.console import console
 from common.errors import Problems, UserError
 from data.shards.folder import list_shards, split_of
-from data.tokenizer import BertTokenizer, load_tokenizer
+from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig
 from training.settings.deepspeed_file import DeepSpeedFile
+from training.settings.first_weights import FirstWeights, find_first_weights
 from training.settings.flags import CommandLine, DataFlags
 from training.settings.lengths import Length, resolve_lengths, schedule_points
 from training.settings.model_file import ModelFile, TrainingSection, section_for_length
@@ -35,8 +36,9 @@ class ModelParts:
     lengths: tuple[Length, ...] | None
     tokenizer: BertTokenizer | None
     model_config: BertConfig | None
-    first_weights: Path | None
+    first_weights: FirstWeights | None
     validation_folder: Path | None
+    is_pre_ln: bool | None  # None: as --preln says
 
 
 def find_parts(
@@ -47,19 +49,30 @@ def find_parts(
             model_file.mixed_seq_training, flags.data.max_seq_length, "mixed_seq_training", flags.required.config_file
         )
     )
+    first_weights = problems.attempt(
+        lambda: find_first_weights(
+            flags.checkpoints.use_pretrain, model_file.bert_model_file, flags.required.config_file
+        )
+    )
+    # The model JSON need not describe a model that config.json describes.
+    described = first_weights if model_file.bert_model_config is None else None
     # A prefix that does not exist is one problem, not one for each folder relative to it.
-    tokenizer = problems.attempt(lambda: find_tokenizer(model_file, flags.data)) if has_prefixes else None
+    tokenizer = problems.attempt(lambda: find_tokenizer(model_file, flags.data, described)) if has_prefixes else None
+    is_known = described is not None or model_file.bert_model_config is not None or not flags.checkpoints.use_pretrain
     return ModelParts(
         training=training,
         lengths=problems.attempt(lambda: find_lengths(model_file, flags, deepspeed)),
         tokenizer=tokenizer,
-        model_config=problems.attempt(lambda: resolve_model_config(model_file, tokenizer, flags, deepspeed, problems)),
-        first_weights=problems.attempt(
-            lambda: find_first_weights(flags.checkpoints.use_pretrain, model_file, flags.required.config_file)
-        ),
+        model_config=problems.attempt(
+            lambda: resolve_model_config(model_file, first_weights, tokenizer, flags, deepspeed, problems)
+        )
+        if is_known  # else the folder is a problem that has been reported
+        else None,
+        first_weights=first_weights,
         validation_folder=(
             problems.attempt(lambda: find_validation_folder(model_file, flags.data)) if has_prefixes else None
         ),
+        is_pre_ln=None if described is None else described.is_pre_ln,
     )
 
 
@@ -81,9 +94,16 @@ def find_lengths(
     )
 
 
-def find_tokenizer(model_file: ModelFile, flags: DataFlags) -> BertTokenizer | None:
-    """The JSON's tokenizer; None for a name on the Hugging Face hub, whose vocabulary size is known."""
+def find_tokenizer(
+    model_file: ModelFile, flags: DataFlags, described: FirstWeights | None = None
+) -> BertTokenizer | None:
+    """The JSON's tokenizer, or that of the folder that describes the model.
+
+    None for a name on the Hugging Face hub, whose vocabulary size is known.
+    """
     name = model_file.bert_token_file
+    if name is None and described is not None and any((described.folder / file).is_file() for file in TOKENIZER_FILES):
+        name = str(described.folder.absolute())
     if name is None or (name in HUB_VOCAB_SIZES and not Path(name).exists()):
         if flags.dynamic_masking:
             raise UserError("--dynamic_masking needs the tokenizer's special tokens; set bert_token_file to a file")
@@ -100,13 +120,23 @@ def find_tokenizer(model_file: ModelFile, flags: DataFlags) -> BertTokenizer | N
 
 def resolve_model_config(
     model_file: ModelFile,
+    first_weights: FirstWeights | None,
     tokenizer: BertTokenizer | None,
     flags: CommandLine,
     deepspeed: DeepSpeedFile | None,
     problems: Problems,
 ) -> BertConfig:
-    """The JSON's model with the tokenizer's vocabulary, padded, and with the options that flags turn on."""
-    config, path = model_file.bert_config(), flags.required.config_file
+    """The JSON's model with the tokenizer's vocabulary, padded, and with the options that flags turn on.
+
+    Without a model in the JSON, that of the folder of the first weights.
+    """
+    path = flags.required.config_file
+    if first_weights is not None and model_file.bert_model_config is None:
+        config, path = first_weights.config, first_weights.folder / "config.json"
+    else:
+        config = model_file.bert_config()
+    if first_weights is not None and config.export_as is None:
+        config = replace(config, export_as=first_weights.config.export_as)
     if tokenizer is not None:
         config = replace(config, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id)
     elif model_file.bert_token_file in HUB_VOCAB_SIZES:
@@ -114,7 +144,7 @@ def resolve_model_config(
     problems.attempt(lambda: _check_positions(config, flags.data.max_seq_length, path))
     problems.attempt(lambda: _check_memory(config, path))
     block, source = None, path
-    if config.sparse_attention is not None:
+    if config.sparse_attention is not None and model_file.bert_model_config is not None:
         block = model_file.bert_model_config["sparse_attention"]
     if deepspeed is not None and flags.model.deepspeed_sparse_attention:
         block, source = deepspeed.content.get("sparse_attention", block), deepspeed.path
@@ -155,24 +185,6 @@ def _check_memory(config: BertConfig, path: Path) -> None:
             f"{path}: bert_model_config describes {weights:,} weights, {4 * weights / 2**30:,.0f} GiB, but this "
             f"machine has {memory / 2**30:,.0f} GiB of memory; use smaller sizes, or a larger machine"
         )
-
-
-def find_first_weights(use_pretrain: str | None, model_file: ModelFile, path: Path) -> Path | None:
-    """--use_pretrain's folder, or the model JSON's bert_model_file if the flag has no value."""
-    if use_pretrain is None:
-        return None
-    name = use_pretrain or model_file.bert_model_file
-    if name is None:
-        raise UserError(
-            f"--use_pretrain: no folder is given; expected a folder with a model in Hugging Face's layout; pass it "
-            f"after the flag, or set bert_model_file in {path}"
-        )
-    if not Path(name).is_dir():
-        raise UserError(
-            f"--use_pretrain: {name} is not a folder; expected a Hugging Face folder with model.safetensors (training "
-            f"downloads nothing; download it first)"
-        )
-    return Path(name)
 
 
 def find_validation_folder(model_file: ModelFile, flags: DataFlags) -> Path | None:

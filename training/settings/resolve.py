@@ -10,7 +10,7 @@ from common.errors import Problems, UserError
 from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
-from nvidia.interop.hugging_face import export_obstacles
+from nvidia.interop.stock_config import export_obstacles
 from training.engine.block_states import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
@@ -28,7 +28,7 @@ from training.settings.flags import (
     ProbeFlags,
     TrainingFlags,
 )
-from training.settings.json_files import load_json
+from training.settings.json_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED, load_json
 from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
@@ -182,11 +182,11 @@ def resolve_settings(
     if problems.attempt(lambda: flags.model.deepspeed_transformer_kernel):
         problems.attempt(lambda: check_kernel(config, precision, problems))
     if config is not None:
-        problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, flags.model.preln))
+        problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, is_pre_ln(parts, flags)))
     if parts is not None and has_prefixes and parts.validation_folder is None:
-        problems.attempt(lambda: _check_best(flags))
+        problems.attempt(lambda: _check_best(flags.checkpoints, flags.probes))
     if parts is not None and parts.tokenizer is None:
-        problems.attempt(lambda: _check_tokenizer(flags))
+        problems.attempt(lambda: _check_tokenizer(flags.probes.probe))
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
@@ -211,7 +211,7 @@ def resolve_settings(
         checkpoint_flags=flags.checkpoints,
         probe_flags=flags.probes,
         fault_flags=flags.faults,
-        model_flags=flags.model,
+        model_flags=flags.model.model_copy(update={"preln": is_pre_ln(parts, flags)}),
         model_config=parts.model_config,
         training=parts.training,
         tokenizer=parts.tokenizer,
@@ -219,11 +219,11 @@ def resolve_settings(
         precision=precision,
         lengths=parts.lengths,
         validation_folder=parts.validation_folder,
-        first_weights=parts.first_weights,
+        first_weights=None if parts.first_weights is None else parts.first_weights.folder,
         sources={
-            "model.json": flags.required.config_file.read_bytes(),
-            "deepspeed.json": deepspeed.path.read_bytes(),
-            "resolved.json": json.dumps(
+            MODEL_JSON: flags.required.config_file.read_bytes(),
+            DEEPSPEED_JSON: deepspeed.path.read_bytes(),
+            RESOLVED: json.dumps(
                 {
                     "flags": flags.values(),
                     "model": model_file.model_dump(),
@@ -234,6 +234,11 @@ def resolve_settings(
             ),
         },
     )
+
+
+def is_pre_ln(parts: ModelParts | None, flags: CommandLine) -> bool:
+    """As the folder says that describes the model, or else as --preln does."""
+    return flags.model.preln if parts is None or parts.is_pre_ln is None else parts.is_pre_ln
 
 
 def _load_files(
@@ -292,23 +297,22 @@ def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: boo
         )
 
 
-def _check_tokenizer(flags: CommandLine) -> None:
+def _check_tokenizer(probe: tuple[str, ...] | None) -> None:
     """Without a tokenizer."""
-    if flags.probes.probe is not None:
-        raise UserError(f"--probe {flags.probes.probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
+    if probe is not None:
+        raise UserError(f"--probe {probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
 
 
-def _check_best(flags: CommandLine) -> None:
+def _check_best(flags: CheckpointFlags, probes: ProbeFlags) -> None:
     """Without validation data."""
-    by_probe = flags.checkpoints.keep_best_by is not None
-    if flags.checkpoints.export == "best" and not by_probe:
+    if flags.export == "best" and flags.keep_best_by is None:
         raise UserError(
             "--export best: without validation data there is no best checkpoint; expected a folder with validation "
             "shards in the model JSON's validation.path; set it, or pass --export last"
         )
-    if flags.probes.stop_after_no_gain is not None and flags.probes.probe is None:
+    if probes.stop_after_no_gain is not None and probes.probe is None:
         raise UserError(
-            f"--stop_after_no_gain {flags.probes.stop_after_no_gain}: there is neither validation data nor a probe to "
+            f"--stop_after_no_gain {probes.stop_after_no_gain}: there is neither validation data nor a probe to "
             f"improve; set the model JSON's validation.path, or pass --probe"
         )
 

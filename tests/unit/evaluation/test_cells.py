@@ -9,7 +9,6 @@ from common.errors import UserError
 from evaluation.cells import Cell, CellStore
 from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings
 from evaluation.finetuning.models import ModelFolder, open_models
-from evaluation.report import with_section
 from evaluation.tasks.task import choose_tasks
 from evaluation.tasks.task_data import TaskData, load_data
 from tests.unit.evaluation.tiny import save_model, write_reviews
@@ -90,11 +89,3 @@ def test_a_deepspeed_json_keeps_what_is_not_the_protocols() -> None:
     assert adapted["zero_optimization"] == {"stage": 2}
     assert "optimizer" not in adapted
     assert content["train_batch_size"] == 4096
-
-
-def test_a_section_of_the_model_card_replaces_the_one_before() -> None:
-    card = "# Model\n\n## Evaluation on other tasks\n> to be filled in\n\n## Licence\nfree\n"
-    once = with_section(card, "## Evaluation on other tasks\n\n| a | 1 |\n")
-    assert once == "# Model\n\n## Evaluation on other tasks\n\n| a | 1 |\n\n## Licence\nfree\n"
-    assert with_section(once, "## Evaluation on other tasks\n\n| a | 1 |\n") == once
-    assert with_section("", "## Evaluation on other tasks\n\nnone\n") == "## Evaluation on other tasks\n\nnone\n"

@@ -10,7 +10,7 @@ from nvidia.attention.backend import AttentionInputs, BackendContext
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from nvidia.unpadding import Packing, make_packing, plan_packing
+from nvidia.unpadding import KnownTokens, Packing, find_tokens, make_packing, plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
 
 
@@ -52,7 +52,8 @@ def test_the_cuda_branch_traces_on_fake_tensors(
 ) -> None:
     """Shapes, types and devices of a whole forward pass as CUDA would run it.
 
-    Reading the two counts is the only wait for the device; any other would raise here.
+    Reading the two counts is the only wait for the device, and where the host knows the tokens there is none; any
+    other would raise here.
     """
     asked: list[tuple[torch.Tensor, ...]] = []
     monkeypatch.setattr(unpadding, "read_counts", lambda *masks: asked.append(masks) or [30, 9])
@@ -63,7 +64,11 @@ def test_the_cuda_branch_traces_on_fake_tensors(
             for name, parameter in list(module.named_parameters(recurse=False)):
                 module._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
         ids = torch.empty(4, 11, dtype=torch.long)
-        loss = model((2, ids, ids, ids, torch.empty(4, dtype=torch.long), ids))
+        batch = (2, ids, ids, ids, torch.empty(4, dtype=torch.long), ids)
+        known = KnownTokens(torch.empty(30, dtype=torch.long), torch.empty(9, dtype=torch.long))
+        loss = model(batch, tokens=known)
+        assert asked == []
+        assert loss.shape == model(batch).shape
         assert (loss.shape, loss.dtype, loss.device.type) == ((), torch.float32, "cuda")
         assert model.details is not None
         assert all(value.device.type == "cuda" for value in model.details)
@@ -77,22 +82,28 @@ def test_the_cuda_branch_traces_on_fake_tensors(
 def test_the_device_form_of_a_step_has_the_loss_and_gradients_of_the_cpu(
     kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unpadding in batch order and attention on padded rows, as on a device, computed on the CPU."""
+    """Unpadding in batch order and attention on padded rows, as on a device, computed on the CPU.
+
+    The device counts the tokens, or the host has found them.
+    """
     model = kind(tiny_config())
     spread_weights(model)
-    found = []
-    for is_device in (False, True):
+    found, batch = [], make_batch()
+    known = find_tokens(batch[2], batch[5] != pretraining.NO_LABEL)
+    for is_device, tokens in ((False, None), (True, None), (True, known)):
         if is_device:
             monkeypatch.setattr(pretraining, "plan_with_rows", lambda mask, wanted: unpadding.plan_in_order(
                 mask, wanted & mask, *unpadding.read_counts(mask, wanted & mask)))  # fmt: skip
         model.zero_grad(set_to_none=True)
-        loss = model(make_batch())
+        loss = model(batch, tokens=tokens)
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         found.append((loss, gradients, model.details))
     assert largest_difference(found[0][0], found[1][0]) <= 1e-5
     assert all(largest_difference(gradient, found[1][1][name]) <= 1e-5 for name, gradient in found[0][1].items())
     torch.testing.assert_close(found[0][2], found[1][2])
+    assert torch.equal(found[1][0], found[2][0])
+    assert all(torch.equal(gradient, found[2][1][name]) for name, gradient in found[1][1].items())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -1,18 +1,23 @@
 """Which checkpoint is exported, with which tokenizer, and what is printed."""
 
 import json
+import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from common.errors import UserError
+from evaluation.finetuning.identity import folder_digest
 from scripts.export_hf import main
-from tests.support import VOCAB, read_metrics, write_project
+from tests.support import VOCAB, read_metrics, write_json, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.retention import Best, write_best
+from training.checkpoints.retention import Best, Retention, retire, write_best
+from training.export import hugging_face
 
 
 def write_run(folder: Path, *flags: str) -> Path:
@@ -52,6 +57,86 @@ def test_the_best_or_the_last_checkpoint_with_the_runs_tokenizer(
     assert f"| {step} |" in (tmp_path / "hf" / "README.md").read_text()
     if step == 6:
         assert f"{read_metrics(saved.parents[2], 'validation')[-1]['mlm_loss']:.4f}" in said
+
+
+def evaluation_report(digest: str, score: float) -> dict[str, Any]:
+    """What evaluation.run writes, as far as a model card shows it."""
+    setting = {"learning_rate": 3e-5, "batch_size": 16, "epochs": 3, "warmup": 0.1, "weight_decay": 0.01}
+    protocol = {"name": "fixed", "meaning": "one setting", "setting": setting | {"precision": "fp32"}, "seeds": [1]}
+    summary = {"accuracy": {"mean": score, "std": None, "low": score, "high": score}}
+    task = {
+        "title": "Reviews",
+        "metrics": ["accuracy"],
+        "num_rows": 12,
+        "majority": {"accuracy": 0.5},
+        "results": [{"model": "mine", "untrained": False, "summary": summary, "num_collapsed": 0}],
+    }
+    return {"models": [{"name": "mine", "digest": digest}], "protocol": protocol, "tasks": [task]}
+
+
+def test_results_of_an_evaluation_reach_the_card_of_the_evaluated_model(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--checkpoint", str(saved), "--output", str(tmp_path / "hf")]
+    main(words)
+    card = tmp_path / "hf" / "README.md"
+    assert "Tasks, metrics and results: python -m evaluation.run" in card.read_text()
+    report = write_json(tmp_path / "evaluated" / "report.json", evaluation_report(folder_digest(tmp_path / "hf"), 0.75))
+    main(words)  # found beside the export
+    assert "| Reviews | accuracy | 12 | 75.0" in card.read_text()
+    report.rename(tmp_path / "report.json")
+    main(words)
+    assert "Reviews" not in card.read_text()
+    main([*words, "--evaluation", str(tmp_path)])
+    assert "| Reviews | accuracy | 12 | 75.0" in card.read_text()
+    capsys.readouterr()
+    main([*words, "--export", "last", "--evaluation", str(tmp_path)])  # other weights
+    assert "Reviews" not in card.read_text()
+    assert "has no results of this model" in capsys.readouterr().err
+    for content in ("[]", "{", json.dumps({"models": [{"name": "mine", "digest": folder_digest(tmp_path / "hf")}]})):
+        (tmp_path / "report.json").write_text(content)
+        main([*words, "--export", "last", "--evaluation", str(tmp_path)])
+        assert "Reviews" not in card.read_text()
+    with pytest.raises(UserError, match=r"--evaluation .*lost: has no report.json"):
+        main([*words, "--evaluation", str(tmp_path / "lost")])
+
+
+def test_a_validation_that_is_not_finite_is_passed_over(saved: Path, tmp_path: Path) -> None:
+    row = {"kind": "validation", "step": 3, "mlm_loss": 1.5, "mlm_accuracy": 0.25, "perplexity": 4.5}
+    metrics = tmp_path / "metrics.jsonl"
+    words = ["--checkpoint", str(saved / "step_00000006"), "--output", str(tmp_path / "hf"), "--metrics", str(metrics)]
+    bad: tuple[dict[str, Any], ...] = (
+        {"mlm_loss": "nan", "perplexity": "inf"},  # as the sinks write it
+        {"mlm_loss": None, "perplexity": None},
+        {"mlm_loss": math.nan},
+    )
+    for spoiled in bad:
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in (row, row | {"step": 6} | spoiled)))
+        main(words)
+        assert "| 3 | 1.500 | 4.5 | 25.0% |" in (tmp_path / "hf" / "README.md").read_text()
+    metrics.write_text(json.dumps(row | {"mlm_loss": "low"}))
+    with pytest.raises(UserError, match="its validation has no number for mlm_loss"):
+        main(words)
+
+
+def test_a_checkpoint_is_locked_while_it_is_exported(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run must not remove it, and one that was removed in between is reported."""
+    checkpoint = tmp_path / "tiny" / "step_00000003"
+    shutil.copytree(saved / checkpoint.name, checkpoint)
+    read = hugging_face.read_weights
+
+    def remove_meanwhile(path: Path) -> dict[str, torch.Tensor]:
+        retire(checkpoint.parent, [checkpoint.name, "step_00000006"], Retention(keep_last=1), None)
+        return read(path)
+
+    monkeypatch.setattr(hugging_face, "read_weights", remove_meanwhile)
+    main(["--checkpoint", str(checkpoint), "--output", str(tmp_path / "hf")])
+    assert checkpoint.is_dir()
+    monkeypatch.setattr("scripts.export_hf.locate_checkpoint", lambda *_: tmp_path / "tiny" / "step_00000009")
+    with pytest.raises(UserError, match="was removed by its run while it was chosen"):
+        main(["--checkpoint", str(checkpoint), "--output", str(tmp_path / "other")])
 
 
 def test_what_cannot_be_chosen(saved: Path, tmp_path: Path) -> None:

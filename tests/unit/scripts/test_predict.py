@@ -19,8 +19,8 @@ from tests.support import run_command
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
 from training.checkpoints.paths import STATE
 from training.checkpoints.state import TrainingState
-from training.export.folder import EXTRA_WEIGHTS
 from training.export.hugging_face import export_checkpoint
+from training.settings.first_weights import EXTRA_WEIGHTS
 
 TEXT = ["the cat sat on the mat", "she opened the door and went outside", "one two three four five six"]
 PAIR = ("the cat sat", "she went outside on the mat")

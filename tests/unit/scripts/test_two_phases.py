@@ -14,7 +14,7 @@ import pytest
 from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
 from scripts import two_phases
-from scripts.two_phases import Chain, build_parser, check_phases, checkpoints_of, main, phase_words, remaining_phases
+from scripts.two_phases import Chain, Request, check_phases, checkpoints_of, main, phase_words, remaining_phases
 from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.plan.learning_rate import Schedule
@@ -47,16 +47,15 @@ def write_phases(folder: Path, first_steps: int = 6) -> list[str]:
 
 
 def test_interrupted_in_phase_two_it_resumes_there_without_another_warmup(tmp_path: Path) -> None:
-    flags = build_parser().parse_args(write_phases(tmp_path))
-    rest = [*PASSED_ON, "--data_path_prefix", str(tmp_path)]
-    assert remaining_phases(flags) == (0, 1)
-    run_here(phase_words(flags, 0, rest))
+    request = Request.parse([*write_phases(tmp_path), *PASSED_ON, "--data_path_prefix", str(tmp_path)])
+    assert remaining_phases(request) == (0, 1)
+    run_here(phase_words(request, 0))
     assert [row["step"] for row in read_metrics(tmp_path, "train", f"two_{SHORT}")] == list(range(1, 7))
-    assert remaining_phases(flags) == (0, 1)  # phase 1 will say that it is finished
+    assert remaining_phases(request) == (0, 1)  # phase 1 will say that it is finished
 
-    run_here([*phase_words(flags, 1, rest), "--max_steps", "5"])  # stands for an interruption
-    assert remaining_phases(flags) == (1,)
-    run_here(phase_words(flags, 1, rest))
+    run_here([*phase_words(request, 1), "--max_steps", "5"])  # stands for an interruption
+    assert remaining_phases(request) == (1,)
+    run_here(phase_words(request, 1))
     rows = read_metrics(tmp_path, "train", f"two_{LONG}")
     assert [row["step"] for row in rows] == list(range(7, 27))
     schedule = Schedule("LE", peak=0.003, total_steps=20, warmup_proportion=0.1, origin=6)
@@ -66,7 +65,7 @@ def test_interrupted_in_phase_two_it_resumes_there_without_another_warmup(tmp_pa
 def test_equal_lengths_are_refused(tmp_path: Path) -> None:
     words = [*write_phases(tmp_path), "--lengths", "16", "16"]
     with pytest.raises(UserError, match="must differ"):
-        remaining_phases(build_parser().parse_args(words))
+        remaining_phases(Request.parse(words))
 
 
 def passed_on(folder: Path) -> list[str]:
@@ -88,11 +87,18 @@ def test_phases_that_cannot_follow_each_other_are_refused_before_the_first(
     engine = json.loads((tmp_path / "deepspeed.json").read_text())
     other = write_json(tmp_path / "other.json", {**engine, **change})
     words += ["--deepspeed_configs", str(tmp_path / "deepspeed.json"), str(other)]
-    flags, rest = build_parser().parse_known_args([*words, *passed_on(tmp_path)])
+    request = Request.parse([*words, *passed_on(tmp_path)])
     with pytest.raises(UserError, match="phase 2 cannot start from phase 1") as caught:
-        check_phases(flags, (0, 1), rest)
+        check_phases(request, (0, 1))
     assert message in str(caught.value)
-    check_phases(flags, (1,), rest)  # phase 2 resumes from its own checkpoint
+    check_phases(request, (1,))  # phase 2 resumes from its own checkpoint
+
+
+def test_a_mistake_is_not_reported_with_a_folder_that_phase_one_will_write(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        main([*write_phases(tmp_path), *passed_on(tmp_path), "--set", "gradient_clipping=-1"])
+    assert "phase 2: " in str(caught.value)
+    assert "no such folder" not in str(caught.value)
 
 
 def test_a_launcher_that_ends_with_0_before_the_last_step_has_failed(
@@ -140,12 +146,12 @@ def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_wit
     assert "ended with code" not in said.err
     assert not (tmp_path / "out").exists()
 
-    flags, rest = build_parser().parse_known_args(words)
-    run_here([*phase_words(flags, 0, rest), "--max_steps", "2"])
+    request = Request.parse(words)
+    run_here([*phase_words(request, 0), "--max_steps", "2"])
     capsys.readouterr()
     assert main([*words, "--dry_run"]) == 0
     assert capsys.readouterr().out.count("dry run: nothing was written") == 2
-    assert not checkpoints_of(flags, 1).folder.exists()
+    assert not checkpoints_of(request, 1).folder.exists()
 
 
 @pytest.mark.parametrize("starter", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])

@@ -16,6 +16,7 @@ from data.masking import MaskingPolicy
 from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import PREFETCHED_STEPS, StepBatches, TrainingStream, evaluation_batches
+from data.stream.row_source import RowSource
 from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, opened, write_nvidias, write_ours
 
 POLICY = MaskingPolicy(mask_id=MASK, special_ids=SPECIAL_IDS, vocab_size=VOCAB_SIZE, max_predictions_per_seq=4)
@@ -87,8 +88,32 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(folder: Path, world
         rows_of(dataset, 5, rank=rank, world_size=world_size, micro_batch_size=share, gradient_accumulation_steps=1)
         for rank in range(world_size)
     ]
-    together = [tuple(row for share in shares for row in share[step]) for step in range(5)]
-    assert together == alone
+    together = [sorted(row for share in shares for row in share[step]) for step in range(5)]
+    assert together == [sorted(step) for step in alone]
+
+
+@pytest.mark.parametrize("chunk_rows", [32, 256])
+@pytest.mark.parametrize(("world_size", "batch"), [(1, 48), (4, 64), (8, 512), (8, 96), (8, 1024)])
+def test_ranks_share_the_units_of_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, batch: int, chunk_rows: int
+) -> None:
+    """Together the ranks read each row about once per epoch, however many they are; older shards have larger units."""
+    monkeypatch.setattr("data.shards.writer.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("data.stream.order.WINDOW_ROWS", 2048)
+    monkeypatch.setattr("data.stream.order.INTERLEAVED_WINDOW_ROWS", 2048)
+    write_ours(tmp_path, [2048, 2000, 2048])
+    dataset = opened(tmp_path)
+    assert dataset.shards[0].unit_rows == (32 if chunk_rows == 32 else 0)
+    decoded, delivered = 0, []
+    for rank in range(world_size):
+        source = RowSource(dataset, 5, None, rank=rank, world_size=world_size)
+        for start in range(0, dataset.num_rows // batch * batch, batch):
+            delivered += source.read(start, start + batch)[1].tolist()
+        decoded += source.decoded_rows
+        source.close()
+    assert len(delivered) == len(set(delivered)) == dataset.num_rows // batch * batch
+    expected = len(delivered) + 2048  # small batches are read together, so the next epoch's first window is, too
+    assert decoded < (1.3 if chunk_rows == 32 or world_size == 1 else 4) * expected
 
 
 @settings(max_examples=15)
@@ -102,7 +127,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(folder: Path, world
 def test_any_shards_ranks_seeds_and_jumps(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], world_size: int, micro: int, seed: int, jump: int
 ) -> None:
-    """From any step on, the slices of the ranks form the stream of one rank, with every row once per epoch."""
+    """From any step on, the shares of the ranks are the batches of one rank, with every row once per epoch."""
     folder = tmp_path_factory.mktemp("shards")
     write_ours(folder, sizes)
     dataset = opened(folder)
@@ -118,7 +143,8 @@ def test_any_shards_ranks_seeds_and_jumps(
         rows_of(dataset, count, first * batch, rank=rank, world_size=world_size, micro_batch_size=micro, **options)
         for rank in range(world_size)
     ]
-    assert [tuple(row for share in shares for row in share[step]) for step in range(count)] == alone[first:]
+    together = [sorted(row for share in shares for row in share[step]) for step in range(count)]
+    assert together == [sorted(step) for step in alone[first:]]
 
 
 def test_every_row_once_per_epoch_and_batches_cross_its_end(folder: Path) -> None:
@@ -179,6 +205,10 @@ def test_datasets_are_mixed_by_weight(tmp_path: Path) -> None:
     assert np.ptp(counts[:90]) <= 1, "within a component every row appears equally often"
     assert np.ptp(counts[90:]) <= 1
     assert rows_of(dataset, 3, first=300 * 6) == rows_of(dataset, 303)[300:]
+    options = {"world_size": 3, "micro_batch_size": 1}
+    shares = [rows_of(dataset, 60, rank=rank, **options) for rank in range(3)]
+    together = [sorted(row for share in shares for row in share[step]) for step in range(60)]
+    assert together == [sorted(flat[step * 6 : step * 6 + 6]) for step in range(60)]
 
 
 def test_datasets_mixed_by_size_give_every_row_once(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """The order of samples as a pure function."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.stream.order import SampleOrder, ShardSize
 
-sizes = st.lists(st.builds(ShardSize, st.integers(1, 700), st.sampled_from([1, 7, 32, 256])), min_size=1, max_size=6)
+blocks = st.sampled_from([(1, 0), (7, 0), (32, 0), (256, 0), (252, 7), (256, 32)])  # rows of a block, of a unit
+sizes = st.lists(
+    st.builds(lambda rows, block: ShardSize(rows, *block), st.integers(1, 700), blocks), min_size=1, max_size=6
+)
 seeds = st.integers(0, 2**40)
 
 
@@ -20,7 +24,7 @@ def numbers(order: SampleOrder, shards: list[ShardSize], epoch: int, start: int,
 def locate(order: SampleOrder, epoch: int, start: int, stop: int) -> np.ndarray:
     """[stop - start, 2] (shard, row)"""
     windows = order.split_by_window(epoch, start, stop)
-    found = [np.stack(order.locate(epoch, *window), axis=1) for window in windows]
+    found = [np.stack(order.locate(epoch, window, slice(start, stop)), axis=1) for window, start, stop in windows]
     return np.concatenate([np.empty((0, 2), dtype=np.int64), *found])
 
 
@@ -45,7 +49,14 @@ def test_a_jump_gives_the_same_rows_as_reading_from_the_start(
 
 
 @settings(max_examples=40)
-@given(st.lists(st.builds(ShardSize, st.integers(100, 700), st.sampled_from([7, 32])), min_size=1, max_size=4), seeds)
+@given(
+    st.lists(
+        st.builds(ShardSize, st.integers(100, 700), st.sampled_from([7, 32]), st.sampled_from([0, 7])),
+        min_size=1,
+        max_size=4,
+    ),
+    seeds,
+)
 def test_epochs_and_seeds_have_different_orders(shards: list[ShardSize], seed: int) -> None:
     order = SampleOrder(shards, seed)
     orders = [numbers(order, shards, epoch, 0, order.num_rows).tolist() for epoch in range(4)]
@@ -76,3 +87,18 @@ def test_rows_move_over_the_whole_corpus() -> None:
 def test_the_order_does_not_change_between_versions() -> None:
     order = SampleOrder([ShardSize(10, 4), ShardSize(7, 4)], 42)
     assert locate(order, 1, 3, 8).tolist() == [[1, 1], [0, 6], [1, 3], [1, 6], [0, 2]]
+    order = SampleOrder([ShardSize(10, 4, 2), ShardSize(7, 4, 2)], 42)
+    assert locate(order, 1, 3, 8).tolist() == [[1, 0], [0, 8], [0, 7], [0, 3], [1, 3]]
+
+
+@pytest.mark.parametrize("batch", [64, 256, 512, 768])
+def test_a_batch_has_as_many_rows_of_each_unit(batch: int) -> None:
+    order = SampleOrder([ShardSize(65_536, 256, 32)], 3)
+    for window in range(4):
+        units = order.window(0, window).units
+        assert len(units) == 16_384
+        for first in range(0, len(units) - batch + 1, batch):
+            counts = np.bincount(units[first : first + batch], minlength=512)
+            assert np.ptp(counts) <= 1
+            ranks = counts.reshape(16, -1).sum(axis=1)  # 16 ranks with the same number of units each
+            assert np.ptp(ranks) <= 1

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import random
 import tarfile
 import zipfile
 from collections import Counter
@@ -14,6 +15,7 @@ import zstandard
 from common.errors import UserError
 from data.text import sources as sources_module
 from data.text.archives import extract
+from data.text.files import open_text
 from data.text.html_pages import html_text
 from data.text.sources import find_extracted, find_sources
 from tests.unit.data.reading import DOCUMENTS, LINES, documents_of
@@ -85,6 +87,19 @@ def test_of_a_truncated_archive_the_files_before_are_read(tmp_path: Path, name: 
     assert counts["files_cut_short"] == 1
 
 
+def test_an_archive_inside_an_archive_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inner = {"deep/inner.zip": zip_of(FILES), "second.tar.gz": gzip.compress(tar_of(FILES))}
+    for files in ({"a.txt": LINES.encode(), **inner}, inner):
+        (tmp_path / "outer.zip").write_bytes(zip_of(files))
+        extracted = [path for path, _ in extract(str(tmp_path / "outer.zip"), tmp_path / "out", Counter())]
+        if files is inner:
+            with pytest.raises(UserError, match=r"not opened \(2 archives: inner.zip, second.tar.gz\); expected files"):
+                find_extracted("outer.zip", extracted, "auto")
+        else:
+            assert len(find_extracted("outer.zip", extracted, "auto")) == 1
+            assert "outer.zip: an archive inside an archive is not opened (2 archives" in capsys.readouterr().err
+
+
 def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
     content = bytearray(zip_of({"a.txt": LINES.encode()}))
     content[content.rindex(b"PK\x01\x02", 0, content.rindex(b"a.txt")) + 8] |= 1  # the flag in the directory
@@ -105,6 +120,46 @@ def test_utf_16_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, e
     found = documents_of(tmp_path / name, counts)
     assert found == [[line.replace("stands", "stānds 😀") for line in document] for document in DOCUMENTS]
     assert not any(counts.values())
+
+
+SCRIPTS = {
+    "ru": "Дом стоит у реки. Он старый,\nи в нём никто не живёт.\n",
+    "el": "Το σπίτι είναι κοντά στο ποτάμι. Είναι παλιό.\n",
+    "ar": "البيت قريب من النهر. وهو قديم جدا.\n",
+    "hi": "घर नदी के पास है। वह पुराना है।\n",
+    "zh": "房子在河边。它很旧，没有人住在里面。窗户都关着，花园里长满了草。",
+    "ja": "家は川のそばにあります。とても古くて、だれも住んでいません。庭には草がたくさん生えています。",
+    "ko": "집은 강가에 있다. 아주 오래되어 아무도 살지 않는다.\n",
+    "th": "บ้านอยู่ใกล้แม่น้ำ มันเก่ามาก\n",
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_utf_16_of_any_script_is_recognised_without_a_mark(tmp_path: Path, language: str, encoding: str) -> None:
+    text = SCRIPTS[language] * 99
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    with open_text(str(tmp_path / "a.txt")) as stream:
+        assert stream.read().decode() == text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(text.encode() * 20 for text in SCRIPTS.values()),
+        SCRIPTS["ru"].encode("koi8-r") * 20,
+        SCRIPTS["zh"].encode("gb18030") * 20,
+        SCRIPTS["ja"].encode("shift-jis") * 20,
+        "Das Gebäude ist älter als der Fluß daneben.\n".encode("latin-1") * 20,
+        LINES.encode().replace(b"\n", b"\n\0"),
+        bytes(range(256)) * 8,
+        random.Random(1).randbytes(4096),
+    ],
+)
+def test_other_bytes_are_not_taken_for_utf_16(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with open_text(str(tmp_path / "a.txt")) as stream:
+        assert stream.read() == content
 
 
 PAGE = """<!-- saved --><!DOCTYPE html><html><head><title>No</title><meta charset="{}"><style>p {{}}</style></head>

@@ -51,7 +51,7 @@ def test_grouped_sdpa_and_flex_equal_the_plain_formula(
     packing = plan_packing(MASK)
     qkv, inputs = random_tensor(packing.num_tokens, 3, 3, 8), AttentionInputs(packing, window=window)
     expected = value_and_gradients(lambda x: plain.attend(x, inputs)[0], qkv)
-    for name, value in {"_TILE": tile, "_WINDOW_QUERIES": queries, "_SHORT": short}.items():
+    for name, value in {"_TILE": tile, "WINDOW_QUERIES": queries, "_SHORT": short}.items():
         monkeypatch.setattr(grouped, name, value)
     for backend in (grouped, sdpa):
         assert_near(value_and_gradients(lambda x, b=backend: b.attend(x, inputs)[0], qkv), expected)
@@ -61,7 +61,7 @@ def test_grouped_sdpa_and_flex_equal_the_plain_formula(
 
 def test_gradients_with_dropout_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "_TILE", 20)
-    monkeypatch.setattr(grouped, "_WINDOW_QUERIES", 2)
+    monkeypatch.setattr(grouped, "WINDOW_QUERIES", 2)
 
     def compute(qkv: Tensor) -> Tensor:
         torch.manual_seed(5)
@@ -89,7 +89,7 @@ def test_work_and_scratch_grow_with_the_window_not_with_the_length() -> None:
     tiles = list(grouped._tiles(12, run))
     sizes = [(t.pairs.stop - t.pairs.start) * (t.queries.stop - t.queries.start) * (t.keys.stop - t.keys.start)
              for t in tiles]  # fmt: skip
-    assert sum(sizes) <= 12 * 8192 * (128 + 1 + grouped._WINDOW_QUERIES)
+    assert sum(sizes) <= 12 * 8192 * (128 + 1 + grouped.WINDOW_QUERIES)
     assert max(sizes) <= grouped._TILE
 
 

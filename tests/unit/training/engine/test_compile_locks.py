@@ -160,9 +160,14 @@ def test_compiling_is_announced_and_shown_to_continue(
     assert "still compiling cpu_adam, for 0 seconds" in said
     (folder / "cpu_adam.so").write_bytes(b"")
     lock.release()
-    assert "compiled cpu_adam in 0 seconds" in capsys.readouterr().out
+    assert "compiled cpu_adam (after 0 seconds)" in capsys.readouterr().out
     time.sleep(0.2)
     again = CompileLock(str(folder / "lock"))
     assert again.try_acquire()
     again.release()
     assert capsys.readouterr().out == "", "there is nothing to compile"
+    (folder / "cpu_adam.so").unlink()
+    failing = CompileLock(str(folder / "lock"))
+    assert failing.try_acquire()
+    failing.release()
+    assert "could not compile cpu_adam (after 0 seconds)" in capsys.readouterr().out

@@ -16,11 +16,11 @@ from data.tokenizer import load_tokenizer
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from tests.support import VOCAB, make_rows, read_metrics, write_project
+from tests.support import VOCAB, make_rows, read_metrics, write_json, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import TrainingState
-from training.export.card_facts import CardFacts, CardRequest
+from training.export.card_facts import CardFacts, CardRequest, read_card_facts
 from training.export.hugging_face import export_checkpoint, read_weights
 from training.export.model_card import model_card
 
@@ -129,6 +129,36 @@ def test_the_model_card_names_the_objective(head: str, objective: str, classes: 
     assert ("seq_relationship" in card) == (head != "none")
 
 
+@pytest.mark.parametrize(
+    ("prepared", "commonest", "expected"),
+    [
+        ("de", [], ("de",)),
+        ("en", ["the", ",", ".", "\u0120of", "And", "\u2581to"], ("en",)),
+        ("en", ["der", "die", "in", "a"], ()),  # the default of --language, which the text contradicts
+    ],
+)
+def test_languages_that_the_preparation_knows(
+    prepared: str, commonest: list[str], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = {"data": {"mixed_seq_datasets": {"24": {"wiki": "data"}}}}
+    flags = {"max_seq_length": 24, "data_path_prefix": str(tmp_path)}
+    write_json(tmp_path / "resolved.json", {"flags": flags, "model": model})
+    write_json(tmp_path / "data" / "manifest.json", {"settings": {"language": prepared}})
+    splits = [{"commonest_tokens": [[token, 0.01] for token in commonest]}]
+    write_json(tmp_path / "data" / "report.json", {"preparation": {"documents": 2}, "splits": splits})
+    facts = read_card_facts(tmp_path, None, 3)
+    assert facts.languages == expected
+    assert facts.data == (f"`wiki` (data): 2 documents, prepared for the language `{prepared}`",)
+    config = BertConfig(vocab_size=64, sentence_head="sop")
+    state = TrainingState(3, 0, 24, 300, 42, 1, 0, "fp32", "", None, None, config.to_dict(), is_preln=True)
+    figures = {"step": 3, "mlm_loss": 2.0, "perplexity": 7.4, "mlm_accuracy": 0.5, "nsp_accuracy": 0.75}
+    facts = facts._replace(validation=figures)
+    card = model_card(state, {"architectures": ["X"]}, facts, CardRequest(), has_tokenizer=True)
+    assert ("language:\n" + "".join(f'- "{code}"\n' for code in expected) in card) == bool(expected)
+    assert "sentence order right" in card
+    assert "next sentence right" not in card
+
+
 def test_a_file_in_its_place_is_refused_before_the_run(tmp_path: Path) -> None:
     words = write_project(tmp_path)
     (tmp_path / "hf").write_text("")
@@ -175,13 +205,15 @@ def test_the_model_card_is_complete_and_its_example_runs(
     path = tmp_path / "model.json"
     path.write_text(path.read_text().replace('"name": "tiny"', '"name": "tiny", "bert_token_file": "vocab.txt"'))
     counts = {"documents": 1234, "tokens": 56789}
-    (tmp_path / "data" / "report.json").write_text(json.dumps({"preparation": counts}))
+    inputs = [{"file": f"/texts/part_{i}.txt", "read_as": "paragraphs"} for i in range(12)]
+    (tmp_path / "data" / "report.json").write_text(json.dumps({"preparation": counts, "inputs": inputs}))
     words += ["--export_license", "apache-2.0", "--export_language", "en,de", flag]
     run_here([*words, "--max_steps", "3", "--export_dir", str(tmp_path / "hf")])
     card = (tmp_path / "hf" / "README.md").read_text()
     head = card.split("---\n")[1]
     assert 'license: "apache-2.0"\nlanguage:\n- "en"\n- "de"\n' in head
-    assert "`wiki` (data): 1,234 documents, 56,789 tokens" in card
+    assert "`wiki` (data): 1,234 documents, 56,789 tokens, from `part_0.txt`, `part_1.txt`" in card
+    assert "`part_9.txt` and 2 more files" in card
     for fact in ("| learning_rate | 0.003 |", "| batch_size | 8 |", "| hardware | ", "| time (h:mm:ss) | ", "| 3 |"):
         assert fact in card
     assert "not recorded" not in card

@@ -19,6 +19,8 @@ from training.planning.activations import estimate_activations
 from training.planning.workload import plan_execution
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODERN = {"hidden_act": "geglu", "position_embedding_type": "rotary", "attention_window": 16, "use_bias": False,
+          "global_attention_every": 2, "type_vocab_size": 0}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "sdpa": NO_DROPOUT,
@@ -26,6 +28,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain, no dropout": {**NO_DROPOUT, "attention_backend": "plain"},
     "geglu": {"hidden_act": "geglu"},
     "no sentence head": {"sentence_head": "none"},
+    "modern": {**NO_DROPOUT, **MODERN},
+    "query and key norms": {**NO_DROPOUT, "qk_norm": True},
 }
 CHOICES = [
     Checkpointing(activation=True),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nvidia.attention.grouped import WINDOW_QUERIES
 from tests.support import run_command
 from tests.unit.training.planning.measuring import (
     LENGTHS,
@@ -19,8 +20,9 @@ from tests.unit.training.planning.measuring import (
 )
 from training.planning import compute
 from training.planning.accelerators import read_table
-from training.planning.compute import count_kernels, estimate_micro_step, executed_flops
-from training.planning.workload import flops_per_row, plan_execution
+from training.planning.activations import estimate_activations
+from training.planning.compute import count_kernels, estimate_micro_step, executed_flops, forward_products
+from training.planning.workload import Batch, RowLengths, flops_per_row, plan_execution
 
 
 def test_executed_flops_are_those_that_torch_counts() -> None:
@@ -35,6 +37,24 @@ def test_model_flops_are_what_runs_report() -> None:
     model = flops_per_row(config, batch.lengths) * batch.rows
     executed = executed_flops(config, batch, plan_execution(config, "fp32", "cpu", None))
     assert 0.9 * executed < model < executed
+
+
+def test_windows_are_planned_as_work_that_grows_with_the_window() -> None:
+    """On a GPU with long rows: attention of the windowed layers almost vanishes, and time and memory follow."""
+    rows = Batch(4, RowLengths(8192, 8192, 8192**2, 1229))
+    a100, flops, seconds, stored = read_table()["A100-80"], [], [], []
+    for changes in ({}, {"attention_window": 128, "global_attention_every": 3}):
+        config = small_config(num_hidden_layers=6, max_position_embeddings=8192, attention_probs_dropout_prob=0.0,
+                              position_embedding_type="rotary", **changes)  # fmt: skip
+        execution = plan_execution(config, "bf16", "cuda", (8, 0))
+        assert execution.in_layer(config, 1).backend == "varlen"
+        attention = [product.flops for product in forward_products(config, rows, execution) if product.is_attention]
+        flops.append(sum(attention))
+        seconds.append(estimate_micro_step(config, rows, execution, a100).seconds)
+        stored.append(estimate_activations(config, rows, execution).stored)
+    assert flops[1] / flops[0] == pytest.approx(1 / 3 + 2 / 3 * (128 + WINDOW_QUERIES) / 8192, rel=1e-6)
+    assert seconds[1] < 0.6 * seconds[0]
+    assert stored[1] == stored[0]
 
 
 class _KernelCounter(TorchDispatchMode):

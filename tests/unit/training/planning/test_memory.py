@@ -87,6 +87,8 @@ def test_states_are_those_of_the_engine(stage: int, precision: str, world_of_one
         {"hidden_act": "swiglu", "use_bias": False},
         {"sentence_head": "none", "tie_word_embeddings": False},
         {"position_embedding_type": "relative_key", "pruned_heads": {1: (0,)}},
+        {"attention_bias": False, "norm_bias": False, "type_vocab_size": 0, "qk_norm": True, "position_offset": 2},
+        {"mlp_bias": False, "head_bias": False, "decoder_bias": False, "position_embedding_type": "rotary"},
     ],
 )
 @pytest.mark.parametrize("is_pre_ln", [True, False])

@@ -42,7 +42,7 @@ def test_of_equal_ranks_those_outside_a_collective_are_stuck() -> None:
     beats = [beat(0), beat(1, is_waiting=False), beat(2)]
     assert find_stuck(beats, [], 3) == [beats[1]]
     assert "all ranks are at the same point" in describe(beats, [], 3, 60.0)
-    assert "rank 3 shows no sign of life" in describe(beats, [], 4, 60.0)
+    assert "rank 3 has written nothing" in describe(beats, [], 4, 60.0)
 
 
 @pytest.mark.parametrize("is_alive", [True, False])

@@ -1,0 +1,29 @@
+"""Results of evaluation.run for one model, found again by the digest of its files."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from evaluation.finetuning.identity import folder_digest
+
+REPORT = "report.json"  # in the output folder of evaluation.run
+
+
+def find_card_section(reports: Iterable[Path], model: Path) -> str | None:
+    """The section for the card of the Hugging Face folder `model` from the first report.json that has its results.
+
+    A report of other weights, or one that cannot be read, is passed over.
+    """
+    existing = [path for path in reports if path.is_file()]
+    digest = folder_digest(model) if existing else None
+    for path in existing:
+        try:
+            report = json.loads(path.read_bytes())
+            name = next((entry["name"] for entry in report["models"] if entry["digest"] == digest), None)
+            if name is not None:
+                from evaluation.report import card_section  # takes seconds, with transformers
+
+                return card_section(report, name)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return None
