@@ -1,4 +1,4 @@
-"""The Kubernetes manifest of docs/clusters.md follows the schema of its kinds, and its flags are flags of the launcher."""
+"""The Kubernetes manifest of docs/clusters.md follows the schema of its kinds, and its flags exist."""
 
 import re
 
