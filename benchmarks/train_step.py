@@ -1,16 +1,16 @@
 """One training step of BERT-base: ours, ours in the DeepSpeed engine, stock transformers, and a plain reference.
 
-Every contender takes the same batches: forward and backward over a few micro-batches, clipping, AdamW. They take turns
-in one process, so that what else the machine does falls on all; the best round counts. Peak memory is measured in
-a process of its own. The last line is JSON.
+Further contenders by name: transformers compiled by torch.compile, and ModernBERT by ours and by stock transformers.
+Every contender takes the same batches, whose rows have the lengths of real shards: forward and backward over a few
+micro-batches, clipping, AdamW. They take turns in one process, so that other work on the machine affects all; the best
+round counts. Peak memory is measured in a separate process. The last line is JSON.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.batches import Batch, make_batch, num_tokens
+from benchmarks.contenders import BUILDERS, Step
 from benchmarks.matmul_limit import seconds, step_products
-from benchmarks.plain_preln import PlainPreLN
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
@@ -29,110 +29,19 @@ from nvidia.config import BertConfig
 from nvidia.cpu.libraries import use
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.fastest import measure_libraries
-from nvidia.modelingpreln import BertForPreTrainingPreLN
 
-CONTENDERS = ("ours", "engine", "transformers", "reference")
-# length → rows of a micro-batch, share of real tokens, predictions a row
-WORKLOADS = {128: (16, 0.90, 20), 512: (4, 0.75, 80)}
+CONTENDERS = tuple(BUILDERS)
+DEFAULT = ("ours", "engine", "transformers", "reference")
+# length → rows of a micro-batch, predictions per row
+WORKLOADS = {128: (16, 20), 512: (8, 80)}
 # By torch's matmul; and by that of nvidia/cpu/linear.py, which may be faster on this processor (the
 # model does not take it for all gradients of weights).
 LIMITS = ("limit", "linear_limit")
-CLIP = 1.0
-OPTIMIZER = {"lr": 1e-4, "weight_decay": 0.01, "fused": True}
-
-Step = Callable[[list[Batch]], float]  # runs one optimizer step and gives the last micro-batch's loss
-
-
-def plain_loop(model: torch.nn.Module, loss_of: Callable[[Batch], torch.Tensor]) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
-
-    def step(batches: list[Batch]) -> float:
-        for batch in batches:
-            loss = loss_of(batch) / len(batches)
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach()) * len(batches)
-
-    return step
-
-
-def ours(config: BertConfig, accumulation: int) -> Step:
-    model = BertForPreTrainingPreLN(config)
-    return plain_loop(model, model)
-
-
-def reference(config: BertConfig, accumulation: int) -> Step:
-    model = PlainPreLN(config)
-    model.load_state_dict(BertForPreTrainingPreLN(config).state_dict())
-    return plain_loop(model, model)
-
-
-def transformers_bert(config: BertConfig, accumulation: int) -> Step:
-    from transformers import BertConfig as StockConfig
-    from transformers import BertForPreTraining
-
-    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "max_position_embeddings", "hidden_dropout_prob", "attention_probs_dropout_prob")  # fmt: skip
-    model = BertForPreTraining(StockConfig(**{key: getattr(config, key) for key in keys}, attn_implementation="sdpa"))
-    model.train()
-
-    def loss_of(batch: Batch) -> torch.Tensor:
-        labels = batch.masked_lm_labels.masked_fill(batch.masked_lm_labels == -1, -100)
-        return model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.input_mask,
-            token_type_ids=batch.segment_ids,
-            labels=labels,
-            next_sentence_label=batch.next_sentence_label,
-        ).loss
-
-    return plain_loop(model, loss_of)
-
-
-def engine(config: BertConfig, accumulation: int, stage: int = 0) -> Step:
-    """Ours in the engine, with the settings that make it cheap on one process (docs/performance.md)."""
-    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
-        os.environ.setdefault(key, value)
-    os.environ.setdefault("MASTER_PORT", str(29500 + os.getpid() % 2000))
-    import deepspeed
-
-    model = BertForPreTrainingPreLN(config)
-    settings = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": stage},
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }
-    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
-    runner, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-
-    def step(batches: list[Batch]) -> float:
-        for batch in batches:
-            loss = runner(batch)
-            runner.backward(loss)
-            runner.step()
-        return float(loss.detach())
-
-    return step
-
-
-BUILDERS: dict[str, Callable[[BertConfig, int], Step]] = {
-    "ours": ours,
-    "engine": engine,
-    "transformers": transformers_bert,
-    "reference": reference,
-}
 
 
 def workload(length: int, accumulation: int, config: BertConfig) -> list[Batch]:
-    rows, fullness, predictions = WORKLOADS[length]
-    return [make_batch(rows, length, fullness, config.num_tokens, predictions, seed) for seed in range(accumulation)]
+    rows, predictions = WORKLOADS[length]
+    return [make_batch(rows, length, None, config.num_tokens, predictions, seed) for seed in range(accumulation)]
 
 
 def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> dict[str, float]:
@@ -179,7 +88,8 @@ def warm_up(step: Step, name: str, batches: list[Batch]) -> None:
 
 def peak_megabytes(name: str, arguments: argparse.Namespace, length: int) -> float:
     """Peak memory of a process that runs only one step of this contender."""
-    options = {"--only_memory": name, "--lengths": length, "--layers": arguments.layers, "--accumulation": 2}
+    options = {"--only_memory": name, "--lengths": length, "--accumulation": 2}
+    options |= {f"--{key}": getattr(arguments, key) for key in ("layers", "hidden", "vocab_size")}
     command = [sys.executable, __file__, *(str(word) for option in options.items() for word in option)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
     return float(answer.stdout.strip().splitlines()[-1])
@@ -193,10 +103,12 @@ def report_memory(name: str, config: BertConfig, length: int, accumulation: int)
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--contenders", nargs="+", default=list(DEFAULT), choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender; the best counts")
     parser.add_argument("--accumulation", type=int, default=4, help="micro-batches of a step")
     parser.add_argument("--layers", type=int, default=12, help="12 is BERT-base; fewer make a quick look")
+    parser.add_argument("--hidden", type=int, default=768, help="hidden size, a multiple of 64")
+    parser.add_argument("--vocab_size", type=int, default=30522)
     parser.add_argument("--no_memory", action="store_true", help="leave out the peak memory")
     parser.add_argument("--only_memory", choices=CONTENDERS, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -204,7 +116,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    config = BertConfig(vocab_size=30522, num_hidden_layers=arguments.layers).with_padded_vocab()
+    config = BertConfig(
+        vocab_size=arguments.vocab_size,
+        hidden_size=arguments.hidden,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.hidden // 64,
+        intermediate_size=4 * arguments.hidden,
+    ).with_padded_vocab()
     configure_onednn()
     keep_freed_memory()
     torch.manual_seed(0)
@@ -215,8 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for length in arguments.lengths:
         speeds = measure(config, length, arguments.contenders, arguments.rounds, arguments.accumulation)
         row = {name: round(speeds[name], 1) for name in arguments.contenders}
-        if {"engine", "transformers"} <= set(speeds):
-            row["ratio"] = round(speeds["engine"] / speeds["transformers"], 3)
+        for key, first, second in (("ratio", "engine", "transformers"), ("modern_ratio", "modern", "stock_modern")):
+            if {first, second} <= set(row):
+                row[key] = round(speeds[first] / speeds[second], 3)
         if "ours" in speeds:
             row["matmul_share"] = round(speeds["ours"] / speeds["limit"], 3)
             row["linear_share"] = round(speeds["ours"] / speeds["linear_limit"], 3)

@@ -13,7 +13,7 @@ from common.files import write_atomically
 from common.words import counted
 from data.preparation import output as output_
 from data.preparation import work_folder
-from data.preparation.arguments import check_folders, folders_written, parse_arguments, settings_from
+from data.preparation.arguments import check_folders, folders_written, parse_arguments
 from data.preparation.executors import open_executor
 from data.preparation.pipeline import Pipeline, Summary, describe_damaged
 from data.preparation.work_folder import Job
@@ -29,14 +29,14 @@ _SHARDS_FETCHED = 4  # of each split, for the report on output that is not a loc
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    settings = settings_from(arguments)
+    settings = arguments.settings
     settings.check()
-    work = check_folders(arguments)
+    work = check_folders(arguments.output_dir, arguments.tokenizer_dir, arguments.work_dir)
     root = arguments.output_dir
     output = output_.open_output(root)
     tokenizer = None
     if arguments.vocab_file is not None:
-        tokenizer = load_tokenizer(Path(arguments.vocab_file), lower_case=arguments.do_lower_case)
+        tokenizer = load_tokenizer(arguments.vocab_file, lower_case=settings.lower_case)
     sources = find_sources(arguments.input, settings.layout, folders_written(arguments, work))
     fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
     if not arguments.overwrite:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
             console.say(describe_formats(sources))
             summary = Pipeline(job, executor, workers).run(sources, tokenizer, arguments.input)
-    tokenizer_output = output_.open_output(arguments.tokenizer_dir or f"{root}/tokenizer")
+    tokenizer_output = output_.open_output(arguments.tokenizer_dir)
     for path in sorted(Path(job.tokenizer).iterdir()):
         output_.write_file(tokenizer_output, path.name, path.read_bytes())
     _report(summary, output, root, load_tokenizer(Path(job.tokenizer)), work, time.perf_counter() - started)

@@ -3,6 +3,8 @@
 T real tokens, U used tokens, H hidden size.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,11 @@ from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
 from nvidia.layers import BertIntermediate, BranchOutput
 from nvidia.self_attention import AttentionCall, BertAttention
+
+
+def in_chunks(size: int, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """function(rows), computed for `size` rows at a time (0: all at once), which needs less memory."""
+    return torch.cat([function(part) for part in rows.split(size)]) if size else function(rows)
 
 
 class BertBlock(nn.Module):
@@ -33,9 +40,7 @@ class BertBlock(nn.Module):
     def forward(self, x: Tensor, call: AttentionCall, scale: float = 1.0) -> Tensor:
         """[T, H] → [U, H] for `call.rows`, or [T, H]; `scale` multiplies both branches (progressive layer drop)."""
         a = self.add_attention(x, call, scale)
-        if not self.chunk_size:
-            return self.add_feed_forward(a, scale)
-        return torch.cat([self.add_feed_forward(rows, scale) for rows in a.split(self.chunk_size)])
+        return in_chunks(self.chunk_size, lambda rows: self.add_feed_forward(rows, scale), a)
 
     def add_attention(self, x: Tensor, call: AttentionCall, scale: float) -> Tensor:
         """The first half of the block, [T, H] → [U, H]."""

@@ -1,14 +1,21 @@
-"""Check this machine before a run: versions, accelerator and its speed, launcher, cores, limits, memory, disk."""
+"""Check this machine before a run: versions, accelerator and its speed, launcher, cores, limits, memory, disk.
+
+With --hostfile, or under srun, torchrun or mpirun: check several machines together.
+"""
 
 import argparse
+import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from xml.etree import ElementTree
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
@@ -18,9 +25,13 @@ from common.errors import run_command
 from common.help import Parser, positive_int
 from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.words import counted
+from scripts.doctor_hosts import check_hosts, check_together, read_hosts
 from training.runtime.launchers import find_deepspeed
+from training.runtime.rank_variables import has_launcher
+from training.runtime.starting import choose_accelerator
 
 try:
+    choose_accelerator()
     import torch
 
     from nvidia.config import BertConfig
@@ -35,6 +46,7 @@ try:
         find_abilities,
         read_cpu_flags,
     )
+    from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
     torch = None
 
@@ -42,6 +54,7 @@ GIB = 2**30
 MIN_SPEEDUP = 1.2  # of a precision that is recommended; the rest of a step does not get faster
 INSTALL = "run pip install -r requirements.txt, then activate .venv"
 BASE_MEMORY = "BERT-base with AdamW takes about 4 GiB on a CPU"
+MAX_NAMED = 4  # failed or unavailable cases of a test that the report names
 UNKNOWN = "unknown (the system does not report it)"
 
 
@@ -69,13 +82,29 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="output folder of the run (default: .)",
     )
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
+    parser.add_argument("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")
+    parser.add_argument("--data_path_prefix", type=Path, metavar="DIR", help="data of the run, on several machines")
+    parser.add_argument(
+        "--accelerator",
+        action="store_true",
+        help="also run the tests of tests/gpu on this GPU, about a minute, and report what may be trusted",
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; the exit code is 1 if there is a problem, and 0 if there is only advice."""
     flags = build_parser().parse_args(argv)
+    if flags.hostfile is not None:
+        data = [] if flags.data_path_prefix is None else ["--data_path_prefix", str(flags.data_path_prefix.absolute())]
+        words = ["--output_dir", str(flags.output_dir.absolute()), *data]
+        return check_hosts(read_hosts(flags.hostfile), flags.master_port, words)
+    if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
+        return check_together(rank_info, flags.data_path_prefix, flags.output_dir)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
+    if flags.accelerator:
+        findings += check_trust()
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:
         mark = "!" if finding.is_problem else "-" if finding.remedy else " "
@@ -164,6 +193,45 @@ def check_accelerator() -> Finding:
     memory = torch.cuda.get_device_properties(0).total_memory / GIB
     count = torch.cuda.device_count()
     return Finding("accelerator", f"{count} × {abilities.name}, {memory:.0f} GiB each, supports {kinds}")
+
+
+def check_trust() -> list[Finding]:
+    """Run tests/gpu: attention backends against the plain formula, dropout, ZeRO stages, resume, export, compile."""
+    topic = "GPU tests"
+    if not torch:
+        return [Finding(topic, "not run, because torch cannot be imported", INSTALL)]
+    if not torch.cuda.is_available():
+        remedy = "run it on a machine with a GPU"
+        return [Finding(topic, "not run, because torch finds no CUDA device", remedy, is_advice=True)]
+    if importlib.util.find_spec("pytest") is None:
+        return [Finding(topic, "not run, because pytest is missing", "pip install -r requirements-dev.txt")]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", f"--junitxml={report}"]
+        outcome = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        if not report.is_file():
+            return [Finding(topic, f"pytest ended with code {outcome.returncode}", outcome.stdout[-500:].strip())]
+        return read_trust(report.read_text())
+
+
+def read_trust(report: str) -> list[Finding]:
+    """One finding per test of a JUnit report: how many of its cases passed, which failed, which cannot run here."""
+    cases: dict[str, dict[str, list[str]]] = {}
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        test, _, name = case.get("name", "").removesuffix("]").partition("[")
+        kind = next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), "passed")
+        found = case.find(kind)
+        reason = "" if found is None else str(found.get("message", "")).split("\n")[0]
+        said = f"{name} ({reason})" if kind in ("failure", "error") else reason or name
+        cases.setdefault(test, {}).setdefault("failed" if kind in ("failure", "error") else kind, []).append(said)
+    findings = []
+    for test, by_kind in cases.items():
+        failed, unavailable = by_kind.get("failed", []), sorted(set(by_kind.get("skipped", [])))
+        parts = [f"{len(by_kind.get('passed', []))} passed"] + ([f"{len(failed)} failed"] if failed else [])
+        parts += [f"not available: {'; '.join(unavailable[:MAX_NAMED])}"] if unavailable else []
+        remedy = f"do not rely on {'; '.join(failed[:MAX_NAMED])}" if failed else None
+        findings.append(Finding("GPU", f"{test.removeprefix('test_').replace('_', ' ')}: {', '.join(parts)}", remedy))
+    return findings
 
 
 def check_instructions(cpu_flags: set[str]) -> Finding:

@@ -7,23 +7,25 @@ import torch
 from common.console import console
 from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
+from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
 from training.build import Run, has_unigram_start
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
-from training.notes import find_attention_notes, find_notes, find_warnings
+from training.notes import find_attention_notes, find_model_notes, find_notes, find_warnings
 from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
-from training.settings.resolve import Settings, describe
+from training.settings.flags import ProbeFlags
+from training.settings.resolve import describe
 
 
 def show_banner(run: Run) -> None:
     """Show the run's table and notes on the console, and the user's files in TensorBoard."""
     settings, batch, clock = run.settings, run.settings.deepspeed.batch, run.clock
     flags, is_preln = settings.training_flags, settings.model_flags.preln
-    config = settings.model_config
+    config, probes = settings.model_config, settings.probe_flags
     num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
     muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
@@ -36,7 +38,11 @@ def show_banner(run: Run) -> None:
         "data": describe_phases(run.datasets, clock.horizon.plan)
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
-        **({} if settings.probe_flags.probe is None else {"probes": describe_probes(settings)}),
+        **(
+            {}
+            if settings.probe_flags.probe is None
+            else {"probes": describe_probes(probes, flags.validate_every_steps)}
+        ),
         "length": describe_length(clock, outlook),
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
@@ -47,7 +53,7 @@ def show_banner(run: Run) -> None:
         **({} if muon is None else {"optimizer": muon}),
         "checkpoints": str(settings.saved_models),
         "logs": str(settings.runs),
-        "start": describe_start(settings, run.resume_point),
+        "start": describe_start(config, settings.first_weights, run.resume_point),
     }
     console.say(describe(settings.job_name, facts))
     optimizer = settings.deepspeed.content.get("optimizer", {})
@@ -67,6 +73,7 @@ def show_banner(run: Run) -> None:
         output_dir=settings.output_dir,
         has_validation=run.datasets.validation is not None,
     )
+    notes += find_model_notes(config, settings.data_flags.max_seq_length)
     notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, is_preln)]
     if not settings.model_flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
         notes += find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device))
@@ -77,19 +84,18 @@ def show_banner(run: Run) -> None:
         run.sinks.text(name, f"```json\n{shown}\n```")
 
 
-def describe_probes(settings: Settings) -> str:
-    flags = settings.probe_flags
-    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
+def describe_probes(flags: ProbeFlags, validate_every: int | None) -> str:
+    every = flags.probe_every_steps or validate_every
     when = "at the end" if every is None else f"every {counted(every, 'step')} and at the end"
     return f"{', '.join(Path(word).name for word in flags.probe or ())}, {when}"
 
 
-def describe_start(settings: Settings, point: ResumePoint | None) -> str:
+def describe_start(config: BertConfig, first_weights: Path | None, point: ResumePoint | None) -> str:
     if point is not None:
         return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
-    if settings.first_weights is not None:
-        return f"from the weights of {settings.first_weights}"
-    is_unigram = has_unigram_start(settings, point)
+    if first_weights is not None:
+        return f"from the weights of {first_weights}"
+    is_unigram = has_unigram_start(config, first_weights, point)
     return f"from new weights{', the decoder bias from token frequencies' if is_unigram else ''}"
 
 

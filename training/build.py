@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ import torch
 from common.console import console
 from data.randomness import seed_of
 from data.shards.frequencies import log_frequencies
+from data.tokenizer import BertTokenizer
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
+from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -42,6 +45,7 @@ from training.runtime import collectives
 from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
+from training.settings.flags import CheckpointFlags, ModelFlags, ProbeFlags
 from training.settings.resolve import Settings
 from training.validation import Validator, validation_rows
 
@@ -88,15 +92,19 @@ def build_run(
         fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
-        model = build_model(settings)
-        load_first_weights(model, settings, point)
-        if has_unigram_start(settings, point):
-            model.set_decoder_bias(torch.from_numpy(log_frequencies(datasets.training[0], model.config.num_tokens)))
-        replace_blocks(model, settings, rank_info)
+        model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+        load_first_weights(model, settings.first_weights, settings.tokenizer, point)
+        if has_unigram_start(settings.model_config, settings.first_weights, point):
+            read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
+            model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
+        replace_blocks(model, settings, rank_info.rank)
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
         note("loading the checkpoint", 0)
-        progress = Progress(all_ranks_count_lost_time(resume(engine, rank_info, fresh, point), settings))
+        state = resume(engine, rank_info, fresh, point)
+        budget = settings.training_flags.time_budget
+        is_exported = settings.checkpoint_flags.export_dir is not None
+        progress = Progress(all_ranks_count_lost_time(state, budget, settings.saved_models, is_exported))
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
     means = collectives.all_ranks_read(datasets.tokens_per_row)
@@ -146,16 +154,17 @@ def build_validator(run: Run) -> Validator | None:
         return None
     rows = validation_rows(settings.deepspeed.batch.micro, settings.data_flags.max_seq_length, length)
     clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.checkpoint_flags.keep_best
-    is_watched = settings.probe_flags.stop_after_no_gain is not None and watched_probe(settings) is None
+    probe = watched_probe(settings.probe_flags, settings.checkpoint_flags)
+    is_watched = settings.probe_flags.stop_after_no_gain is not None and probe is None
     return Validator(
         run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best, is_watched
     )
 
 
-def watched_probe(settings: Settings) -> str | None:
+def watched_probe(flags: ProbeFlags, checkpoint_flags: CheckpointFlags) -> str | None:
     """The probe that chooses the best checkpoint or ends the run; None: the validation loss does, or nothing."""
-    flags, by = settings.probe_flags, settings.checkpoint_flags.keep_best_by
-    ends_run = flags.stop_after_no_gain is not None and not settings.checkpoint_flags.keep_best
+    by = checkpoint_flags.keep_best_by
+    ends_run = flags.stop_after_no_gain is not None and not checkpoint_flags.keep_best
     if by is not None or flags.probe is None or not ends_run:
         return by
     return PREFIX + choose_probe_tasks(flags.probe)[0].name
@@ -172,7 +181,7 @@ def build_prober(run: Run) -> Prober | None:
     keeps_best = settings.checkpoint_flags.keep_best_by is not None
     return Prober(
         run.engine, probes, run.rank_info, run.stop, run.timer, run.clock, run.sinks, every, flags.probe_seconds,
-        watched_probe(settings), keeps_best,
+        watched_probe(flags, settings.checkpoint_flags), keeps_best,
     )  # fmt: skip
 
 
@@ -214,14 +223,14 @@ def resume_request(settings: Settings) -> ResumeRequest:
     )
 
 
-def build_model(settings: Settings) -> PreTrainingModel:
-    flags = settings.model_flags
+def build_model(config: BertConfig, flags: ModelFlags, recomputed_layers: int | None) -> PreTrainingModel:
+    """`recomputed_layers` are recomputed together: 0 for the default number, None for no gradient checkpointing."""
     model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
-    model = model_class(settings.model_config)
-    layers = settings.recomputed_layers
+    model = model_class(config)
+    layers = default_chunk(config.num_hidden_layers) if recomputed_layers == 0 else recomputed_layers or 0
     model.set_checkpointing(
         Checkpointing(
-            layers=default_chunk(settings.model_config.num_hidden_layers) if layers == 0 else layers or 0,
+            layers=layers,
             activation=flags.gelu_checkpoint,
             attention=flags.attention_dropout_checkpoint,
             norm=flags.normalize_invertible,
@@ -230,21 +239,22 @@ def build_model(settings: Settings) -> PreTrainingModel:
     return model
 
 
-def load_first_weights(model: PreTrainingModel, settings: Settings, point: ResumePoint | None) -> None:
+def load_first_weights(
+    model: PreTrainingModel, folder: Path | None, tokenizer: BertTokenizer | None, point: ResumePoint | None
+) -> None:
     """Load the first weights: --use_pretrain from a Hugging Face folder, --finetune from another run."""
-    if point is None and settings.first_weights is not None:
-        load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
+    if point is None and folder is not None:
+        load_hugging_face_weights(model, folder, tokenizer)
     if point is not None and point.is_only_weights:
         model.load_state_dict(read_weights(point.path))
 
 
-def has_unigram_start(settings: Settings, point: ResumePoint | None) -> bool:
+def has_unigram_start(config: BertConfig, first_weights: Path | None, point: ResumePoint | None) -> bool:
     """Whether the decoder bias starts from the data's token frequencies: with new weights only."""
-    is_new = point is None and settings.first_weights is None
-    return is_new and settings.model_config.decoder_bias_init == "unigram"
+    return point is None and first_weights is None and config.decoder_bias_init == "unigram"
 
 
-def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankInfo) -> None:
+def replace_blocks(model: PreTrainingModel, settings: Settings, rank: int) -> None:
     """--deepspeed_transformer_kernel and --compile: compute the blocks in another way, with the same weights."""
     flags = settings.model_flags
     if flags.deepspeed_transformer_kernel:
@@ -252,7 +262,7 @@ def replace_blocks(model: PreTrainingModel, settings: Settings, rank_info: RankI
             settings.model_config,
             micro_batch=max(length.micro for length in settings.lengths),
             is_fp16=settings.precision == "fp16",
-            seed=seed_of("kernel", settings.training_flags.seed, rank_info.rank) % 2**31,
+            seed=seed_of("kernel", settings.training_flags.seed, rank) % 2**31,
             pre_layer_norm=flags.preln,
             normalize_invertible=flags.normalize_invertible,
             gelu_checkpoint=flags.gelu_checkpoint,

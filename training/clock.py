@@ -15,7 +15,7 @@ from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.outlook import find_early_end
 from training.plan.step_plan import Phase, plan_steps
-from training.plan.time_budget import Budget
+from training.plan.time_budget import Budget, Duration
 from training.runtime import collectives
 from training.settings.resolve import Settings
 
@@ -119,16 +119,14 @@ class Clock:
             note_time_spent(folder, self.budget.used())
 
 
-def build_budget(settings: Settings, state: TrainingState, began: float | None) -> Budget:
-    """`began`: when the process started, by time.monotonic(); None: now."""
+def build_budget(seconds: float | None, state: TrainingState, is_exported: bool, began: float | None) -> Budget:
+    """`seconds`: --time_budget. `began`: when the process started, by time.monotonic(); None: now."""
     return Budget(
-        settings.time_budget,
+        seconds,
         used_before=state.seconds,
         began=began,
         longest_pause=state.longest_pause,
-        num_last_pauses=2
-        + (settings.checkpoint_flags.export_dir is not None)
-        + (settings.probe_flags.probe is not None),
+        num_last_pauses=3 if is_exported else 2,
     )
 
 
@@ -160,7 +158,8 @@ def build_clock(
         max_steps=settings.training_flags.max_steps,
         max_steps_per_epoch=settings.training_flags.max_steps_per_epoch,
     )
-    budget = build_budget(settings, state, began)
+    is_exported = settings.checkpoint_flags.export_dir is not None
+    budget = build_budget(settings.time_budget, state, is_exported, began)
     if budget.is_over(state.seconds, 0.0):
         budget.end()
     return Clock(horizon, schedule, budget, progress, settings.probe_flags.stop_after_no_gain)
@@ -173,31 +172,32 @@ def is_run_finished(settings: Settings, world_size: int, datasets: Datasets, sta
     return build_clock(settings, world_size, datasets, means, Progress(spent), None).is_finished()
 
 
-def all_ranks_count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
+def all_ranks_count_lost_time(
+    state: TrainingState, budget: Duration | None, saved_models: Path, is_exported: bool
+) -> TrainingState:
     """`state` with the time that a killed process of this run used after its last checkpoint.
 
     If that would leave no time at all, the process was killed at the very end. The steps that it lost are then trained
     again, so that the schedule reaches its end.
     """
-    if settings.time_budget is None:
+    if budget is None:
         return state
 
     def is_over(state: TrainingState) -> bool:
-        return build_budget(settings, state, None).is_over(state.seconds, 0.0)
+        return build_budget(budget.seconds, state, is_exported, None).is_over(state.seconds, 0.0)
 
-    spent = collectives.all_ranks_from_main(lambda: read_time_spent(settings.saved_models))
+    spent = collectives.all_ranks_from_main(lambda: read_time_spent(saved_models))
     counted = replace(state, seconds=max(state.seconds, spent))
     if not is_over(counted) or is_over(state):
         return counted
     if state.step == state.start_step:
         raise UserError(
-            f"--time_budget {settings.training_flags.time_budget}: earlier starts of this run have used it up "
-            f"({format_seconds(spent)}) without saving a checkpoint. Raise it and save more often "
-            f"(--save_every_minutes), or remove {settings.saved_models / TIME_SPENT} to start again"
+            f"--time_budget {budget}: earlier starts of this run have used it up ({format_seconds(spent)}) without "
+            f"saving a checkpoint. Raise it and save more often (--save_every_minutes), or remove "
+            f"{saved_models / TIME_SPENT} to start again"
         )
     console.say(
-        f"note: --time_budget {settings.training_flags.time_budget} was used up by a process that was killed before it "
-        f"saved its last steps. The steps after step {state.step} ({format_seconds(spent - state.seconds)}) are "
-        f"trained again"
+        f"note: --time_budget {budget} was used up by a process that was killed before it saved its last steps. The "
+        f"steps after step {state.step} ({format_seconds(spent - state.seconds)}) are trained again"
     )
     return state

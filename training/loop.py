@@ -152,6 +152,8 @@ class Loop:
 
     def take_steps(self) -> bool:
         """Whether the end was reached."""
+        if self.prober is not None:
+            self.prober.all_ranks_probe_start()
         is_finished, is_stopped = False, self.stop.all_ranks_agreed()
         while not (is_finished or is_stopped):
             epoch, step = self.clock.epoch(), self.progress.step
@@ -167,8 +169,7 @@ class Loop:
                 continue
             is_finished = self.all_ranks_measure_and_save(due, is_finished)
             is_stopped = is_stopped or self.stop.agreed  # during the validation
-            seconds_to_save = self.saver.seconds_to_next(self.window.seconds_per_step())
-            self.reporter.update_bar(seconds_to_save)
+            self.reporter.update_bar(self.saver.seconds_to_next)
         return is_finished
 
     def all_ranks_take_step(self) -> None:

@@ -61,8 +61,8 @@ def run_trials(request: TrialRequest, pipe: Connection) -> None:
     base = limit_memory(request.limit, device)
     try:
         collectives.start(device, rank_info, 60 * settings.fault_flags.stuck_after_minutes)
-        model = build_model(settings)
-        replace_blocks(model, settings, rank_info)
+        model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+        replace_blocks(model, settings, rank_info.rank)
         # As in a dry run, monitors are not built: they write or send data.
         flags = settings.training_flags.model_copy(update={"dry_run": True})
         engine = put_in_engine(model, replace(settings, training_flags=flags))

@@ -89,6 +89,22 @@ def find_notes(
     return notes
 
 
+def find_model_notes(config: BertConfig, row_length: int) -> list[str]:
+    """Parts of the model that have no effect on this data."""
+    notes = []
+    if config.attention_window // 2 >= row_length - 1 > 0:
+        notes.append(
+            f"attention_window is {config.attention_window}, so in rows of {row_length} tokens every token sees all "
+            "others; the window has an effect only on longer rows"
+        )
+    if config.has_sentence_head and not config.type_vocab_size:
+        notes.append(
+            f"the model learns sentence pairs (sentence_head {config.sentence_head!r}) but has no embeddings of "
+            "segments (type_vocab_size 0): only [SEP] separates the sentences of a pair"
+        )
+    return notes
+
+
 def find_attention_notes(
     config: BertConfig, precision: str, device: str, capability: tuple[int, int] | None
 ) -> list[str]:
@@ -102,6 +118,7 @@ def find_attention_notes(
         dropout_prob=config.attention_probs_dropout_prob,
         needs_plain=config.is_relative,
         is_sparse=config.is_sparse,
+        has_window=config.attention_window > 0,
         capability=capability,
     )
     taken, faster = choose_backend("auto", given), choose_backend("auto", given._replace(dropout_prob=0.0))
@@ -110,5 +127,9 @@ def find_attention_notes(
     return [
         f"attention is computed by {taken!r}, including padding, because the faster {faster!r} has no dropout and "
         f"attention_probs_dropout_prob is {config.attention_probs_dropout_prob}; set it to 0 in the model JSON"
-        + ("" if config.is_sparse else ", or try attention_backend 'jagged', which has not been run on a GPU")
+        + (
+            ""
+            if config.is_sparse or config.attention_window
+            else ", or try attention_backend 'jagged', which has not been run on a GPU"
+        )
     ]

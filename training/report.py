@@ -1,6 +1,7 @@
 """Reports of a run: the figures of a window on the console and in every sink, with warnings, and the live bar."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -113,14 +114,18 @@ class Reporter:
                 console.warn(warning)
             self.sinks.record("train", step, self.progress.samples, self.figures)
 
-    def update_bar(self, seconds_to_save: float) -> None:
-        """Show the last report's figures on the live bar; before the first report, this rank's loss so far."""
+    def update_bar(self, seconds_to_save: Callable[[float], float]) -> None:
+        """Show the last report's figures on the live bar; before the first report, this rank's loss so far.
+
+        `seconds_to_save` estimates the time to the next checkpoint from the seconds per step.
+        """
         if self.bar.disable:
             return
         step, epoch = self.progress.step, self.clock.passes()
         if self.closed is not None:
             left = self.clock.seconds_left(self.closed.seconds_per_micro_step)
-            text = live_text(epoch, self.figures, left, min(left, seconds_to_save))
+            to_save = seconds_to_save(self.window.seconds_per_step())
+            text = live_text(epoch, self.figures, left, min(left, to_save))
             self.bar.set_postfix_str(text, refresh=False)
         elif (loss := self.window.loss_so_far()) is not None:
             first_report = step + self.print_steps - step % self.print_steps

@@ -2,9 +2,10 @@
 
 import argparse
 import os
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
@@ -22,7 +23,24 @@ from data.tokenizer_training import TOKENIZER_TYPES
 WORK_NAME = ".work"
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+@dataclass(frozen=True)
+class Arguments:
+    """What the command line asks for beside the settings, which determine the output."""
+
+    settings: Settings
+    input: tuple[str, ...]
+    output_dir: str
+    tokenizer_dir: str  # or a URL
+    work_dir: Path | None
+    vocab_file: Path | None
+    workers: int
+    overwrite: bool
+    executor: str
+    scheduler: str | None
+    keep_work: bool
+
+
+def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = Parser(
         prog="python -m data.prepare",
         description="Turn text into HDF5 shards for BERT pretraining, and a tokenizer.",
@@ -34,9 +52,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_instances(parser)
     _add_splits(parser)
     _add_running(parser)
-    arguments = parser.parse_args(argv)
-    arguments.output_dir = arguments.output_dir.rstrip("/") or "/"
-    return arguments
+    given = vars(parser.parse_args(argv))
+    output = given["output_dir"].rstrip("/") or "/"
+    return Arguments(
+        settings=_settings_from(given),
+        input=tuple(given["input"]),
+        output_dir=output,
+        tokenizer_dir=given["tokenizer_dir"] or f"{output}/tokenizer",
+        work_dir=None if given["work_dir"] is None else Path(given["work_dir"]),
+        vocab_file=None if given["vocab_file"] is None else Path(given["vocab_file"]),
+        **{name: given[name] for name in ("workers", "overwrite", "executor", "scheduler", "keep_work")},
+    )
 
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
@@ -114,42 +140,38 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     flags.switch("--keep_work", help="keep the work folder when done")
 
 
-def settings_from(arguments: argparse.Namespace) -> Settings:
-    lengths = tuple(arguments.max_seq_length)
-    predictions = arguments.max_predictions_per_seq
+def _settings_from(given: Mapping[str, Any]) -> Settings:
+    lengths, predictions = given["max_seq_length"], given["max_predictions_per_seq"]
     if predictions is None:
         predictions = [default_predictions(length) for length in lengths]
-    same_name = {field.name: getattr(arguments, field.name) for field in fields(Settings) if field.name in arguments}
     return Settings(
-        max_seq_lengths=lengths,
+        max_seq_lengths=tuple(lengths),
         max_predictions=tuple(predictions),
-        deflate_level=1 if arguments.compression == "gzip" else None,
-        lower_case=arguments.do_lower_case,
-        **same_name,
+        deflate_level=1 if given["compression"] == "gzip" else None,
+        lower_case=given["do_lower_case"],
+        **{field.name: given[field.name] for field in fields(Settings) if field.name in given},
     )
 
 
-def check_folders(arguments: argparse.Namespace) -> Path:
+def check_folders(output_dir: str, tokenizer_dir: str, work_dir: Path | None) -> Path:
     """Return the work folder. Raise UserError if a local folder cannot be written to, before hours of work."""
-    output = arguments.output_dir
-    if arguments.work_dir is None and is_url(output):
-        raise UserError(f"--output_dir {output} is a URL; give a local --work_dir for intermediate files")
+    if work_dir is None and is_url(output_dir):
+        raise UserError(f"--output_dir {output_dir} is a URL; give a local --work_dir for intermediate files")
+    work = work_dir or Path(output_dir) / WORK_NAME
     problems = Problems()
-    for flag in ("output_dir", "tokenizer_dir", "work_dir"):
-        given = getattr(arguments, flag)
-        if given is not None and not is_url(given):
-            check_folder_to_write(Path(given), f"--{flag}", problems)
+    for flag, folder in (("--output_dir", output_dir), ("--tokenizer_dir", tokenizer_dir), ("--work_dir", str(work))):
+        if not is_url(folder):
+            check_folder_to_write(Path(folder), flag, problems)
     problems.raise_if_any()
-    work = Path(arguments.work_dir or f"{output}/{WORK_NAME}")
     check_work_folder(work)
     return work
 
 
-def folders_written(arguments: argparse.Namespace, work: Path) -> list[str]:
+def folders_written(arguments: Arguments, work: Path) -> list[str]:
     """Return the folders that this command writes, which are not text to read even if they are inside the input."""
     output = arguments.output_dir
-    folders = [str(work), arguments.tokenizer_dir or f"{output}/tokenizer"]
-    folders += [f"{output}/{length}" for length in arguments.max_seq_length]
+    folders = [str(work), arguments.tokenizer_dir]
+    folders += [f"{output}/{length}" for length in arguments.settings.max_seq_lengths]
     inputs = [Path(given).absolute() for given in arguments.input if not is_url(given)]
     if not is_url(output) and any(given in Path(output).absolute().parents for given in inputs):
         folders.append(output)

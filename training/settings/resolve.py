@@ -184,9 +184,9 @@ def resolve_settings(
     if config is not None:
         problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, is_pre_ln(parts, flags)))
     if parts is not None and has_prefixes and parts.validation_folder is None:
-        problems.attempt(lambda: _check_best(flags))
+        problems.attempt(lambda: _check_best(flags.checkpoints, flags.probes))
     if parts is not None and parts.tokenizer is None:
-        problems.attempt(lambda: _check_tokenizer(flags))
+        problems.attempt(lambda: _check_tokenizer(flags.probes.probe))
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
@@ -297,23 +297,22 @@ def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: boo
         )
 
 
-def _check_tokenizer(flags: CommandLine) -> None:
+def _check_tokenizer(probe: tuple[str, ...] | None) -> None:
     """Without a tokenizer."""
-    if flags.probes.probe is not None:
-        raise UserError(f"--probe {flags.probes.probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
+    if probe is not None:
+        raise UserError(f"--probe {probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
 
 
-def _check_best(flags: CommandLine) -> None:
+def _check_best(flags: CheckpointFlags, probes: ProbeFlags) -> None:
     """Without validation data."""
-    by_probe = flags.checkpoints.keep_best_by is not None
-    if flags.checkpoints.export == "best" and not by_probe:
+    if flags.export == "best" and flags.keep_best_by is None:
         raise UserError(
             "--export best: without validation data there is no best checkpoint; expected a folder with validation "
             "shards in the model JSON's validation.path; set it, or pass --export last"
         )
-    if flags.probes.stop_after_no_gain is not None and flags.probes.probe is None:
+    if probes.stop_after_no_gain is not None and probes.probe is None:
         raise UserError(
-            f"--stop_after_no_gain {flags.probes.stop_after_no_gain}: there is neither validation data nor a probe to "
+            f"--stop_after_no_gain {probes.stop_after_no_gain}: there is neither validation data nor a probe to "
             f"improve; set the model JSON's validation.path, or pass --probe"
         )
 

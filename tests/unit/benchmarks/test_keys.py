@@ -25,11 +25,11 @@ def test_train_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0, "limit": 200.0, "linear_limit": 250.0}
     monkeypatch.setattr(train_step, "measure", lambda *_: speeds)
     monkeypatch.setattr(train_step, "peak_megabytes", lambda *_: 900.0)
-    assert train_step.main(["--lengths", "128", "512"]) == 0
+    assert train_step.main(["--lengths", "128", "512", "--contenders", *train_step.CONTENDERS]) == 0
     result = last_line(capsys)
     assert result.keys() == {"seq128", "seq512"}
     for row in result.values():
-        assert (row["ratio"], row["matmul_share"], row["linear_share"]) == (1.2, 0.5, 0.4)
+        assert [row[key] for key in ("ratio", "modern_ratio", "matmul_share", "linear_share")] == [1.2, 1.0, 0.5, 0.4]
         assert {*train_step.CONTENDERS, "peak_mb", "transformers_peak_mb"} <= row.keys()
 
 

@@ -72,3 +72,11 @@ def test_no_product_is_listed_that_does_not_occur() -> None:
     products = step_products(config, make_batch(4, 16, 1.0, 2048, 3, seed=1))
     assert min(products.values()) > 0
     assert not torch.tensor(list(products)).eq(0).any()
+
+
+def test_rows_have_the_lengths_of_real_shards() -> None:
+    batch = make_batch(400, 128, None, CONFIG.vocab_size, 20, seed=0)
+    lengths = batch.input_mask.sum(1)
+    assert 0.83 < lengths.double().mean() / 128 < 0.87  # real shards: 0.85, with 121 lengths in 12,592 rows
+    assert len(lengths.unique()) > 90
+    assert 0.55 < (lengths == 128).double().mean() < 0.68

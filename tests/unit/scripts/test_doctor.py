@@ -140,3 +140,19 @@ def test_the_whole_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert code == (0 if "no problems found" in printed else 1)
     for topic in ("python", "torch", "deepspeed", "accelerator", "instructions", "launcher", "cores", "memory", "disk"):
         assert topic in printed
+
+
+REPORT = """<testsuites><testsuite>
+<testcase name="test_attention_is_the_plain_formula[varlen-window-float16]"/>
+<testcase name="test_attention_is_the_plain_formula[flex-window-float16]"><failure message="assert 3 &lt;= 1&#10;x"/></testcase>
+<testcase name="test_attention_is_the_plain_formula[grouped-window-float16]"><skipped message="is for CPUs"/></testcase>
+<testcase name="test_a_resumed_run_is_the_same"/>
+</testsuite></testsuites>"""  # noqa: E501
+
+
+def test_what_may_be_trusted_is_read_from_the_report_of_the_gpu_tests() -> None:
+    attention, resumed = doctor.read_trust(REPORT)
+    assert attention.text == "attention is the plain formula: 1 passed, 1 failed, not available: is for CPUs"
+    assert attention.remedy == "do not rely on flex-window-float16 (assert 3 <= 1)"
+    assert attention.is_problem
+    assert (resumed.text, resumed.remedy) == ("a resumed run is the same: 1 passed", None)

@@ -10,7 +10,7 @@ from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
-from training.notes import find_attention_notes, find_notes, find_warnings
+from training.notes import find_attention_notes, find_model_notes, find_notes, find_warnings
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.step_plan import Phase, plan_steps
@@ -64,6 +64,21 @@ def test_dropout_that_prevents_a_faster_backend(
     assert words is None or words in found[0]
     assert words is None or "attention_probs_dropout_prob is 0.1; set it to 0 in the model JSON" in found[0]
     assert words is None or ("'jagged'" in found[0]) != config.is_sparse
+
+
+@pytest.mark.parametrize(
+    ("changes", "row_length", "words"),
+    [
+        ({"attention_window": 128, "global_attention_every": 3}, 128, None),
+        ({"attention_window": 128, "global_attention_every": 3}, 65, "in rows of 65 tokens every token sees all"),
+        ({"type_vocab_size": 0}, 128, "sentence_head 'nsp'"),
+        ({"type_vocab_size": 0, "sentence_head": "none"}, 128, None),
+    ],
+)
+def test_parts_of_the_model_without_effect(changes: dict[str, Any], row_length: int, words: str | None) -> None:
+    found = find_model_notes(BertConfig(vocab_size=8, **changes), row_length)
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
 
 
 def warnings(

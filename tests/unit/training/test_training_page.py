@@ -4,8 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from scripts.two_phases import build_parser as two_phases_parser
-from scripts.two_phases import phase_words
+from scripts.two_phases import Request, phase_words
 from tests.support import PROJECT, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.settings.flags import build_parser
@@ -19,10 +18,10 @@ def commands(script: str) -> list[list[str]]:
 
 def test_commands_parse_and_their_files_exist() -> None:
     plain, phases = commands("deepspeed_train.py"), commands("scripts/two_phases.py")
-    assert len(plain) == 3
+    assert len(plain) == 4
     assert len(phases) == 1
-    flags, passed_on = two_phases_parser().parse_known_args(phases[0])
-    for words in (*plain, *(phase_words(flags, phase, passed_on) for phase in (0, 1))):
+    request = Request.parse(phases[0])
+    for words in (*plain, *(phase_words(request, phase) for phase in (0, 1))):
         parsed = build_parser().parse_args(words)
         assert (PROJECT / parsed.config_file).is_file()
         assert (PROJECT / parsed.deepspeed_config).is_file()

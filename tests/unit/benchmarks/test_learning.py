@@ -1,0 +1,50 @@
+"""The learning benchmark: a real run on tiny data, and its summary."""
+
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from benchmarks import learning
+from benchmarks.learning import Point, summarize
+from common.errors import UserError
+from tests.support import write_two_lengths
+
+
+def test_a_run_learns_and_ends_with_the_documented_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_two_lengths(tmp_path)
+    pairs = [{"sentence_good": "word3 word4 word5", "sentence_bad": "word3 word9 word5"}]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs * 3))
+    monkeypatch.setattr(learning, "TURNS", 2)
+    monkeypatch.setattr(learning, "clock", count().__next__)  # a second per step
+    words = ["--seconds", "50", "--data", str(tmp_path / "data"), "--tokenizer", str(tmp_path / "vocab.txt")]
+    words += ["--recipes", "laptop", "--rates", "1e-3", "--blimp", str(tmp_path), "--blimp_pairs", "2"]
+    assert learning.main(words) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert len(table) == 1 + 2 * 2
+    result = json.loads(last)
+    assert {"ours_loss", "transformers_loss", "ours_blimp", "transformers_blimp", "speedup"} <= result.keys()
+    assert set(result["steps"].values()) == {48}
+    # Tokens follow from those before them: better than the 4.03 nats of a guess among 56 words.
+    assert result["ours_loss"] < 3.5
+
+
+def learner(name: str, *losses: float) -> learning.Learner:
+    points = [Point(10.0 * (turn + 1), loss, 0.1, 0.5) for turn, loss in enumerate(losses)]
+    return learning.Learner(name, *[None] * 8, points=points)  # type: ignore[arg-type]
+
+
+def test_the_speedup_is_the_time_to_the_final_loss_of_the_best_baseline() -> None:
+    ours = [learner("good", 6.0, 5.0, 4.5), learner("better", 5.8, 4.9, 4.4)]
+    result = summarize(ours, [learner("a", 7.0, 6.5, 6.0), learner("b", 6.9, 6.2, 5.0)], 30.0)
+    assert (result["ours"], result["ours_loss"], result["transformers_loss"]) == ("better", 4.4, 5.0)
+    assert result["speedup"] == 1.5
+    assert summarize(ours, [learner("a", 4.0)], 30.0)["speedup"] is None
+
+
+def test_missing_data_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such folder. Run scripts/quickstart.sh first"):
+        learning.main(["--data", str(tmp_path / "absent")])
