@@ -25,8 +25,10 @@ from training.micro_batch import all_ranks_find_micro_batch
 from training.plan.time_budget import process_start
 from training.preflight import prepare_run
 from training.runtime import collectives
-from training.runtime.lock import lock_folder
+from training.runtime.installation import describe_installation
+from training.runtime.lock import all_ranks_check_shared, lock_folder
 from training.runtime.logs import begin_logs, send_logs
+from training.runtime.meeting import open_store, sharing_failures
 from training.runtime.precision import avoid_broken_amx
 from training.runtime.pulse import MAX_SILENT_SECONDS, Pulse
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
@@ -44,16 +46,20 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         flags, problems = read_arguments(argv)
         rank_info = read_rank_info()
         set_up_process(rank_info, stack)
-        settings, datasets = prepare_run(flags, rank_info, problems)
-        is_dry_run = settings.training_flags.dry_run
-        device = pick_device(rank_info)
-        if rank_info.is_main and not is_dry_run:
-            stack.enter_context(lock_folder(settings.saved_models))
+        with sharing_failures(rank_info):
+            settings, datasets = prepare_run(flags, rank_info, problems)
+            is_dry_run = settings.training_flags.dry_run
+            device = pick_device(rank_info)
+            if rank_info.is_main and not is_dry_run:
+                stack.enter_context(lock_folder(settings.saved_models))
         send_logs(None if is_dry_run else settings.runs / "logs", rank_info.rank)
         stack.enter_context(collectives.reporting_lost_ranks())
         stuck_seconds = 60 * settings.fault_flags.stuck_after_minutes
-        hosts = collectives.start(device, rank_info, stuck_seconds)
-        connect = partial(collectives.open_store, rank_info)
+        facts = describe_installation(rank_info, datasets.digest)
+        hosts = collectives.start(device, rank_info, stuck_seconds, facts)
+        if not is_dry_run:
+            all_ranks_check_shared(settings.saved_models, hosts)
+        connect = partial(open_store, rank_info)
         stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
         stop = StopRequests()
         beats = None if is_dry_run else settings.runs / "ranks"

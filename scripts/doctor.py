@@ -1,4 +1,7 @@
-"""Check this machine before a run: versions, accelerator and its speed, launcher, cores, limits, memory, disk."""
+"""Check this machine before a run: versions, accelerator and its speed, launcher, cores, limits, memory, disk.
+
+With --hostfile, or under srun, torchrun or mpirun: check several machines together.
+"""
 
 import argparse
 import importlib.util
@@ -22,9 +25,13 @@ from common.errors import run_command
 from common.help import Parser, positive_int
 from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.words import counted
+from scripts.doctor_hosts import check_hosts, check_together, read_hosts
 from training.runtime.launchers import find_deepspeed
+from training.runtime.rank_variables import has_launcher
+from training.runtime.starting import choose_accelerator
 
 try:
+    choose_accelerator()
     import torch
 
     from nvidia.config import BertConfig
@@ -39,6 +46,7 @@ try:
         find_abilities,
         read_cpu_flags,
     )
+    from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
     torch = None
 
@@ -74,6 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="output folder of the run (default: .)",
     )
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
+    parser.add_argument("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")
+    parser.add_argument("--data_path_prefix", type=Path, metavar="DIR", help="data of the run, on several machines")
     parser.add_argument(
         "--accelerator",
         action="store_true",
@@ -85,6 +96,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; the exit code is 1 if there is a problem, and 0 if there is only advice."""
     flags = build_parser().parse_args(argv)
+    if flags.hostfile is not None:
+        data = [] if flags.data_path_prefix is None else ["--data_path_prefix", str(flags.data_path_prefix.absolute())]
+        words = ["--output_dir", str(flags.output_dir.absolute()), *data]
+        return check_hosts(read_hosts(flags.hostfile), flags.master_port, words)
+    if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
+        return check_together(rank_info, flags.data_path_prefix, flags.output_dir)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     if flags.accelerator:
         findings += check_trust()

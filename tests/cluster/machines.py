@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support import PROJECT
 
@@ -113,6 +114,21 @@ class Machine:
 
     def mend_link(self) -> None:
         self.run("ip", "link", "set", "eth0", "up")
+
+    def shift_clock(self, seconds: int) -> None:
+        """The clock that Python programs of this machine read; the system has one for all namespaces.
+
+        It changes a start-up file of Python that other machines go on seeing as it is.
+        """
+        site = Path(psutil.__file__).parent.parent
+        startup = min(site.glob("*.pth"), default=None)
+        if startup is None:
+            pytest.skip(f"no .pth file in {site} to change the clock with")
+        changed = self.folder / startup.name
+        change = f"time.__dict__.update(time=(lambda real: lambda: real() + {seconds})(time.time), is_shifted=True)"
+        shift = f"import time; hasattr(time, 'is_shifted') or {change}\n"  # Python may read the file twice
+        changed.write_text(f"{startup.read_text().rstrip()}\n{shift}")
+        self.run("mount", "--bind", str(changed), str(startup))
 
     def processes(self) -> list[psutil.Process]:
         """All but the first one, except those that have ended and not been waited for."""

@@ -1,6 +1,7 @@
 """Every way to start a run on two machines trains as one machine with as many ranks does. docs/clusters.md."""
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def start_mpich(machines: Machines, folder: Path, words: Sequence[str], slots: i
 def first_on_path(folder: Path, program: str) -> str:
     """Debian installs several MPIs side by side; `deepspeed` starts the one called mpirun."""
     (folder / "bin").mkdir()
-    (folder / "bin" / "mpirun").symlink_to(str(shutil.which(program, path=PATHS)))
+    script = folder / "bin" / "mpirun"
+    script.write_text(f'#!/bin/sh\nexec {shutil.which(program, path=PATHS)} "$@"\n')
+    script.chmod(0o755)
     return f"{folder / 'bin'}:{PATHS}"
 
 
@@ -106,7 +109,7 @@ def test_open_mpi_without_an_address_is_refused(machines: Machines, tmp_path: Pa
     require("mpirun.openmpi")
     words = write_project(tmp_path)
     command = ["mpirun.openmpi", "--allow-run-as-root", "-hostfile", write_hostfile(tmp_path), "-n", "2"]
-    assert run_to_end(machines[0], [*command, "python", "deepspeed_train.py", *words], tmp_path) == 2
+    assert run_to_end(machines[0], [*command, sys.executable, "deepspeed_train.py", *words], tmp_path) == 2
     assert "mpirun of Open MPI started this process, but MASTER_ADDR is not set" in printed(tmp_path)
     assert not (tmp_path / "out").exists()
 

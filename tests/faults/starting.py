@@ -18,9 +18,9 @@ def _short_join(fault: Fault) -> None:
     """Wait less for the other ranks than ten minutes."""
     import datetime
 
-    from training.runtime import collectives
+    from training.runtime import meeting
 
-    collectives.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
+    meeting.JOIN_TIMEOUT = datetime.timedelta(seconds=fault["seconds"])
 
 
 def _short_collectives(fault: Fault) -> None:
@@ -29,17 +29,17 @@ def _short_collectives(fault: Fault) -> None:
 
     from torch.distributed import distributed_c10d
 
-    from training.runtime import collectives
+    from training.runtime import meeting
 
-    meet = collectives._meet
+    meet = meeting.meet
 
     def meet_and_shorten(*args: Any) -> Any:
         store = meet(*args)
         seconds = datetime.timedelta(seconds=fault["seconds"])
-        collectives.JOIN_TIMEOUT = distributed_c10d.default_pg_timeout = seconds
+        meeting.JOIN_TIMEOUT = distributed_c10d.default_pg_timeout = seconds
         return store
 
-    collectives._meet = meet_and_shorten
+    meeting.meet = meet_and_shorten
 
 
 def _hang_in_build(_: Fault) -> None:

@@ -3,14 +3,17 @@
 import fcntl
 import os
 import socket
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import ReportedElsewhere, UserError
 from common.files import lock_file, temporary_folders
+from training.runtime import collectives
 
 LOCK = ".lock"
+MAX_UNSEEN_SECONDS = 30.0
 
 
 @contextmanager
@@ -43,6 +46,35 @@ def lock_folder(folder: Path) -> Generator[None]:
                 if made and [path.name for path in folder.iterdir()] == [LOCK]:
                     (folder / LOCK).unlink(missing_ok=True)
                 raise
+
+
+def all_ranks_check_shared(folder: Path, hosts: Sequence[str]) -> None:
+    """UserError on rank 0 if a machine does not see the folder that rank 0 has locked. `hosts`: of each rank."""
+    if len(set(hosts)) == 1:
+        return
+    signature = collectives.all_ranks_from_main((folder / LOCK).read_text)
+    seen = collectives.all_ranks_gather(_sees(folder, signature))
+    blind = sorted({host for host, sees in zip(hosts, seen, strict=True) if not sees})
+    if blind and collectives.is_main():
+        raise UserError(
+            f"{folder}: {', '.join(blind)} cannot see what {hosts[0]} (rank 0) writes there; expected a folder on a "
+            f"file system that all machines share. Mount it there, or pass another --output_dir"
+        )
+    if blind:
+        raise ReportedElsewhere("rank 0 reports which machine does not see the folder")
+
+
+def _sees(folder: Path, signature: str) -> bool:
+    """Wait for a network file system that remembers for a while that a file did not exist."""
+    deadline = time.monotonic() + MAX_UNSEEN_SECONDS
+    while True:
+        with suppress(OSError):
+            list(folder.iterdir())  # makes such a file system look again
+            if (folder / LOCK).read_text() == signature:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
 
 
 def _sign(path: Path) -> None:

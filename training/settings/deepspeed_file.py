@@ -165,6 +165,7 @@ def _rename_old_clipping(content: dict[str, Any], where: str) -> None:
 def _resolve_batch(content: dict[str, Any], where: str, world_size: int, problems: Problems) -> BatchSizes | None:
     """Derive the missing one of DeepSpeed's three batch numbers: total = micro · accumulation · ranks."""
     total, micro, accumulation = (content.get(key) for key in BATCH_KEYS)
+    rows = (micro or 1) * (accumulation or 1)  # per rank and step, or what divides them
     if total is None and micro is None:
         problems.add(
             f"{where}: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at least one of "
@@ -184,10 +185,20 @@ def _resolve_batch(content: dict[str, Any], where: str, world_size: int, problem
         problems.add(
             f"{where}: train_batch_size {total} is not micro batch {micro or '?'} × accumulation "
             f"{accumulation or '?'} × {counted(world_size, 'rank')}; change one of the three numbers, or "
-            f"leave one out to have it derived"
+            f"leave one out to have it derived. {_numbers_that_work(total, rows, world_size)}"
         )
         return None
     return BatchSizes(micro, accumulation, total)
+
+
+def _numbers_that_work(total: int, rows: int, world_size: int) -> str:
+    """Batches for this number of ranks, and numbers of ranks for this batch; `rows` divides the rows of a rank."""
+    below = total // (rows * world_size) * rows * world_size
+    batches = [str(batch) for batch in (below, below + rows * world_size) if batch]
+    per_row = total // rows
+    ranks = [count for count in range(1, min(per_row, 4 * world_size) + 1) if total % (rows * count) == 0]
+    text = f"With {counted(world_size, 'rank')}, train_batch_size {' or '.join(batches)} would work"
+    return text + (f"; with {total} rows, {', '.join(map(str, ranks))} ranks would" if ranks else "")
 
 
 def _wanted_precision(content: dict[str, Any]) -> str:

@@ -31,6 +31,16 @@ def test_any_two_numbers_give_the_third(micro: int, accumulation: int, ranks: in
         assert _resolve_batch(content, Path("ds.json"), ranks, Problems()) == expected
 
 
+def test_the_numbers_that_would_work_are_named(tmp_path: Path) -> None:
+    """As an elastic run needs them that has lost a machine."""
+    with pytest.raises(
+        UserError, match=r"With 3 ranks, train_batch_size 6 or 9 would work; with 8 rows, 1, 2, 4, 8 ranks"
+    ):
+        load(tmp_path, 3, train_batch_size=8)
+    with pytest.raises(UserError, match=r"train_batch_size 12 would work; with 8 rows, 1, 2 ranks would"):
+        load(tmp_path, 3, train_batch_size=8, train_micro_batch_size_per_gpu=4)
+
+
 def test_contradictions_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train_batch_size 10 is not micro batch 4 × accumulation 2 × 2 ranks"):
         load(

@@ -1,0 +1,111 @@
+"""What goes wrong between machines: all ranks end in time, one message names the machine, the same command resumes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.processes import STUCK_EXIT_CODE, USER_ERROR_EXIT_CODE
+from tests.cluster.machines import Machine, started, wait_until
+from tests.cluster.runs import OUTPUT, deepspeed, printed, run_to_end, saved_step, seconds_until_no_rank, training
+from tests.distributed.test_ranks import losses
+from tests.integration.test_launcher_ends import write_endless
+from tests.support import read_metrics, run_deepspeed, tiny_words, write_project
+
+Machines = tuple[Machine, Machine]
+STUCK = ["--stuck_after_minutes", "0.5"]
+
+
+def assert_resumes(machine: Machine, folder: Path, **env: str) -> None:
+    step = saved_step(folder)
+    command = deepspeed(folder, [*tiny_words(folder), "--max_steps", str(step + 2)])
+    assert run_to_end(machine, command, folder, **env) == 0, printed(folder)
+    assert [row["step"] for row in read_metrics(folder, "train")] == list(range(1, step + 3))
+
+
+def test_a_killed_rank_ends_the_others(machines: Machines, tmp_path: Path) -> None:
+    with training(machines[0], deepspeed(tmp_path, write_endless(tmp_path)), tmp_path) as process:
+        machines[1].ranks()[0].kill()
+        assert seconds_until_no_rank(machines, 60) < 30
+        assert process.wait(30) != 0
+    assert "the connection to another rank on worker-1 broke" in printed(tmp_path)
+    assert_resumes(machines[0], tmp_path)
+
+
+@pytest.mark.parametrize("saves_every", [5, 1])
+def test_a_cut_link(saves_every: int, machines: Machines, tmp_path: Path) -> None:
+    """During steps, and during saves: with one at every step most of the time is spent on them."""
+    words = [*write_endless(tmp_path), *STUCK, "--save_every_steps", str(saves_every)]
+    with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process:
+        machines[1].cut_link()
+        wait_until(lambda: not machines[0].ranks() and not machines[1].ranks(), 90, "ranks still run")
+        machines[1].mend_link()  # until then ssh waits
+        assert process.wait(60) == STUCK_EXIT_CODE, printed(tmp_path)
+    lost = "no sign of life from {} for 30 s"
+    assert lost.format("worker-1") in printed(tmp_path) or lost.format("worker-0") in printed(tmp_path)
+    assert_resumes(machines[0], tmp_path)
+
+
+def test_a_machine_without_ssh_at_a_restart(machines: Machines, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "4"]
+    assert run_to_end(machines[0], deepspeed(tmp_path, [*words[:-1], "2"]), tmp_path) == 0, printed(tmp_path)
+    machines[1].stop_sshd()
+    settings = tmp_path / "deepspeed_env"
+    settings.write_text("DEEPSPEED_TIMEOUT=1\n")  # minutes
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, DS_ENV_FILE=str(settings)) != 0
+    assert "connect to host worker-1 port 22: Connection refused" in printed(tmp_path)
+    assert (
+        "1 of the 2 ranks did not join at 10.77.0.1:29500 within 60 s: rank 1. The others run on worker-0"
+        in printed(tmp_path)
+    )
+    machines[1].start_sshd()
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path) == 0, printed(tmp_path)
+    assert len(losses(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("folder", ["data", "out"])
+def test_a_machine_that_does_not_see_a_folder(folder: str, machines: Machines, tmp_path: Path) -> None:
+    words = [*write_project(tmp_path), "--max_steps", "4"]
+    (tmp_path / folder).mkdir(exist_ok=True)
+    machines[1].run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path / folder))
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, 120) == USER_ERROR_EXIT_CODE, printed(tmp_path)
+    text = printed(tmp_path)
+    assert text.count("error: ") == 1, text
+    message = "error: worker-1 (rank 1): " if folder == "data" else "worker-1 cannot see what worker-0 (rank 0) writes"
+    assert message in text
+    machines[1].run("umount", str(tmp_path / folder))
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path) == 0, printed(tmp_path)
+
+
+def test_a_machine_with_other_data(machines: Machines, tmp_path: Path) -> None:
+    """The same names, but other files: each rank would train on its own."""
+    words = [*write_project(tmp_path), "--max_steps", "4"]
+    write_project(tmp_path / "other")
+    (tmp_path / "other" / "data" / "wiki_training_0.hdf5").unlink()
+    machines[1].run("mount", "--bind", str(tmp_path / "other" / "data"), str(tmp_path / "data"))
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, 120) == USER_ERROR_EXIT_CODE, printed(tmp_path)
+    assert "error: worker-1: its training data is " in printed(tmp_path)
+
+
+def test_a_wrong_address(machines: Machines, tmp_path: Path) -> None:
+    """Nobody answers at MASTER_ADDR: both machines give up after DEEPSPEED_TIMEOUT."""
+    settings = tmp_path / "deepspeed_env"
+    settings.write_text("DEEPSPEED_TIMEOUT=1\n")
+    command = deepspeed(tmp_path, write_project(tmp_path), "--master_addr", "10.77.0.9")
+    with started(machines[0], command, tmp_path / OUTPUT, DS_ENV_FILE=str(settings)) as process:
+        assert process.wait(200) != 0
+    assert "10.77.0.9:29500" in printed(tmp_path)
+    assert not any(machine.ranks() for machine in machines)
+
+
+def test_clocks_that_differ_by_an_hour(machines: Machines, tmp_path: Path) -> None:
+    machines[1].shift_clock(-3600)
+    ask = [sys.executable, "-c", "import time; print(time.time())"]
+    assert float(machines[0].run(*ask)) - float(machines[1].run(*ask)) > 3500
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    limits = ["--max_steps", "6", "--save_every_steps", "2"]
+    assert run_deepspeed([*write_project(whole), *limits], 2).returncode == 0
+    command = deepspeed(tmp_path, [*write_project(tmp_path), *limits])
+    assert run_to_end(machines[0], command, tmp_path) == 0, printed(tmp_path)
+    assert losses(tmp_path) == losses(whole)
