@@ -1,4 +1,4 @@
-"""How cost grows: time and memory of a forward and backward pass against sequence length, batch and depth.
+"""How cost grows: time and memory of a forward and backward pass against sequence length, batch, depth and width.
 
 Rows are full. Three kinds of models: "classic" BERT with dropout, "modern" with rotary positions and a window of 128 in
 two of three layers, and "window" with the window in every layer. Each point is measured in a process of its own; memory
@@ -30,6 +30,7 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 MODERN_LENGTHS = (512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16)
 DEPTHS = (2, 4, 8, 16)
+WIDTHS = (64, 128, 256, 512, 768)
 TOKENS = 8192  # of every point along the length: fewer rows as they grow longer
 VOCAB_SIZE = 8192
 WINDOW = 128
@@ -52,6 +53,7 @@ AXES: dict[str, list[tuple[str, int, int, int]]] = {  # (kind, rows, length, dep
     "window": [(kind, TOKENS // length, length, 4) for kind in ("modern", "window") for length in MODERN_LENGTHS],
     "batch": [("classic", rows, 128, 4) for rows in BATCHES],
     "depth": [("classic", 16, 128, depth) for depth in DEPTHS],
+    "width": [("classic", 16, 128, 4)] * len(WIDTHS),
 }
 
 
@@ -76,24 +78,25 @@ def measure_here(kind: str, rows: int, length: int, depth: int, hidden: int, rep
     return {"seconds": round(best, 3), "mb": round(peak_resident_mib() - before, 1)}
 
 
-def measure(kind: str, rows: int, length: int, depth: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(kind: str, rows: int, length: int, depth: int, hidden: int, repeats: int) -> dict[str, Any]:
     point = [kind, *[str(value) for value in (rows, length, depth)]]
-    sizes = ["--hidden", str(arguments.hidden), "--repeats", str(arguments.repeats)]
+    sizes = ["--hidden", str(hidden), "--repeats", str(repeats)]
     command = [sys.executable, __file__, *sizes, "--point", *point]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
     result: dict[str, float] = json.loads(answer.stdout.strip().splitlines()[-1])
     tokens = rows * length
     each_time, each_memory = 1e6 * result["seconds"] / tokens, 1024 * result["mb"] / tokens
     console.say(
-        f"  {kind:7s} {rows:4d} rows x {length:5d} tokens x {depth:3d} layers  {result['seconds']:8.3f} s  "
+        f"  {kind:7s} {rows:4d} rows x {length:5d} tokens x {depth:3d} layers of {hidden:3d} "
+        f"{result['seconds']:9.3f} s  "
         f"{each_time:8.1f} us/token {result['mb']:8.1f} MB {each_memory:7.1f} KB/token"
     )
-    return {"kind": kind, "rows": rows, "length": length, "depth": depth, **result}
+    return {"kind": kind, "rows": rows, "length": length, "depth": depth, "hidden": hidden, **result}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=256, help="hidden size, a multiple of 64")
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size, a multiple of 64; axis width has its own")
     parser.add_argument("--repeats", type=int, default=3, help="passes of a point; the fastest counts")
     parser.add_argument("--axis", choices=AXES, nargs="+", default=list(AXES), help="what to measure; all by default")
     parser.add_argument("--point", nargs=4, help=argparse.SUPPRESS)
@@ -108,7 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = {}
     for axis in arguments.axis:
         console.say(f"against {axis}")
-        result[axis] = [measure(*point, arguments) for point in AXES[axis]]
+        widths = WIDTHS if axis == "width" else [arguments.hidden] * len(AXES[axis])
+        result[axis] = [
+            measure(*point, width, arguments.repeats) for point, width in zip(AXES[axis], widths, strict=True)
+        ]
     console.say(json.dumps(result))
     return 0
 

@@ -5,8 +5,10 @@ documents, in an order that depends only on what is installed.
 """
 
 import ast
+import csv
 import gc
 import hashlib
+import io
 import math
 import re
 import sys
@@ -28,6 +30,7 @@ FILE_BYTES = 4 * 2**20
 COMPLETE = ".complete"  # written last, so that an interrupted corpus is built again
 _MAX_MODULE = 2 * 2**20  # bytes; larger ones are tables
 _FILES_AT_ONCE = 64
+LABELLED_PACKAGES, LABELLED_TEXTS, LABELLED_PER_MODULE, LABELLED_WORDS = 6, 400, 8, 48
 _MIN_PROSE = 200  # bytes of docstrings in a module
 _MIN_PROSE_SHARE = 0.15
 _MIN_WORDS, _MAX_WORDS = 4, 120  # of a sentence
@@ -195,6 +198,38 @@ def _write(documents: Iterator[list[str]], output: Path, max_bytes: int) -> tupl
     return num_documents, num_sentences, total
 
 
+def write_labelled(path: Path, workers: int = 2) -> int:
+    """Write a table of texts and the package that each is from, and return its number of rows.
+
+    The classes are the packages with the most modules, whose topics differ.
+    """
+    root = Path(sysconfig.get_paths()["purelib"])
+    packages: dict[str, list[Path]] = {}
+    for file in find_modules():
+        if root in file.parents:
+            packages.setdefault(file.relative_to(root).parts[0], []).append(file)
+    largest = sorted(packages, key=lambda name: (-len(packages[name]), name))[:LABELLED_PACKAGES]
+    with ProcessPoolExecutor(workers) as pool:
+        found = list(pool.map(_texts_of_package, (packages[name] for name in largest)))
+    rows = [(text, name) for name, texts in zip(largest, found, strict=True) for text in texts]
+    stream = io.StringIO()
+    csv.writer(stream).writerows([("text", "label"), *rows])
+    write_atomically(path, stream.getvalue())
+    return len(rows)
+
+
+def _texts_of_package(files: Sequence[Path]) -> list[str]:
+    """The first sentences of documents from all over the package, each once."""
+    texts: dict[str, None] = {}
+    for file in sorted(files, key=lambda file: hashlib.blake2b(str(file.name).encode()).digest()):
+        for sentences in list(documents_of_module(file))[:LABELLED_PER_MODULE]:
+            words = " ".join(sentences).split()[:LABELLED_WORDS]
+            texts.setdefault(" ".join(words))
+        if len(texts) >= LABELLED_TEXTS:
+            break
+    return list(texts)[:LABELLED_TEXTS]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m data.corpus",
@@ -206,8 +241,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=positive_int, default=2, metavar="N", help="number of processes; does not change the output"
     )
+    parser.add_argument(
+        "--labelled", type=Path, metavar="FILE", help="also write a CSV of texts and the package that each is from"
+    )
     arguments = parser.parse_args(argv)
     problems = Problems()
+    if arguments.labelled is not None:
+        check_folder_to_write(arguments.labelled.parent, "--labelled", problems)
     if not 0 < arguments.max_mb < math.inf:
         problems.add(f"--max_mb: found {arguments.max_mb:g}, expected a number of megabytes, more than 0")
     check_folder_to_write(arguments.output, "--output", problems)
@@ -216,14 +256,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if complete.exists():
         found = complete.read_text()
         console.say(f"{arguments.output}: already built: {found}; remove the folder to build it again")
-        return 0
-    documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
-    summary = (
-        f"{counted(documents, 'document')}, {counted(sentences, 'sentence')}, {size / 2**20:.1f} MB "
-        f"from Python {sys.version_info.major}.{sys.version_info.minor}"
-    )
-    write_atomically(complete, summary)
-    console.say(f"{arguments.output}: {summary}")
+    else:
+        documents, sentences, size = build_corpus(arguments.output, arguments.max_mb, arguments.workers)
+        summary = (
+            f"{counted(documents, 'document')}, {counted(sentences, 'sentence')}, {size / 2**20:.1f} MB "
+            f"from Python {sys.version_info.major}.{sys.version_info.minor}"
+        )
+        write_atomically(complete, summary)
+        console.say(f"{arguments.output}: {summary}")
+    if arguments.labelled is not None and not arguments.labelled.exists():
+        arguments.labelled.parent.mkdir(parents=True, exist_ok=True)
+        console.say(f"{arguments.labelled}: {counted(write_labelled(arguments.labelled, arguments.workers), 'row')}")
     return 0
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.files import write_atomically
+from common.words import counted
 from evaluation.cells import CellStore
 from evaluation.finetuning.models import ModelFolder
 from evaluation.runner import PROTOCOLS, Plan, TaskResult
@@ -291,7 +292,7 @@ def card_section(report: Json, model: str) -> str:
         "## Evaluation",
         "",
         f"Protocol `{protocol['name']}`: {protocol['meaning']}. {_setting_sentence(protocol)} Mean ± standard "
-        f"deviation over {len(protocol['seeds'])} seeds [95 % bootstrap interval], × 100.",
+        f"deviation over {counted(len(protocol['seeds']), 'seed')} [95 % bootstrap interval], × 100.",
         "",
         "| task | metric | n | score | untrained | majority |",
         "|---|---|---|---|---|---|",

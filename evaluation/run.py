@@ -8,6 +8,7 @@ Run the same command again to resume after an interruption.
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser, positive_int, whole_number
+from common.words import counted
 from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
 from evaluation.tasks.task_data import TaskData, load_all
 
@@ -81,6 +83,9 @@ def build_parser() -> Parser:
     run.add_argument("--micro_batch_size", type=positive_int, metavar="N", help="rows per device and forward pass")
     run.add_argument("--keep_models", action="store_true", help="save the fine-tuned models below OUTPUT/models")
     run.add_argument("--deepspeed_config", type=Path, metavar="FILE", help="DeepSpeed JSON, for the deepspeed launcher")
+    run.add_argument(
+        "--dry_run", action="store_true", help="check everything and show what would be computed; write nothing"
+    )
     run.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher passes it
     return parser
 
@@ -120,7 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from evaluation.finetuning.models import open_models
 
     quiet_libraries()
-    models = problems.attempt(lambda: open_models(_named_paths(flags.model)))
+    paths = _named_paths(flags.model)
+    if flags.dry_run:
+        paths = [(name, path) for name, path in paths if path.exists()]  # others are exported later
+    models = problems.attempt(lambda: open_models(paths))
     setting = Setting(
         flags.learning_rate, flags.batch_size, flags.epochs, flags.warmup, flags.weight_decay, flags.precision
     )
@@ -132,6 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert models is not None
     assert data is not None
     data = [_limited(item, flags.max_train_rows, flags.max_dev_rows) for item in data]
+    if flags.dry_run:
+        _show_plan(flags, data)
+        return 0
     _join_ranks(machine.deepspeed)
     command = shlex.join(["python", "-m", "evaluation.run", *(sys.argv[1:] if argv is None else argv)])
     return _evaluate(flags, models, data, setting, machine, command)
@@ -181,6 +192,22 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
         f"{flags.output / 'report.md'}, report.json, scores.png and a section for the model card are written."
     )
     return 0
+
+
+def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:
+    """The cells of a run, and the steps and rows of each."""
+    settings = len(flags.sweep_learning_rates) * len(flags.sweep_batch_sizes) if flags.protocol == "sweep" else 0
+    console.say("dry run: nothing was computed")
+    for item in data:
+        num_dev = sum(map(len, item.dev.values()))
+        if item.task.is_zero_shot:
+            cells, work = 1 + flags.untrained_seeds, f"{num_dev:,} rows scored without training"
+        else:
+            cells = flags.seeds + flags.untrained_seeds + settings
+            steps = math.ceil(len(item.train) / flags.batch_size * flags.epochs)
+            work = f"{steps:,} steps of {flags.batch_size} rows, then {num_dev:,} rows scored"
+        cells *= len(flags.model)
+        console.say(f"  {item.task.name}: {counted(cells, 'cell')}, each {work}")
 
 
 def _choose(flags: Any) -> list[Any]:

@@ -60,7 +60,9 @@ class PredictionHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, H] → [N, tokens]"""
-        return self.decoder(self.transform(x), self.bias).narrow(1, 0, self.num_tokens)
+        scores = self.decoder(self.transform(x), self.bias)
+        # Without padding there is nothing to cut off, and the backward pass of a view would copy the gradient.
+        return scores if scores.shape[1] == self.num_tokens else scores.narrow(1, 0, self.num_tokens)
 
 
 class PreTrainingHeads(nn.Module):

@@ -8,7 +8,7 @@ output=outputs/quickstart
 max_steps=()
 case "${1:-}" in
     "") ;;
-    --fresh) rm -rf data/corpus data/hdf5/64 data/hdf5/128 data/hdf5/tokenizer "$output" ;;
+    --fresh) rm -rf data/corpus data/packages.csv data/hdf5/64 data/hdf5/128 data/hdf5/tokenizer "$output" ;;
     --steps) max_steps=(--max_steps "$2") ;;
     *) echo "usage: scripts/quickstart.sh [--fresh | --steps N]" >&2; exit 2 ;;
 esac
@@ -17,7 +17,7 @@ install_requirements requirements.txt
 started=$SECONDS
 
 echo "== 1. Text: the documentation of Python and of the installed packages"
-python -m data.corpus --output data/corpus
+python -m data.corpus --output data/corpus --labelled data/packages.csv
 
 echo "== 2. Tokenizer and shards"
 python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_size 2048 \
@@ -29,7 +29,7 @@ deepspeed --num_gpus 1 --master_port "$port" deepspeed_train.py \
     --cf configs/quickstart.json --deepspeed_config configs/ds_quickstart.json --deepspeed \
     --max_seq_length 64 --max_predictions_per_seq 10 --data_path_prefix data --use_nvidia_dataset \
     --output_dir "$output" --job_name quickstart --lr_schedule wsd \
-    --print_steps 50 --validate_every_steps 500 --save_every_steps 250 --keep_last 2 "${max_steps[@]}"
+    --probe data/packages.csv --print_steps 50 --validate_every_steps 500 --save_every_steps 250 --keep_last 2 "${max_steps[@]}"
 
 echo "== 4. Export to Hugging Face"
 python scripts/export_hf.py --checkpoint "$output/saved_models/quickstart" --output "$output/huggingface" \

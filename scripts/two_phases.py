@@ -5,11 +5,8 @@ passed on to deepspeed_train.py in both phases. With --dry_run, phase 2 is tried
 """
 
 import argparse
-import subprocess
 import sys
-import types
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +18,6 @@ from training.runtime.starting import choose_accelerator
 if __name__ == "__main__":
     choose_accelerator()
 
-import psutil
 import torch
 
 from common.console import console
@@ -34,7 +30,8 @@ from training.checkpoints.state import read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets
 from training.preflight import prepare_run
-from training.runtime.launchers import find_deepspeed, is_launcher
+from training.runtime.chain import Chain
+from training.runtime.launchers import find_deepspeed
 from training.runtime.ranks import RankInfo, free_port
 from training.settings.flags import read_arguments
 from training.settings.resolve import Settings
@@ -117,50 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.warn(f"phase {phase + 1} ended with code {code}; {advise(code, is_dry_run)}")
                 return code
     return 0
-
-
-class Chain:
-    """Runs one command after another, and forwards stop requests to the ranks of the current one."""
-
-    def __init__(self) -> None:
-        self.is_asked = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, command: list[str]) -> int:
-        """The command's exit code, 128 + n if signal n ended it; 75 if it was asked to stop before it had ranks."""
-        if self.is_asked:
-            return STOPPED_EXIT_CODE
-        self._process = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches only this process
-        if self.is_asked:  # meanwhile
-            self._process.terminate()
-        code = self._process.wait()
-        if code < 0:
-            return STOPPED_EXIT_CODE if self.is_asked else 128 - code
-        return code
-
-    def stop(self, number: int, _frame: types.FrameType | None) -> None:
-        """Send the signal to the ranks: the launchers above them do not wait until they have saved."""
-        self.is_asked = True
-        if self._process is None or self._process.returncode is not None:
-            return
-        ranks = find_ranks(self._process.pid)
-        for rank in ranks:
-            with suppress(psutil.Error):
-                rank.send_signal(number)
-        if not ranks:
-            self._process.terminate()
-
-
-def find_ranks(process: int) -> list[psutil.Process]:
-    """`process` and those below it that execute the training script and are not launchers."""
-    ranks = []
-    with suppress(psutil.NoSuchProcess):
-        for member in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
-            with suppress(psutil.Error):
-                words = member.cmdline()
-                if not is_launcher(words) and any(word.endswith(SCRIPT) for word in words):
-                    ranks.append(member)
-    return ranks
 
 
 def advise(code: int, is_dry_run: bool) -> str:

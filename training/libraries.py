@@ -26,7 +26,6 @@ from training.runtime.precision import DTYPES
 from training.settings.resolve import Settings
 
 Record = tuple[str, Libraries]  # the kind of processor, and what was chosen for it
-RECORD_TYPE = TypeAdapter(Record)
 MAY_DIFFER = "results may differ from those before in their last bits"
 
 
@@ -93,6 +92,6 @@ def read_record(folder: Path, checkpoint: Path | None) -> Record | None:
         state = read_state(checkpoint)
         return (state.processor, state.cpu_libraries) if state.processor and state.cpu_libraries else None
     try:
-        return RECORD_TYPE.validate_json((folder / CPU_LIBRARIES).read_bytes())
+        return TypeAdapter(Record).validate_json((folder / CPU_LIBRARIES).read_bytes())
     except (OSError, ValidationError):
         return None

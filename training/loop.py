@@ -152,6 +152,8 @@ class Loop:
 
     def take_steps(self) -> bool:
         """Whether the end was reached."""
+        if self.prober is not None:
+            self.prober.all_ranks_probe_start()
         is_finished, is_stopped = False, self.stop.all_ranks_agreed()
         while not (is_finished or is_stopped):
             epoch, step = self.clock.epoch(), self.progress.step

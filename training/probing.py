@@ -17,6 +17,7 @@ from training.clock import Clock
 from training.metrics.formatting import probe_line
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
+from training.plan.outlook import look_ahead
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
@@ -113,11 +114,30 @@ class Prober:
     def is_due(self, step: int) -> bool:
         return self.every_steps is not None and step % self.every_steps == 0
 
+    def all_ranks_probe_start(self) -> None:
+        """At the start of a run, measure the model before training, which all later figures are compared with.
+
+        Not where nobody knows yet how much is trained until the first probe: a time budget without --probe_every_steps.
+        """
+        state, is_known = self.clock.progress.state, self.every_steps is not None or not self.clock.has_budget
+        if state.step > state.start_step or not is_known:
+            return
+        if not collectives.all_ranks_from_main(lambda: self.sinks.has("probe", state.step)):
+            self._all_ranks_report()
+
     def all_ranks_probe(self, *, is_save_due: bool) -> Best | None:
         """Probe and report. Returns the mark of the checkpoint that --keep_best_by asks for, or None.
 
         A stop request ends it without figures.
         """
+        figures = self._all_ranks_report()
+        if figures is None or self.watched is None:
+            return None
+        value = figures[self.watched.removeprefix(PREFIX)]
+        return self.clock.progress.note_probe(self.watched, value, is_kept=self.keeps_best, is_saved_anyway=is_save_due)
+
+    def _all_ranks_report(self) -> dict[str, float] | None:
+        """The figures, reported; None: a stop request came first."""
         began, progress = time.monotonic(), self.clock.progress
         try:
             with self.timer.measure("probe"):
@@ -131,10 +151,7 @@ class Prober:
             probe_line(progress.step, [(p.task.name, p.unit, units[p.task.name]) for p in self.probes], figures)
         )
         self.sinks.record("probe", progress.step, progress.samples, figures)
-        if self.watched is None:
-            return None
-        value = figures[self.watched.removeprefix(PREFIX)]
-        return progress.note_probe(self.watched, value, is_kept=self.keeps_best, is_saved_anyway=is_save_due)
+        return figures
 
     def all_ranks_measure(self, probes: Sequence["Probe"], units: dict[str, int]) -> dict[str, float]:
         """The figures of `probes`; rank 0 judges, so that all ranks have the same."""
@@ -171,10 +188,13 @@ class Prober:
         return {probe.task.name: probe.units_for(tokens) for probe in self.probes}
 
     def _tokens_between(self) -> float:
-        """Tokens of training between two probes."""
+        """Tokens of training between two probes: as so far, or at the start as the data has them on average."""
         state = self.clock.progress.state
-        steps = max(1, state.step - state.start_step)
-        return state.tokens * min(1.0, (self.every_steps or steps) / steps)
+        steps, tokens = state.step - state.start_step, float(state.tokens)
+        if not steps:
+            outlook = look_ahead(self.clock.horizon, state.step, state.samples)
+            steps, tokens = outlook.steps_left, outlook.tokens_left
+        return tokens * min(1.0, (self.every_steps or steps) / max(1, steps))
 
     def _all_ranks_units_by_seconds(self) -> dict[str, int]:
         """By rank 0's clock, from a trial of the fewest units."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from common.words import counted
 from training.checkpoints.paths import MODEL_JSON, RESOLVED
-from training.metrics.reader import last_validation, read_metrics
+from training.metrics.reader import first_and_last_probe, last_validation, read_metrics
 
 MAX_FILES = 10  # named for each folder of shards
 # data.prepare splits sentences as for English unless --language says otherwise, so that the language is known only if
@@ -31,6 +31,7 @@ class CardFacts(NamedTuple):
     languages: tuple[str, ...] = ()  # codes
     hardware: str | None = None
     validation: Mapping[str, Any] | None = None
+    probes: tuple[Mapping[str, float], Mapping[str, float]] | None = None  # the first and the last
 
 
 def read_card_facts(checkpoint: Path, metrics: Path | None, step: int) -> CardFacts:
@@ -46,6 +47,7 @@ def read_card_facts(checkpoint: Path, metrics: Path | None, step: int) -> CardFa
         tuple(sorted(languages)),
         hardware,
         last_validation(metrics, step),
+        first_and_last_probe(metrics, step),
     )
 
 

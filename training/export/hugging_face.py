@@ -25,7 +25,7 @@ from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts
 from training.export.folder import check_export_folder, read_tensors, save_tensors
 from training.export.model_card import model_card
-from training.metrics.reader import last_validation
+from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
 from training.runtime import collectives
 from training.settings.first_weights import EXPORT_AGAIN, EXTRA_WEIGHTS, WEIGHTS, read_stock_config
 
@@ -144,8 +144,19 @@ def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | 
     loss = found["mlm_loss"] if found and has_loss else None
     loss = best.mlm_loss if best is not None and is_best and best.mlm_loss is not None else loss
     by = f" by {best.probe} ({best.value:.4g})" if best is not None and best.probe is not None else ""
-    return f"step {state.step}{f', the best checkpoint{by}' if is_best else ''}, " + (
-        "no validation at this step" if loss is None else f"validation loss {loss:.4f}"
+    probes = first_and_last_probe(metrics, state.step)
+    scores = (
+        ""
+        if probes is None
+        else "".join(
+            f", {name} {probes[1][name]:.1%} ({probes[0][name]:.1%} at step {probes[0]['step']})"
+            for name in shared_probes(probes)
+        )
+    )
+    return (
+        f"step {state.step}{f', the best checkpoint{by}' if is_best else ''}, "
+        + ("no validation at this step" if loss is None else f"validation loss {loss:.4f}")
+        + scores
     )
 
 

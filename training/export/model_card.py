@@ -10,6 +10,7 @@ from training.checkpoints.state import TrainingState
 from training.export.card_facts import CardFacts, CardRequest
 from training.export.folder import CARD_HEADING
 from training.inputs.data_fit import PAIRS
+from training.metrics.reader import shared_probes
 from training.plan.recipe import effective_recipe
 from training.settings.first_weights import EXTRA_WEIGHTS
 
@@ -74,7 +75,7 @@ Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} pos
 {CARD_HEADING}
 {_validation_text(facts.validation, config.sentence_head)}
 
-## Evaluation on other tasks
+{_probe_text(facts.probes)}## Evaluation on other tasks
 {evaluation or f"{BLANK} Tasks, metrics and results: python -m evaluation.run, then export again."}
 """
 
@@ -114,6 +115,24 @@ def _sentence_head_text(architecture: str, config: BertConfig) -> str:
     return f"""The pooler and the sentence head, for which that class has no parameters, are in `{EXTRA_WEIGHTS}`: the
 scores are `cls.seq_relationship` of tanh of `bert.pooler.dense_act` of the final state of `[CLS]`; {classes}.
 """
+
+
+def _probe_text(probes: tuple[Mapping[str, float], Mapping[str, float]] | None) -> str:
+    """The section of probes; "" if there are none."""
+    if probes is None:
+        return ""
+    first, last = probes
+    return "\n".join(
+        [
+            "## Probes during training",
+            "The model without fine-tuning, × 100 (docs/evaluation.md of the training code).",
+            "",
+            f"| probe | at step {first['step']:,} | at step {last['step']:,} |",
+            "|---|---|---|",
+            *(f"| {name} | {100 * first[name]:.1f} | {100 * last[name]:.1f} |" for name in shared_probes(probes)),
+            "\n",
+        ]
+    )
 
 
 def _validation_text(validation: Mapping[str, Any] | None, sentence_head: str) -> str:

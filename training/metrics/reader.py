@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,21 @@ def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, 
         if all(row[key] not in NOT_FINITE and math.isfinite(row[key]) for key in VALIDATION_KEYS):
             found = row
     return found
+
+
+def first_and_last_probe(metrics: Path | None, step: int) -> tuple[dict[str, float], dict[str, float]] | None:
+    """The figures of the first and of the newest probe of a run up to `step`; None: there is no second one."""
+    rows = [] if metrics is None else [row for row in read_metrics(metrics) if row["kind"] == "probe"]
+    rows = [row for row in rows if row["step"] <= step]
+    if len(rows) < 2:
+        return None
+    numbers = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
+    return numbers[0], numbers[-1]
+
+
+def shared_probes(probes: tuple[Mapping[str, float], Mapping[str, float]]) -> list[str]:
+    """The names of the figures that both have."""
+    return [name for name in probes[1] if name in probes[0] and name not in ("step", "samples", "time")]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

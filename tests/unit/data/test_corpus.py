@@ -1,7 +1,10 @@
 """The corpus from installed documentation: prose only, each sentence once, nothing imported."""
 
+import csv
 import sys
 from pathlib import Path
+
+import pytest
 
 from data import corpus
 from data.corpus import build_corpus, documents_of_module, drop_repeated, sentences_of
@@ -45,6 +48,21 @@ def test_modules_are_parsed_and_never_imported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(f'"""{doc}"""\ndef (:\n')
     assert list(documents_of_module(broken)) == []
+
+
+def test_a_table_of_texts_and_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = []
+    for package in ("birds", "stones"):
+        for number in range(3):
+            files.append(tmp_path / package / f"m{number}.py")
+            files[-1].parent.mkdir(exist_ok=True)
+            files[-1].write_text(f'"""{f"Module {number} is about the {package} of this country. " * 6}"""\n')
+    monkeypatch.setattr(corpus, "find_modules", lambda: files)
+    monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: {"purelib": str(tmp_path)})
+    assert corpus.write_labelled(tmp_path / "table.csv", workers=1) == 6
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [row["label"] for row in rows] == ["birds"] * 3 + ["stones"] * 3
+    assert all(row["label"] in row["text"] and len(row["text"].split()) <= corpus.LABELLED_WORDS for row in rows)
 
 
 def test_a_sentence_comes_once() -> None:

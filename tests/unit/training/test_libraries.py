@@ -3,18 +3,21 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from nvidia.cpu.libraries import Libraries
+from nvidia.cpu.libraries import Libraries, in_use, use
 from nvidia.fastest import Measured
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
+from tests.unit.training.test_state_fuzz import GOOD
 from training import libraries as module
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.paths import CPU_LIBRARIES, STATE
 from training.checkpoints.state import read_state
-from training.libraries import choose_libraries, read_record
+from training.libraries import all_ranks_choose_libraries, choose_libraries, read_record
 
 ONEDNN, MIXED = Libraries("onednn", "onednn", "onednn"), Libraries(forward="onednn")
 MEASURED = Measured(MIXED, {"forward": {"torch": 1.2, "onednn": 1.0}})
@@ -81,6 +84,28 @@ def test_a_run_keeps_its_libraries(
     measuring.append(Measured(ONEDNN, {"forward": {"torch": 2.0, "onednn": 1.0}}))
     run_here([*arguments, "--max_steps", "4"])
     assert read_state(checkpoints.folder / checkpoints.choose(None)).cpu_libraries == MIXED
+
+
+@pytest.mark.parametrize("processor", ["rank 0's", "another"])
+def test_a_rank_with_another_processor_measures_for_itself(
+    processor: str, measuring: list[Measured], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The choice of rank 0 is in the state on all ranks."""
+    of_main = ("rank 0's", ONEDNN)
+    monkeypatch.setattr(module, "describe_processor", lambda: processor)
+    monkeypatch.setattr(module.collectives, "all_ranks_from_main", lambda _: (of_main, "onednn"))
+    monkeypatch.setattr(module.collectives, "all_ranks_gather", lambda own: ["rank 0's", own])
+    settings = SimpleNamespace(
+        lengths=[SimpleNamespace(micro=2, length=8)], model_config=None, precision="fp32", saved_models=Path("unused")
+    )
+    before = in_use()
+    try:
+        state, words = all_ranks_choose_libraries(GOOD, None, settings, torch.device("cpu"))  # type: ignore[arg-type]
+        assert in_use() == (ONEDNN if processor == of_main[0] else MIXED)
+    finally:
+        use(before)
+    assert ((state.processor, state.cpu_libraries), words) == (of_main, "onednn")
+    assert ("the ranks have different processors" in capsys.readouterr().err) == (processor != of_main[0])
 
 
 def test_states_and_records_of_earlier_versions_or_damaged_ones(tmp_path: Path) -> None:

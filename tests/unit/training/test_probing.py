@@ -13,6 +13,7 @@ from tests.support import add_probes, read_metrics, write_project
 from tests.unit.training.in_process import own_environment, run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import read_state
+from training.export.hugging_face import export_checkpoint
 
 KEEP = ["--validate_every_steps", "2", "--keep_best_by", "probe/order"]
 
@@ -29,7 +30,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_figures_are_written_and_the_best_is_kept(whole: Path) -> None:
-    found = figures(whole)
+    before, *found = figures(whole)
+    assert before[0] == 0, "the model before training, which is never the best"
     assert [step for step, *_ in found] == [2, 4, 6]
     assert all(0 < order <= 1 and 0 <= rows <= 1 for _, order, rows in found)
     best = max(order for _, order, _ in found)
@@ -41,18 +43,24 @@ def test_figures_are_written_and_the_best_is_kept(whole: Path) -> None:
     }  # fmt: skip
     state = read_state(folder / CheckpointFolder(folder).choose(None))
     assert (state.best_probe, state.best_by, state.best_tag) == (best, "probe/order", content["tag"])
+    metrics = whole / "out" / "runs" / "tiny" / "metrics.jsonl"
+    export_checkpoint(folder / content["tag"], whole / "hf", None, metrics)
+    card = (whole / "hf" / "README.md").read_text()
+    assert f"| order | {100 * before[1]:.1f} | {100 * best:.1f} |" in card
     assert state.probe_units == {"order": 32, "rows": 9}
     assert sum(row["seconds_probe"] for row in read_metrics(whole, "train")) > 0
     events = EventAccumulator(str(whole / "out" / "runs" / "tiny")).Reload()
-    assert [event.value for event in events.Scalars("probe/order")] == pytest.approx([order for _, order, _ in found])
+    assert [event.value for event in events.Scalars("probe/order")] == pytest.approx(
+        [order for _, order, _ in figures(whole)]
+    )
 
 
 def test_a_resumed_run_has_the_same_figures(whole: Path, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), *add_probes(tmp_path), *KEEP]
     run_here([*words, "--max_steps", "3"])
     run_here([*words, "--max_steps", "6"])
-    assert figures(tmp_path) == [*figures(whole)[:1], *figures(tmp_path)[1:2], *figures(whole)[1:]]
-    assert [step for step, *_ in figures(tmp_path)] == [2, 3, 4, 6]
+    assert [step for step, *_ in figures(tmp_path)] == [0, 2, 3, 4, 6]
+    assert [row for row in figures(tmp_path) if row[0] != 3] == figures(whole)
 
 
 def test_a_run_without_gain_ends_and_stays_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

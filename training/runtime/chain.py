@@ -1,0 +1,55 @@
+"""Commands that run one after another, and receive the stop requests of the process that runs them."""
+
+import subprocess
+import types
+from contextlib import suppress
+
+import psutil
+
+from common.processes import STOPPED_EXIT_CODE
+from training.runtime.launchers import is_launcher
+
+
+class Chain:
+    """Runs one command after another, and forwards stop requests to the ranks of the current one."""
+
+    def __init__(self, script: str = "deepspeed_train.py") -> None:
+        """`script`: what ranks execute."""
+        self.script, self.is_asked = script, False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: list[str]) -> int:
+        """The command's exit code, 128 + n if signal n ended it; 75 if it was asked to stop before it had ranks."""
+        if self.is_asked:
+            return STOPPED_EXIT_CODE
+        self._process = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches only this process
+        if self.is_asked:  # meanwhile
+            self._process.terminate()
+        code = self._process.wait()
+        if code < 0:
+            return STOPPED_EXIT_CODE if self.is_asked else 128 - code
+        return code
+
+    def stop(self, number: int, _frame: types.FrameType | None) -> None:
+        """Send the signal to the ranks: the launchers above them do not wait until they have saved."""
+        self.is_asked = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        ranks = find_ranks(self._process.pid, self.script)
+        for rank in ranks:
+            with suppress(psutil.Error):
+                rank.send_signal(number)
+        if not ranks:
+            self._process.terminate()
+
+
+def find_ranks(process: int, script: str) -> list[psutil.Process]:
+    """`process` and those below it that execute `script` and are not launchers."""
+    ranks = []
+    with suppress(psutil.NoSuchProcess):
+        for member in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
+            with suppress(psutil.Error):
+                words = member.cmdline()
+                if not is_launcher(words) and any(word.endswith(script) for word in words):
+                    ranks.append(member)
+    return ranks
