@@ -61,7 +61,7 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "laptop": Recipe("laptop.json", "ds_laptop.json", (0.15, 0.15)),
+    "laptop": Recipe("laptop.json", "ds_laptop.json", (0.30, 0.15)),
     "quickstart": Recipe("quickstart.json", "ds_quickstart.json", (0.15, 0.15)),
 }
 

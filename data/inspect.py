@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--verify_data", action="store_true", help="compare every file with its digest in the manifest")
     parser.add_argument(
-        "--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.png to"
+        "--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.svg to"
     )
     arguments = parser.parse_args(argv)
     if arguments.report_dir is not None:
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.report_dir.mkdir(parents=True, exist_ok=True)
         for name, content in report_files(found).items():
             write_atomically(arguments.report_dir / name, content)
-        console.say(f"{arguments.report_dir}: report.md, report.json, lengths.png")
+        console.say(f"{arguments.report_dir}: report.md, report.json, lengths.svg")
     return 0
 
 

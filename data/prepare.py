@@ -104,7 +104,7 @@ def _write_report(
     inputs: Sequence[dict[str, str]],
     preparation: Literal["trained", "given"],
 ) -> None:
-    # Imported here: torch and matplotlib are slow to load, and no worker needs them.
+    # Imported here: no worker needs them.
     from data.inspect import inspect_folder
     from data.shards.report import SplitTotals, report_files
 

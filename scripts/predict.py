@@ -18,6 +18,7 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from data.special_tokens import MASK
+from nvidia.interop.families import FAMILIES
 from training.export.folder import read_tensors
 from training.settings.first_weights import EXTRA_WEIGHTS
 
@@ -181,9 +182,10 @@ def find_problems(model: Any, tokenizer: Any, text: str) -> list[str]:
 
 
 def positions_of(model: Any) -> int:
-    """The maximum number of tokens. Pre-LN models number their positions from pad_token_id + 1."""
+    """The maximum number of tokens. RoBERTa's kin number their positions from pad_token_id + 1."""
     config = model.config
-    shift = config.pad_token_id + 1 if config.model_type == "roberta-prelayernorm" else 0
+    family = FAMILIES.get(config.model_type)
+    shift = config.pad_token_id + 1 if family is not None and family.shifts_positions else 0
     return int(config.max_position_embeddings - shift)
 
 
@@ -227,6 +229,8 @@ class Judge:
     def scores(self, inputs: dict[str, Tensor]) -> Tensor:
         if not self.head:
             return self.model(**inputs).logits
+        if getattr(self.model.config, "type_vocab_size", 0) < 2:  # its class has no token types, or one
+            inputs = {name: tensor for name, tensor in inputs.items() if name != "token_type_ids"}
         state = self.model(**inputs).last_hidden_state[:, 0]  # [1, hidden] of [CLS]
         pooled = self.linear(state, "bert.pooler.dense_act").tanh()
         return self.linear(pooled, "cls.seq_relationship")
@@ -240,7 +244,7 @@ def load_judge(folder: Path) -> Judge:
     from transformers import AutoConfig, AutoModel, AutoModelForNextSentencePrediction
 
     if (folder / EXTRA_WEIGHTS).is_file():
-        encoder = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
+        encoder = AutoModel.from_pretrained(folder, local_files_only=True)
         return Judge(encoder.eval(), read_tensors(folder / EXTRA_WEIGHTS))
     absent = UserError(
         f"{folder}: contains no next-sentence head ({EXTRA_WEIGHTS} for a pre-LN model), which --pair needs. "

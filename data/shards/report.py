@@ -1,6 +1,5 @@
 """Describes a folder of shards: counts, fill, lengths, tokens, sample rows, and warnings about unsuitable data."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,6 +9,7 @@ import numpy as np
 
 from common.words import counted
 from data.shards.dataset import PretrainingDataset
+from data.shards.length_chart import draw_lengths
 from data.shards.schema import Rows, concatenate_rows
 from data.tokenizer import SPACE_MARKS, BertTokenizer
 
@@ -231,10 +231,11 @@ def report_files(
     document = {"preparation": preparation, "splits": [asdict(description) for description in found]}
     if inputs is not None:
         document["inputs"] = list(inputs)
+    shares = {each.split: [count / max(1, each.rows_looked_at) for count in each.lengths] for each in found}
     return {
         "report.json": json.dumps(document, indent=2) + "\n",
         "report.md": render(found, preparation, inputs),
-        "lengths.png": plot_lengths(found),
+        "lengths.svg": draw_lengths(shares),
     }
 
 
@@ -284,23 +285,3 @@ def _render_split(found: Description) -> list[str]:
 def _table(facts: dict[str, Any]) -> list[str]:
     shown = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in facts.items()}
     return ["| | |", "|---|---|", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in shown.items())]
-
-
-def plot_lengths(found: Sequence[Description]) -> bytes:
-    """A histogram of the number of tokens per row, as PNG."""
-    # Imported here because it is slow to load.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for description in found:
-        shares = np.array(description.lengths) / max(1, description.rows_looked_at)
-        axes.step(np.arange(len(shares)), shares * 100, where="mid", label=description.split)
-    axes.set_xlabel("tokens per row")
-    axes.set_ylabel("% of rows")
-    axes.set_yscale("log")
-    axes.legend()
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    return buffer.getvalue()

@@ -149,7 +149,7 @@ def test_output_to_a_url(corpus: Path, tmp_path: Path) -> None:
     assert [split["rows"] for split in there] == [split["rows"] for split in here]
     assert [split["folder"] for split in there] == ["memory://prepared/32"] * 2
     assert there[0]["fill"] == pytest.approx(here[0]["fill"], rel=0.02)
-    assert memory.cat_file("/prepared/32/lengths.png").startswith(b"\x89PNG")
+    assert memory.cat_file("/prepared/32/lengths.svg").startswith(b"<svg")
     with pytest.raises(UserError, match="--work_dir"):
         run(corpus, "memory://elsewhere")
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -26,7 +27,12 @@ def test_inspect_describes_nvidia_shards(tmp_path: Path, capsys: pytest.CaptureF
     report = json.loads((tmp_path / "report" / "report.json").read_text())["splits"][0]
     assert report["fill"] == pytest.approx(rows.input_mask.mean(), rel=1e-6)
     assert sum(report["lengths"]) == 400
-    assert (tmp_path / "report" / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    chart = ElementTree.fromstring((tmp_path / "report" / "lengths.svg").read_text())
+    (curve,) = chart.findall("{*}path")
+    heights = [float(step.split("V")[1].split("H")[0]) for step in curve.attrib["d"].split()[1:]]
+    assert len(heights) == len(report["lengths"])
+    assert np.argmin(heights) == np.argmax(report["lengths"]), "the most frequent length is the highest step"
+    assert "training" in [text.text for text in chart.findall("{*}text")]
     assert (tmp_path / "report" / "report.md").read_text().startswith(f"# {tmp_path}")
 
 

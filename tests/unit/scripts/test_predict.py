@@ -19,7 +19,7 @@ from scripts.predict import encode_pair, load_judge, load_tokenizer, main
 from tests.support import run_command
 from tests.unit.evaluation.tiny import make_tokenizer
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
-from training.checkpoints.paths import STATE
+from training.checkpoints.paths import MANIFEST, STATE
 from training.checkpoints.state import TrainingState
 from training.export.hugging_face import export_checkpoint
 from training.settings.first_weights import EXTRA_WEIGHTS
@@ -56,6 +56,7 @@ def export(model: PreTrainingModel, tokenizer: BertTokenizer, folder: Path) -> P
         is_preln=model.bert.pre_ln,
     )
     (checkpoint / STATE).write_text(json.dumps(asdict(state)))
+    (checkpoint / MANIFEST).touch()  # an export locks it
     tokenizer.save(folder / "tokenizer")
     export_checkpoint(checkpoint, folder / "hf", tokenizer, None)
     return folder / "hf"
