@@ -94,7 +94,10 @@ def find_run_tokenizer(checkpoint: Path) -> BertTokenizer | str:
     """The tokenizer that the run used, or why it cannot be included."""
     resolved = load_json(checkpoint / RESOLVED, "the resolved config of a run")
     model = resolved.get("model") or load_json(checkpoint / MODEL_JSON, "the model JSON of a run")
-    name, flags = model.get("bert_token_file"), resolved.get("flags") or {}
+    flags = resolved.get("flags") or {}
+    name = model.get("bert_token_file")
+    if name is None and model.get("bert_model_config") is None:  # the model and its tokenizer are those of a folder
+        name = flags.get("use_pretrain") or model.get("bert_model_file")
     if not isinstance(name, str):
         return "the run's model JSON names no bert_token_file"
     paths = (Path(str(flags.get("data_path_prefix", ""))) / name, Path(name))

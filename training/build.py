@@ -88,12 +88,13 @@ def build_run(
     checkpoints = CheckpointWriter(settings.saved_models)
     fresh = first_state(settings, rank_info, datasets)
     with all_ranks_lock_resume_point(resume_request(settings), checkpoints, fresh) as point:
-        note("choosing the libraries of matrix products", 0)
-        fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
         load_first_weights(model, settings.first_weights, settings.tokenizer, point)
+        note("choosing the libraries of matrix products", 0)
+        with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
+            fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
         if has_unigram_start(settings.model_config, settings.first_weights, point):
             read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
             model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))

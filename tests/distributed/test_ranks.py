@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from data.shards.schema import ATTRIBUTE, FORMAT_VERSION
 from tests.rank_server import RankServer
-from tests.support import VOCAB, add_probes, read_metrics, run_deepspeed, run_plain, write_project
+from tests.support import VOCAB, add_probes, read_metrics, run_deepspeed, write_project
 
 NUM_STEPS = 6
 PROBE_ALL = ["--probe_every_steps", "3", "--probe_seconds", "600"]  # enough for all rows, in several batches
@@ -29,12 +29,12 @@ def without_dropout(folder: Path, other_keys: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_rank(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
     words = write_project(folder)
     without_dropout(folder)
-    outcome = run_plain([*words, *add_probes(folder), *PROBE_ALL, "--max_steps", str(NUM_STEPS)])
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = rank_server.run([*words, *add_probes(folder), *PROBE_ALL, "--max_steps", str(NUM_STEPS)], 1, folder)
+    assert outcome.codes == [0], outcome.text
     return folder
 
 
@@ -96,11 +96,11 @@ def assert_trained_alike(tmp_path: Path, one_rank: Path) -> None:
     assert ours["nsp_accuracy"] == theirs["nsp_accuracy"]
 
 
-def test_accumulation_gives_the_same_losses(one_rank: Path, tmp_path: Path) -> None:
+def test_accumulation_gives_the_same_losses(one_rank: Path, rank_server: RankServer, tmp_path: Path) -> None:
     words = write_project(tmp_path, train_micro_batch_size_per_gpu=2)
     without_dropout(tmp_path)
-    outcome = run_plain([*words, "--max_steps", str(NUM_STEPS)])
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = rank_server.run([*words, "--max_steps", str(NUM_STEPS)], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=TOLERANCE)
 
 

@@ -1,6 +1,5 @@
 """Train, export, and load with stock transformers: the same logits."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,22 @@ from data.shards.dataset import open_dataset
 from data.stream.loader import evaluation_batches
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from tests.support import run_command, run_plain, write_project
+from scripts import export_hf
+from tests.rank_server import RankServer
+from tests.support import write_project
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import read_state
 from training.export.hugging_face import read_weights
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_exported_logits_are_ours(stage: int, tmp_path: Path) -> None:
+def test_exported_logits_are_ours(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
     words = write_project(tmp_path, zero_optimization={"stage": stage})
-    outcome = run_plain([*words, "--max_steps", "3"])
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = rank_server.run([*words, "--max_steps", "3"], 1, tmp_path)
+    assert outcome.codes == [0], outcome.text
     checkpoints = CheckpointFolder(tmp_path / "out" / "saved_models" / "tiny")
     words = ["--checkpoint", str(checkpoints.folder), "--output", str(tmp_path / "hf")]
-    outcome = run_command([sys.executable, "scripts/export_hf.py", *words])
-    assert outcome.returncode == 0, outcome.stderr
+    assert export_hf.main(words) == 0
 
     checkpoint = checkpoints.folder / checkpoints.choose(None)
     config = BertConfig.from_dict(read_state(checkpoint).model_config)

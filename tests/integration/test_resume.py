@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from tests.rank_server import RankServer
 from tests.support import PROJECT, read_metrics, run_plain, write_project
 from training.checkpoints.folder import CheckpointFolder
 from training.export.hugging_face import read_weights
@@ -63,11 +64,11 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert "finished already, at step 40" in again.stdout
 
 
-def test_another_zero_stage_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_another_zero_stage_is_refused_with_a_sentence(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "2"]
-    assert run_plain(words).returncode == 0
+    assert rank_server.run(words, 1, tmp_path).codes == [0]
     write_project(tmp_path, zero_optimization={"stage": 1})
-    outcome = run_plain([*words[:-1], "3"])
-    assert outcome.returncode == 2
-    assert "was saved with ZeRO stage 0 in fp32, but this run uses stage 1 in fp32" in outcome.stderr
-    assert "Traceback" not in outcome.stderr
+    outcome = rank_server.run([*words[:-1], "3"], 1, tmp_path)
+    assert outcome.codes == [2]
+    assert "was saved with ZeRO stage 0 in fp32, but this run uses stage 1 in fp32" in outcome.text
+    assert "Traceback" not in outcome.text

@@ -26,6 +26,7 @@ from tests.integration.bad_input.case import (
     unwritable,
     vanished_folder,
     variables,
+    without,
     words,
 )
 from tests.integration.bad_input.good import WORDS
@@ -257,7 +258,7 @@ FIRST_WEIGHTS = {
         "--use_pretrain {root}/hf", "shared ids (id ", "expected the same", "start without --use_pretrain",
     ),
     "none named": (words("--use_pretrain"), "--use_pretrain", "no folder is given", "expected a folder with a model in Hugging Face's layout", "set bert_model_file"),
-    "no weights in it": (words("--use_pretrain", "{root}/tokenizer"), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
+    "no weights in it": (both(removed("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "o such file", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
         both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "Copy"
     ),
@@ -266,15 +267,15 @@ FIRST_WEIGHTS = {
         both(replaced("hf/config.json", "[]"), words("--use_pretrain", "{root}/hf")), "config.json", "list", "expected a model in Hugging Face's layout", "export_hf"
     ),
     "another kind of model": (
-        both(edited("hf/config.json", "model_type", "gpt2"), words("--use_pretrain", "{root}/hf")), "config.json", "'gpt2'", "expected 'bert' (post-LN) or 'roberta-prelayernorm' (pre-LN)", "expected 'bert'"
+        both(edited("hf/config.json", "model_type", "gpt2"), words("--use_pretrain", "{root}/hf")), "config.json", "'gpt2'", "expected one of bert, roberta, xlm-roberta, camembert (post-LN)", "give a checkpoint of one of these"
     ),
     "a config of words": (
         both(edited("hf/config.json", "max_position_embeddings", "many"), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not match", "expected a model in Hugging Face's layout", "export_hf",
+        "--use_pretrain {root}/hf", "config.json cannot be understood", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a config with a list for a word": (
         both(edited("hf/config.json", "hidden_act", []), words("--use_pretrain", "{root}/hf")),
-        "--use_pretrain {root}/hf", "config.json do not match", "expected a model in Hugging Face's layout", "export_hf",
+        "--use_pretrain {root}/hf", "config.json cannot be understood", "expected a model in Hugging Face's layout", "export_hf",
     ),
     "a pre-LN checkpoint whose head computes something else": (
         both(edited("hf/config.json", "hidden_act", "relu"), words("--use_pretrain", "{root}/hf")),
@@ -291,6 +292,11 @@ FIRST_WEIGHTS = {
         both(edited("model.json", "bert_model_config.intermediate_size", 40), words("--use_pretrain", "{root}/hf")),
         "intermediate_size is 48", "model JSON says 40", "but the model JSON says 40", "make them equal",
     ),
+    "absolute positions for a rotary model": (
+        both(edited("model.json", "bert_model_config.position_embedding_type", "rotary"), words("--use_pretrain", "{root}/hf")),
+        "--use_pretrain {root}/hf", "position_embedding_type is 'absolute'", "but the model JSON says 'rotary'", "make them equal",
+    ),
+    "no model in either file": (without("model.json", "bert_model_config"), "model JSON", "no bert_model_config", "describe the model there", "pass --use_pretrain"),
     "new masks without a tokenizer": (
         both(edited("model.json", "bert_token_file", None), words("--dynamic_masking")), "--dynamic_masking", "needs the tokenizer", "needs the tokenizer's special tokens", "bert_token_file"
     ),

@@ -138,7 +138,7 @@ EXPORT = {
         both(replaced("mine/model.safetensors", b"\x02\0\0\0\0\0\0\0{}"), words("--output", "{root}/mine")), "--output", "not an earlier export", "expected", "a new folder"
     ),
     "no best checkpoint": (
-        words("--export", "best"), "--export best", "has no best checkpoint", "a run with --keep_best and validation data marks", "pass --export last"
+        words("--export", "best"), "--export best", "has no best checkpoint", "a run with --keep_best or --keep_best_by marks", "pass --export last"
     ),
     "another tokenizer": (
         both(replaced("v.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"), words("--tokenizer", "{root}/v.txt")), "v.txt", "has 5 tokens", "but the checkpoint's model has 61", "Pass the tokenizer"

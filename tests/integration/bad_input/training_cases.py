@@ -1,5 +1,7 @@
 """Bad input for the launcher: flags, the two JSON files, the tokenizer."""
 
+from tokenizers import Tokenizer, models
+
 from tests.integration.bad_input.case import (
     both,
     cut_short,
@@ -14,6 +16,8 @@ from tests.integration.bad_input.case import (
 )
 
 TRAIN = "deepspeed_train.py"
+_ROLES = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
+WITHOUT_MASK = Tokenizer(models.WordLevel(_ROLES, unk_token="<unk>")).to_str()
 
 FLAGS = {
     "no flags": (only(), "--config-file/--cf", "arguments are required", "are required", "see --help"),
@@ -30,7 +34,7 @@ FLAGS = {
     ),
     "an export of a model that no stock class has": (
         both(edited("model.json", "bert_model_config.hidden_act", "geglu"), words("--export_dir", "{root}/hf")),
-        "--export_dir", "cannot be exported", "the stock class, which has gelu", "drop --export_dir",
+        "--export_dir", "cannot be exported", "RobertaPreLayerNormForMaskedLM, which has gelu", "drop --export_dir",
     ),
     "an unknown flag": (words("--max_step", "3"), "--max_step'", "unknown flag", "did you mean '--max_steps'?", "did you mean '--max_steps'?"),
     "an unknown flag without a similar name": (words("--zzzzzz"), "--zzzzzz", "unknown flag", "expected one that --help lists", "remove it"),
@@ -288,6 +292,9 @@ DEEPSPEED_JSON = {
 }  # fmt: skip
 
 TOKENIZER = {
+    "a tokenizer without a mask token": (
+        both(replaced("t.json", WITHOUT_MASK), edited("model.json", "bert_token_file", "t.json")), "t.json", "no mask token", "expected [MASK] or <mask>", "add_special_tokens",
+    ),
     "no such tokenizer": (edited("model.json", "bert_token_file", "lost"), "lost", "no such tokenizer", "a vocab.txt, a tokenizer.json or a folder with one", "give a vocab.txt"),
     "an empty folder": (removed("tokenizer/*"), "tokenizer", "neither tokenizer.json nor vocab.txt", "a folder with one of them", "give a folder"),
     "a broken tokenizer.json": (cut_short("tokenizer/tokenizer.json"), "tokenizer.json", "is not valid JSON", "expected an object", "copy it again"),

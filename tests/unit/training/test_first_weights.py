@@ -126,3 +126,25 @@ def test_the_decoder_bias_starts_from_token_frequencies(tmp_path: Path, capsys: 
     assert not bias[61:].any()
     run_here([*words, "--max_steps", "2"])
     assert "from new weights" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["XLMRoberta", "ModernBert"])
+def test_the_architecture_comes_from_the_folder_and_the_export_is_of_its_class(kind: str, tmp_path: Path) -> None:
+    """The model JSON has data and schedule only; --preln, which is on, does not matter."""
+    torch.manual_seed(5)
+    sizes = {"vocab_size": 61, **SIZES, "pad_token_id": 0, "type_vocab_size": 2}
+    own = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
+    config = getattr(transformers, f"{kind}Config")(**(sizes | own if kind == "ModernBert" else sizes))
+    stock = getattr(transformers, f"{kind}ForMaskedLM")(config)
+    stock.save_pretrained(tmp_path / "stock")
+    words = write_project(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    del content["bert_model_config"]
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    run_here([*words, *STEPS, "--use_pretrain", str(tmp_path / "stock"), "--export_dir", str(tmp_path / "hf")])
+    exported = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")
+    assert type(exported) is type(stock)
+    used = {name: tensor for name, tensor in stock.state_dict().items() if "position_embeddings" not in name}
+    assert all(torch.equal(exported.state_dict()[name], tensor) for name, tensor in used.items())
+    with pytest.raises(UserError, match="no bert_model_config; describe the model there, or pass --use_pretrain"):
+        run_here([*words, *STEPS, "--job_name", "other"])

@@ -18,7 +18,7 @@ def commands(script: str) -> list[list[str]]:
 
 def test_commands_parse_and_their_files_exist() -> None:
     plain, phases = commands("deepspeed_train.py"), commands("scripts/two_phases.py")
-    assert len(plain) == 4
+    assert len(plain) == 5
     assert len(phases) == 1
     request = Request.parse(phases[0])
     for words in (*plain, *(phase_words(request, phase) for phase in (0, 1))):
