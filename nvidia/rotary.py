@@ -21,8 +21,9 @@ def rotation(packing: Packing, position_ids: Tensor | None, base: float, head_si
     def make() -> Rotation:
         positions = packing.position_of if position_ids is None else position_ids
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device) / head_size
-        angles = positions.float()[:, None] * (1.0 / base**exponents)
-        return angles.cos()[:, None, None], angles.sin()[:, None, None]
+        angles = positions.float().unsqueeze(1) * (1.0 / base**exponents)
+        angles = angles.unsqueeze(1).unsqueeze(1)
+        return angles.cos(), angles.sin()
 
     made: Rotation = packing.mask(("rotary", base, head_size), make)
     return made
@@ -57,9 +58,8 @@ def _turn(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, num_rotated: int, nu
     """Write the rotated kinds of `x` to `out`; both are [N, K·A·D] and may be the same tensor."""
     head_size = 2 * cos.shape[-1]
     shape = (len(x), x.shape[1] // (num_heads * head_size), num_heads, head_size)
-    left, right = x.view(shape)[:, :num_rotated].chunk(2, dim=-1)
-    new_left = torch.addcmul(left * cos, right, sin, value=-1)  # fp32, as the angles are
-    new_right = torch.addcmul(right * cos, left, sin)
-    out_left, out_right = out.view(shape)[:, :num_rotated].chunk(2, dim=-1)
-    out_left.copy_(new_left)
-    out_right.copy_(new_right)
+    left, right = x.view(shape).narrow(1, 0, num_rotated).chunk(2, dim=-1)
+    out_left, out_right = out.view(shape).narrow(1, 0, num_rotated).chunk(2, dim=-1)
+    crossed = left * sin  # in fp32, as the angles are; read before `left` may be overwritten
+    torch.sub(left * cos, right * sin, out=out_left)
+    torch.add(right * cos, crossed, out=out_right)

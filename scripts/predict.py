@@ -1,6 +1,7 @@
 """Predict masked words, or how likely one text follows another, with stock transformers."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ USAGE = """examples:
   predict.py --model DIR "the [MASK] of the list"         the most likely words for the mask
   predict.py --model DIR --pair "She sat." "He stood."    how likely the second follows the first
   predict.py --model DIR "She sat." "He stood."           the same: two texts without a [MASK] are a pair
+  predict.py --model OUTPUT/models/… "a fine film"        classes, by a model that evaluation.run --keep_models kept
 """
 
 
@@ -56,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("TEXT: no text given. Pass one with [MASK] in it, or two with --pair")
     check_folder(flags.model)
     tokenizer = load(flags.model, load_tokenizer)
+    if is_classifier(flags.model):
+        inputs = [(text, None) for text in flags.texts] + [(first, second) for first, second in flags.pair]
+        return answer_classes(load(flags.model, load_classifier), tokenizer, inputs)
     # A model that calls its mask otherwise, such as <mask>, understands the usual name, too.
     texts = [text.replace(MASK, tokenizer.mask_token) for text in flags.texts]
     pairs = [tuple(pair) for pair in flags.pair]
@@ -67,6 +72,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     if pairs:
         problems.attempt(lambda: answer_pairs(load(flags.model, load_judge), tokenizer, pairs, problems))
     problems.raise_if_any()  # after the answers: a text that cannot be predicted does not lose those for the others
+    return 0
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether it is a model that evaluation.run --keep_models has fine-tuned to classify."""
+    try:
+        architectures = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
+    except (ValueError, AttributeError):
+        return False  # reported when the model is loaded
+    return str(architectures[0]).endswith("ForSequenceClassification")
+
+
+def load_classifier(folder: Path) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
+
+
+@torch.no_grad()
+def answer_classes(model: Any, tokenizer: Any, inputs: Sequence[tuple[str, str | None]]) -> int:
+    """Print the classes of each text or pair of texts, or its score. Long ones are cut."""
+    limit, names = positions_of(model), model.config.id2label
+    for first, second in inputs:
+        encoded = tokenizer(first, second, return_tensors="pt", truncation=True, max_length=limit)
+        scores = model(**encoded).logits[0]
+        if len(scores) == 1:
+            answer = f"score {float(scores[0]):.3f}"
+        else:
+            shares = scores.softmax(-1)
+            order = shares.argsort(descending=True).tolist()
+            answer = "  ".join(f"{names[number]} {float(shares[number]):.1%}" for number in order[:5])
+        console.say("\n".join(part for part in (first, second) if part is not None))
+        console.say(f"    {answer}")
     return 0
 
 

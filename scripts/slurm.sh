@@ -19,7 +19,8 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 export MASTER_ADDR MASTER_PORT
 export PATH="$PWD/.venv/bin:$PATH"  # without .venv: the Python of the environment from which sbatch was called
 code=0
-srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" python deepspeed_train.py "$@" || code=$?
+# Ranks end a moment apart. With --kill-on-bad-exit srun would kill the last ones for the 75 of the first, and return 143.
+srun --kill-on-bad-exit=0 --wait=600 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" python deepspeed_train.py "$@" || code=$?
 if [ "$code" -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

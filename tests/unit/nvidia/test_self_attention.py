@@ -1,5 +1,7 @@
 """Self-attention in a model: the context that it chooses a backend by, and traces of the CUDA branch without a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -44,11 +46,21 @@ def cuda_packing(rows: int, width: int, tokens: int, device: str) -> Packing:
     )
 
 
-@pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
+MODERN = {"position_embedding_type": "rotary", "attention_window": 4, "global_attention_every": 2, "type_vocab_size": 0,
+          "hidden_act": "geglu", "use_bias": False, "norm_bias": False, "qk_norm": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [(BertForPreTrainingPreLN, {}), (BertForPreTraining, {}), (BertForPreTrainingPreLN, MODERN)]
+)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_the_cuda_branch_traces_on_fake_tensors(
-    dtype: torch.dtype, dropout: float, kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    dropout: float,
+    kind: type[PreTrainingModel],
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Shapes, types and devices of a whole forward pass as CUDA would run it.
 
@@ -57,7 +69,10 @@ def test_the_cuda_branch_traces_on_fake_tensors(
     """
     asked: list[tuple[torch.Tensor, ...]] = []
     monkeypatch.setattr(unpadding, "read_counts", lambda *masks: asked.append(masks) or [30, 9])
-    config = tiny_config(hidden_size=48, attention_probs_dropout_prob=dropout, hidden_dropout_prob=dropout)
+    config = tiny_config(
+        hidden_size=48, attention_probs_dropout_prob=dropout, hidden_dropout_prob=dropout, **changes,
+        attention_backend="sdpa" if changes and dtype == torch.float32 else "auto",  # "auto" would compile flex
+    )  # fmt: skip
     model = kind(config)
     with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
         for module in model.modules():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from common.errors import UserError
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer
@@ -16,6 +17,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from scripts.predict import encode_pair, load_judge, load_tokenizer, main
 from tests.support import run_command
+from tests.unit.evaluation.tiny import make_tokenizer
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
 from training.checkpoints.paths import MANIFEST, STATE
 from training.checkpoints.state import TrainingState
@@ -148,3 +150,17 @@ def test_a_stock_model_without_the_head_is_refused(tokenizer: BertTokenizer, tmp
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no next-sentence head"):
         main(["--model", str(tmp_path), *PAIR])
+
+
+def test_a_fine_tuned_model_classifies_texts_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = make_tokenizer()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, id2label={0: "bad", 1: "good"}, **sizes)
+    classifier = BertForSequenceClassification(config)
+    classifier.classifier.bias.data = torch.tensor([-9.0, 9.0])
+    classifier.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert main(["--model", str(tmp_path), "the cat . " * 50, "--pair", "the dog .", "the bird ."]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("    ")] == ["good", "good"]
+    assert lines[-3:-1] == ["the dog .", "the bird ."]
