@@ -1,8 +1,8 @@
 """Encodes many sentences at once to token ids, and marks where each word begins.
 
 BERT's tokenizer treats every word separately, so a word needs to be looked up only once: after that, ASCII text costs
-one regular expression and one dictionary access per word, a tenth of encoding it sentence by sentence. The tests compare
-the ids with those of the tokenizer.
+one regular expression and one dictionary access per word, a tenth of encoding it sentence by sentence. The tests
+compare the ids with those of the tokenizer.
 """
 
 import re
