@@ -16,7 +16,7 @@ from tokenizers import Encoding, models
 from data.tokenizer import SPACE_MARKS, BertTokenizer
 
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")  # BERT's words in ASCII text, and the end of a sentence
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])  # ASCII's, without white space
 _MAX_REMEMBERED = 150_000  # words; 280 bytes each, about 42 MB. Then the table starts over
 
 
@@ -137,8 +137,7 @@ class Encoder:
         text = "\n".join(sentences) + "\n" * bool(sentences)
         if text.count("\n") != len(sentences):
             text = "".join(sentence.replace("\n", " ") + "\n" for sentence in sentences)
-        if _CONTROLS.search(text):
-            text = _CONTROLS.sub("", text)
+        text = text.encode().translate(None, _CONTROLS).decode()  # a quarter of the time of a regular expression
         words = _WORDS.findall(text.lower() if self._lower_case else text)
         numbers = np.fromiter(map(self._number_of.__getitem__, words), dtype=np.int64, count=len(words))
         self._remember(self._number_of.take_new())
