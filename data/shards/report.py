@@ -17,6 +17,7 @@ from data.tokenizer import SPACE_MARKS, BertTokenizer
 Preparation = Literal["trained", "given"]
 SAMPLE_ROWS = 20_000  # spread over the whole split; exact shares are not worth reading all rows
 _ROWS_AT_ONCE = 500
+_MAX_OPEN_FILES = 8  # each takes a megabyte; opening one takes longer than reading its rows
 _NUM_TOKENS = 25
 _NUM_INSTANCES = 4
 _NUM_INPUTS = 50
@@ -110,7 +111,8 @@ def _sample(dataset: PretrainingDataset) -> Rows:
     parts: list[Rows] = []
     for start in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
         parts.append(dataset.read_range(start, start + _ROWS_AT_ONCE))
-        dataset.close()  # an open file takes a megabyte, and few files are needed again
+        if len(dataset.files) > _MAX_OPEN_FILES:
+            dataset.close()  # few files are needed again
     return concatenate_rows(parts)
 
 

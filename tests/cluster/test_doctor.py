@@ -1,33 +1,62 @@
-"""scripts/doctor.py --hostfile: one table of all machines within a minute, and the culprit named."""
+"""scripts/doctor.py: one table of all machines within a minute, and the culprit named; what every start compares."""
 
+import re
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.machines import Machine
-from tests.cluster.runs import printed, run_to_end, write_hostfile
+from tests.cluster.runs import printed, run_everywhere, run_to_end, write_hostfile
+from tests.cluster.slurm import Slurm
 from tests.support import write_project
 
 Machines = tuple[Machine, Machine]
 
 
 def doctor(folder: Path) -> list[str]:
+    return [*doctor_of_a_rank(folder), "--hostfile", write_hostfile(folder)]
+
+
+def doctor_of_a_rank(folder: Path) -> list[str]:
     write_project(folder)
     (folder / "out").mkdir(exist_ok=True)
     places = ["--data_path_prefix", str(folder / "data"), "--output_dir", str(folder / "out")]
-    return ["python", "scripts/doctor.py", "--hostfile", write_hostfile(folder), *places]
+    return ["scripts/doctor.py", *places]
 
 
-def test_two_machines_that_are_alike(machines: Machines, tmp_path: Path) -> None:
-    command, began = doctor(tmp_path), time.monotonic()
-    code = run_to_end(machines[0], command, tmp_path)
+def under_hostfile(machines: Machines, folder: Path) -> list[int]:
+    return [run_to_end(machines[0], ["python", *doctor(folder)], folder)]
+
+
+def under_torchrun(machines: Machines, folder: Path) -> list[int]:
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "worker-0:29400", "--rdzv-id", "doctor"]
+    command = ["torchrun", "--nnodes", "2", "--nproc_per_node", "1", *meeting, *doctor_of_a_rank(folder)]
+    return run_everywhere(machines, [command, command], folder)
+
+
+def under_srun(machines: Machines, folder: Path) -> list[int]:
+    slurm = Slurm(machines, folder / "slurm")
+    command = slurm.command("srun", "--nodes=2", "--ntasks-per-node=1", "python", *doctor_of_a_rank(folder))
+    return [run_to_end(machines[0], command, folder, MASTER_ADDR="worker-0", MASTER_PORT="29500")]
+
+
+@pytest.mark.parametrize("start", [under_hostfile, under_torchrun, under_srun])
+def test_two_machines_that_are_alike(
+    start: Callable[[Machines, Path], list[int]], machines: Machines, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    codes = start(machines, tmp_path)
     text = printed(tmp_path)
-    assert code == 0, text
+    assert set(codes) == {0}, text
     assert time.monotonic() - began < 60
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("worker-")}
     assert set(rows) == {"worker-0", "worker-1"}
     assert all("eth0" in row and "seen" in row for row in rows.values()), text
-    assert "all-reduce over 2 ranks on 2 machines: latency" in text
-    assert "no problems found" in text
+    assert text.count("all-reduce over 2 ranks on 2 machines: latency") == 1
+    assert text.count("no problems found") == 1
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -36,7 +65,7 @@ def test_every_culprit_is_named(machines: Machines, tmp_path: Path) -> None:
     for folder in ("data", "out"):
         machines[1].run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path / folder))
     machines[1].shift_clock(-3600)
-    assert run_to_end(machines[0], command, tmp_path) == 1
+    assert run_to_end(machines[0], ["python", *command], tmp_path) == 1
     text = printed(tmp_path)
     assert "! worker-1: no shards in --data_path_prefix" in text
     assert "! worker-1: does not see --output_dir of worker-0" in text
@@ -47,5 +76,17 @@ def test_every_culprit_is_named(machines: Machines, tmp_path: Path) -> None:
 def test_a_machine_that_cannot_be_reached(machines: Machines, tmp_path: Path) -> None:
     command = doctor(tmp_path)
     machines[1].stop_sshd()
-    assert run_to_end(machines[0], command, tmp_path) == 1
+    assert run_to_end(machines[0], ["python", *command], tmp_path) == 1
     assert "! worker-1: ssh: connect to host worker-1 port 22: Connection refused" in printed(tmp_path)
+
+
+def test_a_start_compares_machines_within_two_seconds(machines: Machines, tmp_path: Path) -> None:
+    write_project(tmp_path)
+    place = ["MASTER_ADDR=worker-0", "MASTER_PORT=29500", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_SIZE=1"]
+    check = [sys.executable, "-m", "tests.cluster.start_check", str(tmp_path)]
+    commands = [["env", f"RANK={rank}", *place, *check] for rank in range(2)]
+    assert run_everywhere(machines, commands, tmp_path) == [0, 0], printed(tmp_path)
+    facts = "compared Python, torch, deepspeed, project, training data of worker-0 and worker-1"
+    seconds = re.findall(rf"{facts} in ([\d.]+) s", printed(tmp_path))
+    assert len(seconds) == 2, printed(tmp_path)
+    assert max(map(float, seconds)) < 2

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from common.processes import STUCK_EXIT_CODE, USER_ERROR_EXIT_CODE
-from tests.cluster.machines import Machine, started, wait_until
-from tests.cluster.runs import OUTPUT, deepspeed, printed, run_to_end, saved_step, seconds_until_no_rank, training
+from tests.cluster.machines import Machine, wait_until
+from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, seconds_until_no_rank, training
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import write_endless
 from tests.support import read_metrics, run_deepspeed, tiny_words, write_project
 
 Machines = tuple[Machine, Machine]
 STUCK = ["--stuck_after_minutes", "0.5"]
+SSH_FAILED = 255  # the highest code of all machines is that of `deepspeed`
 
 
 def assert_resumes(machine: Machine, folder: Path, **env: str) -> None:
@@ -52,7 +53,8 @@ def test_a_machine_without_ssh_at_a_restart(machines: Machines, tmp_path: Path) 
     machines[1].stop_sshd()
     settings = tmp_path / "deepspeed_env"
     settings.write_text("DEEPSPEED_TIMEOUT=1\n")  # minutes
-    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, DS_ENV_FILE=str(settings)) != 0
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, DS_ENV_FILE=str(settings)) == SSH_FAILED
+    assert "ssh exited with exit code 71" in printed(tmp_path), "of the rank that waited"
     assert "connect to host worker-1 port 22: Connection refused" in printed(tmp_path)
     assert (
         "1 of the 2 ranks did not join at 10.77.0.1:29500 within 60 s: rank 1. The others run on worker-0"
@@ -92,9 +94,12 @@ def test_a_wrong_address(machines: Machines, tmp_path: Path) -> None:
     settings = tmp_path / "deepspeed_env"
     settings.write_text("DEEPSPEED_TIMEOUT=1\n")
     command = deepspeed(tmp_path, write_project(tmp_path), "--master_addr", "10.77.0.9")
-    with started(machines[0], command, tmp_path / OUTPUT, DS_ENV_FILE=str(settings)) as process:
-        assert process.wait(200) != 0
-    assert "10.77.0.9:29500" in printed(tmp_path)
+    assert run_to_end(machines[0], command, tmp_path, 200, DS_ENV_FILE=str(settings)) == STUCK_EXIT_CODE
+    text = printed(tmp_path)
+    assert text.count("error: ") == len(machines)
+    assert "MASTER_PORT: worker-0 (rank 0) cannot reach 10.77.0.9:29500; expected an address of the machine" in text
+    assert "rank 0 did not join at 10.77.0.9:29500 (MASTER_ADDR and MASTER_PORT) within 60 s" in text
+    assert f"ssh exited with exit code {USER_ERROR_EXIT_CODE}" in text, "of rank 0, which finds that it is a mistake"
     assert not any(machine.ranks() for machine in machines)
 
 

@@ -217,7 +217,7 @@ def test_steps_to_repeat_are_counted_from_a_checkpoint_that_is_there(
     assert outcome.codes[0] == 2, outcome.text
     assert "the last valid checkpoint is step_00000002" in outcome.text
     lost = (stop or 6) - 2
-    assert f"The same command resumes from there and repeats {lost} steps" in outcome.text
+    assert f"The same command resumes from step_00000002 and repeats {lost} steps" in outcome.text
     assert checkpoints(tmp_path).tags() == ["step_00000002"]
 
 

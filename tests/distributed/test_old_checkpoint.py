@@ -26,6 +26,6 @@ def test_an_old_checkpoint_is_resumed(num_ranks: int, rank_server: RankServer, t
     assert f"from {checkpoints(folder).folder / 'step_00000003'}" in outcome.text
     losses = [row["loss"] for row in read_metrics(folder, "train")]
     expected = json.loads((OLD / "losses.json").read_text())[3:]
-    # Dropout differs between numbers of ranks.
-    assert losses == pytest.approx(expected, abs=1e-5 if num_ranks == 2 else 0.1)
+    # Each step has the same rows, but the ranks share them in another way, so the dropout of a row differs.
+    assert losses == pytest.approx(expected, abs=0.01 if num_ranks == 2 else 0.1)
     assert not (checkpoints(folder).folder / "step_00000006" / "random_states.json").exists()

@@ -48,12 +48,19 @@ def running(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]
 
 @contextmanager
 def started(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]]:
-    """A command whose processes, wherever it has put them, are gone afterwards."""
+    """A command whose processes, wherever it has put them, are gone afterwards; it starts with the usual SIGHUP."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(
-            command, cwd=PROJECT, env=environment, text=True, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=PROJECT,
+            env=environment,
+            text=True,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run below nohup
         )
     try:
         yield process

@@ -163,17 +163,22 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
         )
         return PrefixStore(f"bert_pretraining/{rank_info.world_size}_ranks/attempt_{attempt}", store)
     except torch.distributed.DistNetworkError as error:
-        text = str(error)
-        if "timed out" in text and not rank_info.is_main:
+        text, here = str(error), socket.gethostname()
+        variables = "environment variables MASTER_ADDR and MASTER_PORT"
+        if "EADDRINUSE" in text:
+            raise UserError(
+                f"{variables}: {_meeting_point()} is in use. Choose another free port (`deepspeed --master_port N`), "
+                f"the same on all machines"
+            ) from None
+        if not rank_info.is_main:
             raise RankLost(
                 f"rank 0 did not join at {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
-                f"{timeout.total_seconds():.0f} s, or cannot be reached there from {socket.gethostname()}. {REMEDY}",
+                f"{timeout.total_seconds():.0f} s, or cannot be reached there from {here}. {REMEDY}",
                 STUCK_EXIT_CODE,
             ) from None
-        reason = "is in use" if "EADDRINUSE" in text else f"cannot be reached ({text.splitlines()[0]})"
         raise UserError(
-            f"environment variables MASTER_ADDR and MASTER_PORT: {_meeting_point()} {reason}. Choose another free port "
-            f"(`deepspeed --master_port N`), the same on all machines"
+            f"{variables}: {here} (rank 0) cannot reach {_meeting_point()}; expected an address of the machine of rank "
+            f"0, where all ranks meet. Set it to one that all machines can reach (`deepspeed --master_addr ADDRESS`)"
         ) from None
 
 

@@ -19,7 +19,7 @@ from common.errors import UserError
 from data.preparation.encoder import Encoder
 from data.special_tokens import SPECIALS
 from data.tokenizer import load_tokenizer
-from data.tokenizer_training import train_tokenizer
+from data.tokenizer_training import separate_words, train_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. It's 3.14 o'clock!",
@@ -185,6 +185,14 @@ def test_added_tokens_of_several_words_are_kept_whole(vocabularies: dict[bool, P
     backend.add_tokens([AddedToken("new york", normalized=True), AddedToken("Fox Dog", normalized=False)])
     backend.save(str(tmp_path / "tokenizer.json"))
     check_encoder(tmp_path, ["in New  York today", "in NÉW York", "the Fox Dog", "the fox dog", "plain words"])
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+def test_training_counts_the_words_of_berts_rules(lower_case: bool, vocabularies: dict[bool, Path]) -> None:
+    rules = load_tokenizer(vocabularies[lower_case]).backend
+    normal = [rules.normalizer.normalize_str(text) for text in TEXTS]
+    words = [word for text in normal for word, _ in rules.pre_tokenizer.pre_tokenize_str(text)]
+    assert sorted(" ".join(separate_words(normal, rules)).split()) == sorted(words)
 
 
 def test_training_twice_gives_the_same_vocabulary() -> None:

@@ -70,7 +70,8 @@ def test_activation_checkpointing_is_ours(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = build_model(resolve(tmp_path, *flags, activation_checkpointing=block))
+    settings = resolve(tmp_path, *flags, activation_checkpointing=block)
+    model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
     assert model.bert.encoder.checkpoint_chunk == layers
     said = capsys.readouterr().err
     assert words in said
