@@ -1,13 +1,13 @@
 """Encodes many sentences at once to token ids, and marks where each word begins.
 
 BERT's tokenizer treats every word separately, so a word needs to be looked up only once: after that, ASCII text costs
-one regular expression and one dictionary access per word, a tenth of encoding it sentence by sentence. The tests
-compare the ids with those of the tokenizer.
+one regular expression and one dictionary access per word, a tenth of encoding it sentence by sentence. Other sentences
+are split into words by the tokenizer's own rules. The tests compare the ids with those of the tokenizer.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from tokenizers import Encoding, models
 from data.tokenizer import SPACE_MARKS, BertTokenizer
 
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")  # BERT's words in ASCII text, and the end of a sentence
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])  # ASCII's, without white space
 _MAX_REMEMBERED = 150_000  # words; 280 bytes each, about 42 MB. Then the table starts over
 
 
@@ -118,28 +118,33 @@ class Encoder:
         """Return ids without [CLS] and [SEP]. A sentence may have none."""
         if len(self._number_of) > _MAX_REMEMBERED:
             self._forget()
-        if self._is_word_wise and self._is_plain(" ".join(sentences)):
+        if self._is_word_wise and not self._added.search("\n".join(sentences)):
             return self._encode_words(sentences)
-        is_plain = [self._is_word_wise and self._is_plain(sentence) for sentence in sentences]
-        plain = [sentence for sentence, found in zip(sentences, is_plain, strict=True) if found]
-        parts = _split(self._encode_words(plain))
+        is_wordy = [self._is_word_wise and not self._added.search(sentence) for sentence in sentences]
+        parts = _split(
+            self._encode_words([sentence for sentence, found in zip(sentences, is_wordy, strict=True) if found])
+        )
         return _concatenate(
             [
                 next(parts) if found else self._encode_sentence(sentence)
-                for sentence, found in zip(sentences, is_plain, strict=True)
+                for sentence, found in zip(sentences, is_wordy, strict=True)
             ]
         )
 
-    def _is_plain(self, text: str) -> bool:
-        return text.isascii() and not self._added.search(text)
+    def _words(self, sentences: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the words of the sentences in order, with a line break after each sentence."""
+        for is_ascii, run in groupby(sentences, str.isascii):
+            if is_ascii:
+                text = "".join(sentence.replace("\n", " ") + "\n" for sentence in run)
+                text = text.encode().translate(None, _CONTROLS).decode()  # a quarter of a regular expression's time
+                yield _WORDS.findall(text.lower() if self._lower_case else text)
+                continue
+            normalise, split = self._backend.normalizer.normalize_str, self._backend.pre_tokenizer.pre_tokenize_str
+            for sentence in run:
+                yield [*(word for word, _ in split(normalise(sentence))), "\n"]
 
     def _encode_words(self, sentences: Sequence[str]) -> Encoded:
-        text = "\n".join(sentences) + "\n" * bool(sentences)
-        if text.count("\n") != len(sentences):
-            text = "".join(sentence.replace("\n", " ") + "\n" for sentence in sentences)
-        if _CONTROLS.search(text):
-            text = _CONTROLS.sub("", text)
-        words = _WORDS.findall(text.lower() if self._lower_case else text)
+        words = list(chain.from_iterable(self._words(sentences)))
         numbers = np.fromiter(map(self._number_of.__getitem__, words), dtype=np.int64, count=len(words))
         self._remember(self._number_of.take_new())
         sizes = self._sizes[numbers]
