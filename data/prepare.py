@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer_output = output_.open_output(arguments.tokenizer_dir)
     for path in sorted(Path(job.tokenizer).iterdir()):
         output_.write_file(tokenizer_output, path.name, path.read_bytes())
-    _report(summary, output, root, load_tokenizer(Path(job.tokenizer)), work, time.perf_counter() - started)
+    used = tokenizer or load_tokenizer(Path(job.tokenizer))
+    _report(summary, output, root, used, work, time.perf_counter() - started)
     for length, shards in summary.shards.items():  # last: a manifest marks its shards as complete
         output_.write_manifest(output, length, shards, summary.settings, fingerprint)
     work_folder.close_work(work, fingerprint, arguments.keep_work)

@@ -26,7 +26,7 @@ class Cell:
     setting: Setting | None  # None: zero-shot
     untrained: bool = False
     purpose: Purpose = "score"
-    start: str | None = None  # the task whose fine-tuned model this one starts from
+    start: "Cell | None" = None  # the fine-tuning whose model this one starts from
     keeps_model: bool = False
     scoring: str = ""  # of zero-shot tasks: masking and the like
 
@@ -41,7 +41,8 @@ class Cell:
         setting = None if self.setting is None else self.setting.as_dict()
         sizes = [len(self.data.train), {split: len(rows) for split, rows in self.data.dev.items()}]
         what = [self.weights, self.untrained, self.data.digest, sizes, self.purpose]
-        content = [CELL_VERSION, what, self.seed, setting, self.start, self.scoring]
+        start = None if self.start is None else self.start.key
+        content = [CELL_VERSION, what, self.seed, setting, start, self.scoring]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
@@ -52,7 +53,7 @@ class Cell:
     def file_name(self) -> str:
         how = "zero_shot" if self.setting is None else self.setting.label
         parts = [self.data.task.name, how, f"seed{self.seed}"]
-        parts += [f"from_{self.start}"] if self.start else []
+        parts += [f"from_{self.start.data.task.name}"] if self.start else []
         parts += ["select"] if self.purpose == "select" else []
         return "-".join(parts) + f"-{self.key[:8]}"
 

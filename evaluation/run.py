@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from common.console import console
-from common.errors import Problems, UserError, run_command
+from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser, positive_int, whole_number
 from common.words import counted
 from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
-from evaluation.tasks.task_data import TaskData, load_all
+from evaluation.tasks.task_data import TaskData, check_metrics_defined, load_all, selection_split
 
 RATES, BATCHES = (2e-5, 5e-5, 1e-4), (16, 32)
 
@@ -127,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     paths = _named_paths(flags.model)
     if flags.dry_run:
-        paths = [(name, path) for name, path in paths if path.exists()]  # others are exported later
+        for _, path in paths:
+            if not path.exists():  # scripts/pretrain.py exports it later
+                console.warn(f"--model {path}: does not exist yet and is not checked")
+        paths = [(name, path) for name, path in paths if path.exists()]
     models = problems.attempt(lambda: open_models(paths))
     setting = Setting(
         flags.learning_rate, flags.batch_size, flags.epochs, flags.warmup, flags.weight_decay, flags.precision
@@ -140,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert models is not None
     assert data is not None
     data = [_limited(item, flags.max_train_rows, flags.max_dev_rows) for item in data]
+    for item in data:
+        problems.attempt(lambda item=item: _check_computable(item, models, flags.protocol))  # type: ignore[misc]
+    problems.raise_if_any()
     if flags.dry_run:
         _show_plan(flags, data)
         return 0
@@ -219,9 +225,30 @@ def _choose(flags: Any) -> list[Any]:
         for name in sorted(sources & set(shipped_tasks())):
             tasks.append(load_task(TASK_FOLDER / f"{name}.json"))
             console.say(f"--protocol transfer: task {name} is added, because others start from its model")
+        _check_starts(tasks)
         if not any(task.starts_from for task in tasks):
             raise UserError('--protocol transfer: none of the tasks has "starts_from". Use --protocol fixed.')
     return tasks
+
+
+def _check_starts(tasks: Sequence[Any]) -> None:
+    """Every task that another starts from is there, and none starts from itself in the end."""
+    starts = {task.name: task.starts_from for task in tasks}
+    for name, source in starts.items():
+        if source is not None and source not in starts:
+            hint = nearest(source, starts, ".")
+            raise UserError(
+                f'task {name}: "starts_from" names {source!r}, which is not among the tasks{hint} Add it to --tasks, '
+                "or correct the name."
+            )
+        seen = {name}
+        while source is not None:
+            if source in seen:
+                raise UserError(
+                    f'task {name}: "starts_from" leads back to {source!r}. Remove it from one of the tasks.'
+                )
+            seen.add(source)
+            source = starts.get(source)
 
 
 def _named_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
@@ -230,6 +257,18 @@ def _named_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
         (None, Path(word)) if Path(word).exists() or "=" not in word else word.partition("=")[::2] for word in words
     ]
     return [(name or None, Path(path)) for name, path in split]
+
+
+def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> None:
+    """What would otherwise end the run after other cells were computed."""
+    from evaluation.zero_shot import check_cloze
+
+    check_metrics_defined(data.task, data.dev, data.labels)
+    if protocol == "sweep" and not data.task.is_zero_shot:
+        selection_split(data)
+    if data.task.kind == "cloze":
+        for model in models:
+            check_cloze(model, data)
 
 
 def _read_deepspeed(path: Path | None) -> dict[str, Any] | None:

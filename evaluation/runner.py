@@ -151,7 +151,11 @@ class Runner:
     def _cell(self, model: ModelFolder, data: TaskData, seed: int, setting: Setting, untrained: bool) -> Cell:
         name = data.task.name
         keeps = name in self.starts.values() or (self.plan.keep_models and not untrained)
-        return Cell(model, data, seed, setting, untrained, start=self.starts.get(name), keeps_model=keeps)
+        start = None
+        if name in self.starts:
+            source = next(item for item in self.plan.tasks if item.task.name == self.starts[name])
+            start = self._cell(model, source, seed, setting, untrained)
+        return Cell(model, data, seed, setting, untrained, start=start, keeps_model=keeps)
 
     def _choose_setting(self, model: ModelFolder, data: TaskData) -> tuple[Setting, list[dict[str, Any]]]:
         """The setting with the best score on rows held out of train, with the first seed; the first of equals."""
@@ -213,10 +217,8 @@ class Runner:
             return _as_result(cell, outcome) | {"scorer": scorer}
         start = None
         if cell.start is not None:
-            source = next(data for data in self.plan.tasks if data.task.name == cell.start)
-            first = self._cell(cell.model, source, cell.seed, cell.setting, cell.untrained)
-            self.obtain(first)
-            start = self.store.model_path(first)
+            self.obtain(cell.start)
+            start = self.store.model_path(cell.start)
             self.progress.begin(cell)
         outcome = fine_tune(
             cell.model,

@@ -14,6 +14,7 @@ from evaluation.tasks.task import Task, choose_tasks
 from evaluation.tasks.task_data import load_all
 from training.checkpoints.retention import Best
 from training.clock import Clock
+from training.engine.build import calling_parts_of
 from training.metrics.formatting import probe_line
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
@@ -159,7 +160,8 @@ class Prober:
         figures: dict[str, float] = {}
         for probe in probes:
             num_units = units[probe.task.name]
-            computed = probe.compute(self.engine.module, num_units, team)
+            with calling_parts_of(self.engine):
+                computed = probe.compute(self.engine.module, num_units, team)
             figures |= collectives.all_ranks_from_main(partial(probe.judge, computed, num_units))
         return figures
 

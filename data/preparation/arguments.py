@@ -97,7 +97,8 @@ def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     flags.add("--tokenizer_type", choices=TOKENIZER_TYPES, help=kind)
     case = "lower-case and strip accents (default: as the tokenizer says; on if a wordpiece one is trained)"
     flags.add("--do_lower_case", action=argparse.BooleanOptionalAction, default=None, help=case)
-    flags.count("--tokenizer_sample_mb", default=50, metavar="MB", help="maximum amount of text to train it on")
+    amount = "maximum amount of text to train it on, evenly spread over the input"
+    flags.count("--tokenizer_sample_mb", default=50, metavar="MB", help=amount)
 
 
 def _add_instances(parser: argparse.ArgumentParser) -> None:

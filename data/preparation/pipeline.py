@@ -26,8 +26,8 @@ from data.preparation.reading import count_files, extract_archive, read_sources,
 from data.preparation.settings import Settings
 from data.preparation.splits import check_splits, with_validation_share
 from data.preparation.tasks import cut, encode, release_encoder, write
+from data.preparation.text_sample import TextSample
 from data.preparation.work_folder import Job
-from data.randomness import generator
 from data.shards.schema import SPLITS
 from data.text import sources as sources_
 from data.text.compression import DAMAGED
@@ -71,10 +71,11 @@ class Pipeline:
             )
         dropped = self.deduplicate(read)
         self.job = self.job._replace(settings=with_validation_share(self.job.settings, self.folder, pieces))
-        self.save_tokenizer(pieces, tokenizer)
+        sample_bytes = self.save_tokenizer(pieces, tokenizer)
         encoded = self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
         made = self.cut(dict(zip(pieces, encoded, strict=True)))
         counts = _total_counts(self.files.sources, read, dropped, encoded)
+        counts["bytes_of_tokenizer_sample"] = sample_bytes
         counts[DAMAGED] = len(damaged)  # several tasks may have read parts of one file
         rows = {key: sum(part[3] for part in parts) for key, parts in made.items()}
         check_splits(self.job.settings, rows, counts)
@@ -176,25 +177,26 @@ class Pipeline:
         self.folder.save_result("deduplicate", "all", dropped)
         return dropped
 
-    def save_tokenizer(self, pieces: Sequence[str], given: BertTokenizer | None) -> None:
-        """Save the given tokenizer, or one trained on a sample of the whole corpus, where tasks look for it."""
-        if self.folder.result("tokenizer", "all") is None:
-            tokenizer = given or self._train(pieces)
-            tokenizer.save(Path(self.job.tokenizer))
-            self.folder.save_result("tokenizer", "all", {"digest": tokenizer.digest})
+    def save_tokenizer(self, pieces: Sequence[str], given: BertTokenizer | None) -> int:
+        """Save the given tokenizer, or one trained on a sample of the whole corpus, where tasks look for it.
 
-    def _train(self, pieces: Sequence[str]) -> BertTokenizer:
+        Return the size of the sample in bytes.
+        """
+        done = self.folder.result("tokenizer", "all")
+        if done is None:
+            tokenizer, sample_bytes = (given, 0) if given else self._train(pieces)
+            tokenizer.save(Path(self.job.tokenizer))
+            done = {"digest": tokenizer.digest, "sample_bytes": sample_bytes}
+            self.folder.save_result("tokenizer", "all", done)
+        return done.get("sample_bytes", 0)
+
+    def _train(self, pieces: Sequence[str]) -> tuple[BertTokenizer, int]:
         settings = self.job.settings
         assert settings.vocab_size is not None
-        sample = _Sample()
-        size = 0
-        for i in generator(settings.seed, "tokenizer sample").permutation(len(pieces)).tolist():
-            if size >= settings.tokenizer_sample_mb * 2**20:
-                break
-            sample.paths.append(self.folder.text_path(pieces[i]))
-            size += sample.paths[-1].stat().st_size
+        sample = TextSample([self.folder.text_path(piece) for piece in pieces], settings.tokenizer_sample_mb * 2**20)
         kind = settings.tokenizer_type or DEFAULT_TYPE
-        console.say(f"training a {kind} tokenizer of {settings.vocab_size:,} tokens on {size / 2**20:.1f} MB of text")
+        found = f"{sample.size / 2**20:.1f} MB of text" + ", evenly spread" * sample.is_part
+        console.say(f"training a {kind} tokenizer of {settings.vocab_size:,} tokens on {found}")
         started = time.perf_counter()
         trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case, kind)
         console.say(f"trained a tokenizer of {trained.vocab_size:,} tokens in {time.perf_counter() - started:.1f} s")
@@ -203,7 +205,7 @@ class Pipeline:
                 f"the tokenizer has {trained.vocab_size:,} tokens, not the {settings.vocab_size:,} of --vocab_size: no "
                 f"other parts of words occur twice in the text; give more text, or a smaller --vocab_size"
             )
-        return trained
+        return trained, sample.size
 
     def cut(self, encoded: dict[str, dict[str, Any]]) -> dict[tuple[str, int], list[InstanceSet]]:
         """Return the instances by (split, length), in the order in which rows are numbered."""
@@ -257,17 +259,6 @@ class Pipeline:
             done = self.folder.result("writing", task.name)
             if done is not None and sizes[task.length].get(done["name"]) != done["bytes"]:
                 self.folder.forget("writing", task.name)
-
-
-class _Sample:
-    """The lines of some files, read again on every iteration."""
-
-    def __init__(self) -> None:
-        self.paths: list[Path] = []
-
-    def __iter__(self) -> Iterator[str]:
-        for path in self.paths:
-            yield from path.read_text(encoding="utf-8").split("\n")
 
 
 def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, arguments: tuple[Any, ...]) -> Any:

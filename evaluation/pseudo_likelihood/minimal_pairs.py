@@ -124,6 +124,8 @@ def fill_gap(tokenizer: Any, row: dict[str, Any], max_positions: int) -> list[tu
     gaps = list(GAP.finditer(text))
     if len(gaps) != 1:
         raise UserError(f"line {line}: has {len(gaps)} gaps, expected one [MASK] or ___ in {text!r}.")
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        raise UserError(f"line {line}: choices are {choices!r}, expected a list of texts. Use format jsonl.")
     if row["answer"] not in choices:
         raise UserError(f"line {line}: the answer {row['answer']!r} is not among {choices!r}.")
     start, end = gaps[0].span()

@@ -62,20 +62,19 @@ def load_data(task: Task, data: Path | None) -> TaskData:
         train, part = hold_out(task, train)
         rows = dict.fromkeys(task.dev, part)
         notes.append(f"{task.name}: {len(part)} rows, drawn from the only file, are held out of training and scored on")
-    _check_metrics_defined(task, rows, labels)
-    digests = [_content_digest(path) for found in paths.values() for path in found]
+    check_metrics_defined(task, rows, labels)
+    digests = [file_digest(path) if path.is_file() else _rows_digest(tables[name].rows)
+               for name, found in paths.items() for path in found]  # fmt: skip
     digest = hashlib.sha256(repr([task.model_dump(), digests]).encode()).hexdigest()[:16]
     return TaskData(task, labels, train, rows, digest, tuple(notes))
 
 
-def _content_digest(path: Path) -> str:
-    """Of a file's bytes; of a folder, whose files may be many, of their names and sizes; of a hub dataset, its name."""
-    if path.is_file():
-        return file_digest(path)
-    if not path.is_dir():
-        return str(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return repr([(str(file.relative_to(path)), file.stat().st_size) for file in files])
+def _rows_digest(rows: list[Row]) -> str:
+    """Of a folder or dataset, whose files may be many or elsewhere: of what was read."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(sorted(row.items())).encode())
+    return digest.hexdigest()
 
 
 def _locate(task: Task, data: Path | None) -> dict[str, tuple[Path, ...]]:
@@ -127,12 +126,18 @@ def _labels(task: Task, train: Table | None) -> tuple[str, ...]:
     found = {row["label"] for row in train.rows} - set(task.skip_labels)
     if found <= NO_LABEL_VALUES:
         raise UserError(f"{train.where}: has no labels (found {sorted(found)}). {NO_LABELS}.")
+    if "" in found:
+        blank = [row["line"] for row in train.rows if row["label"] == ""]
+        raise UserError(
+            f"{train.where}, line {blank[0]}: has no label ({len(blank):,} of {len(train.rows):,} rows). Label these "
+            "rows, or remove them."
+        )
     if len(found) < 2:
         raise UserError(f"{train.where}: has one class only ({sorted(found)[0]!r}); there is nothing to learn.")
-    if len(found) > 1000:
+    if len(found) > min(1000, max(10, len(train.rows) // 2)):
         raise UserError(
             f"{train.where}: the label column has {len(found):,} different values (such as {sorted(found)[0]!r}). "
-            "Expected classes; name the column of the label."
+            'Expected classes; name the column of the label. Scores need a task file of kind "regress".'
         )
     return tuple(sorted(found, key=_number_or_text))
 
@@ -230,15 +235,20 @@ def selection_split(data: TaskData) -> TaskData:
     return replace(data, train=train, dev={"selection": part})
 
 
-def _check_metrics_defined(task: Task, dev: dict[str, list[Row]], labels: tuple[str, ...]) -> None:
-    if task.kind not in ("classify", "pair", "regress"):
-        return
+def check_metrics_defined(task: Task, dev: dict[str, list[Row]], labels: tuple[str, ...]) -> None:
     for split, rows in dev.items():
+        if task.kind == "tokens" and all(tag == "O" for row in rows for tag in row["label"]):
+            raise UserError(
+                f"task {task.name}: no row of {split} has an entity ({len(rows):,} rows), so {task.main_metric} is "
+                'undefined. Score on a file with entities, or correct "columns": label must be the column of the tags.'
+            )
+        if task.kind not in ("classify", "pair", "regress"):
+            continue
         values = {row["label"] for row in rows}
         if len(values) < 2:
             shown = labels[rows[0]["label"]] if labels else rows[0]["label"]
             raise UserError(
                 f"task {task.name}: every row of {split} has the label {shown!r} ({len(rows):,} rows), so "
                 f"{task.main_metric} is undefined. Score on a file with at least two classes; if it is sorted by label "
-                "and was cut, shuffle it before cutting."
+                "and was cut, shuffle it before cutting; with --max_dev_rows, allow more rows."
             )

@@ -168,6 +168,26 @@ def test_transfer_starts_from_the_other_tasks_model(folder: Path, tmp_path: Path
     assert result_of(read_report(output), "second", "bert")["values"]["accuracy"][0] > 0.9
 
 
+def test_what_would_end_a_run_late_is_found_before_anything_is_computed(folder: Path, tmp_path: Path) -> None:
+    gaps = [{"text": "the ___ sees", "answer": "cat"}, {"text": "the ___ sees the ___", "answer": "cat"}]
+    (tmp_path / "gaps.jsonl").write_text("\n".join(map(json.dumps, gaps)))
+    write_reviews(tmp_path / "few.csv", 8)
+    tasks = [
+        write_task(tmp_path / "gaps.json", kind="cloze", format="jsonl", metrics=["accuracy"], dev="gaps.jsonl",
+                   columns={"text": "text", "answer": "answer"}),
+        write_task(tmp_path / "few.json", kind="classify", format="csv", metrics=["accuracy"], train="few.csv",
+                   dev="few.csv", columns={"text": "text", "label": "stars"}, starts_from="fwe"),
+    ]  # fmt: skip
+    words = ["--model", str(folder / "ours"), "--tasks", *map(str, tasks), "--data", str(tmp_path), "--output"]
+    with pytest.raises(UserError) as caught:
+        run.main([*words, str(tmp_path / "out"), "--protocol", "sweep"])
+    assert "task gaps, dev, line 2: has 2 gaps" in str(caught.value)
+    assert "task few: 8 rows are too few to hold some out" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"\"starts_from\" names 'fwe', which is not among the tasks; did you mean"):
+        run.main([*words, str(tmp_path / "out"), "--protocol", "transfer"])
+
+
 def test_tags_and_spans_from_files_to_scores(folder: Path, tmp_path: Path) -> None:
     lines = [f"the O\n{noun} B-X\nsees O\n\n" for noun in NOUNS] * 4
     for name in ("train", "dev"):

@@ -1,6 +1,8 @@
 """The DeepSpeed engine: built around our model and optimizer, and one optimizer step of it."""
 
 import glob
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
@@ -116,3 +118,22 @@ def all_ranks_labels_per_micro_step(batches: list[Batch], world_size: int) -> to
         for batch in batches
     ]
     return collectives.all_ranks_sum(torch.stack(counts).sum(0).double()) / (len(batches) * world_size)
+
+
+@contextmanager
+def calling_parts_of(engine: Any) -> Iterator[None]:
+    """For calls of the model's methods without the engine's forward pass.
+
+    At ZeRO stage 3 a weight that a module reads from another one, as the joined projections of attention do, is
+    gathered only while the tables of parameters are marked, which the engine does for its own forward passes.
+    """
+    is_partitioned = engine.zero_optimization_partition_weights()
+    tables = [module._parameters for module in engine.module.modules()] if is_partitioned else []
+    marked: list[Any] = [table for table in tables if hasattr(table, "_in_forward")]
+    for table in marked:
+        table._in_forward = True
+    try:
+        yield
+    finally:
+        for table in marked:
+            table._in_forward = False

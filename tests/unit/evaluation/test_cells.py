@@ -62,7 +62,8 @@ def test_the_key_depends_on_all_that_the_result_depends_on(tmp_path: Path, model
         replace(cell, untrained=True),
         replace(cell, model=other),
         replace(cell, purpose="select"),
-        replace(cell, start="mnli"),
+        replace(cell, start=replace(cell, keeps_model=True)),
+        replace(cell, start=replace(cell, data=replace(data, digest="other"))),
         replace(cell, data=replace(data, train=data.train[:50])),
         replace(cell, data=replace(data, digest="other")),
     ]

@@ -151,6 +151,7 @@ def test_cloze_with_choices_and_against_the_whole_vocabulary() -> None:
     [
         ({"text": "no gap here", "answer": "cat"}, "has 0 gaps"),
         ({"text": "a [MASK] b", "answer": "cat", "choices": ["dog"]}, "is not among"),
+        ({"text": "a [MASK] b", "answer": "cat", "choices": "cat|dog"}, "expected a list of texts"),
     ],
 )
 def test_rows_that_are_no_cloze(row: dict[str, Any], part: str) -> None:

@@ -66,6 +66,40 @@ def test_a_table_is_split_by_class_and_always_alike(tmp_path: Path) -> None:
     assert not {row["text"] for row in reduced.dev["selection"]} & {row["text"] for row in held_out + reduced.train}
 
 
+@pytest.mark.parametrize(
+    ("labels", "part"),
+    [
+        (["a", "b"] * 10 + [""], r"line 22: has no label \(1 of 21 rows\)"),
+        ([str(i / 7) for i in range(40)], "has 40 different values"),
+    ],
+)
+def test_labels_that_are_no_classes(tmp_path: Path, labels: list[str], part: str) -> None:
+    path = tmp_path / "reviews.csv"
+    path.write_text("\n".join(["text,stars", *(f"t{i},{label}" for i, label in enumerate(labels))]))
+    (task,) = choose_tasks([str(path)], {"text": "text", "text_pair": None, "label": "stars"})
+    with pytest.raises(UserError, match=part):
+        load_data(task, None)
+
+
+def test_the_digest_follows_the_texts_of_a_folder(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for label in ("neg", "pos"):
+            (tmp_path / split / label).mkdir(parents=True)
+            (tmp_path / split / label / "0.txt").write_text("one")
+    task = load_task(TASK_FOLDER / "imdb.json")
+    before = load_data(task, tmp_path).digest
+    assert load_data(task, tmp_path).digest == before
+    (tmp_path / "train" / "pos" / "0.txt").write_text("two")  # of the same size
+    assert load_data(task, tmp_path).digest != before
+
+
+def test_tags_without_an_entity_cannot_be_scored(tmp_path: Path) -> None:
+    (tmp_path / "eng.train").write_text("the O\ncat B-X\n")
+    (tmp_path / "eng.testa").write_text("the O\ncat O\n")
+    with pytest.raises(UserError, match=r"no row of dev has an entity \(1 rows\), so entity_f1 is undefined"):
+        load_data(load_task(TASK_FOLDER / "conll2003.json"), tmp_path)
+
+
 def test_stars_are_ordered_as_numbers(tmp_path: Path) -> None:
     path = tmp_path / "reviews.csv"
     path.write_text("\n".join(["text,stars", *(f"t{i},{(10, 9, 2)[i % 3]}" for i in range(60))]))
