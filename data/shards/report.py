@@ -198,7 +198,8 @@ def _warnings(
             f"rows are filled to {found.fill:.0%}: documents are very short. Check --layout (blank lines separate "
             "documents, not sentences), or use a smaller --max_seq_length."
         )
-    if not without_pairs and not 0.35 < found.random_next_share < 0.65:
+    deviation = abs(found.random_next_share - 0.5)
+    if not without_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
         warnings.append(
             f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: a document of one sentence "
             "has no next sentence, and a single document has no other to take a random sentence from. Check --layout, "
@@ -210,7 +211,8 @@ def _warnings(
         name, share = found.commonest_tokens[0]
         warnings.append(f"{name!r} is {share:.0%} of all tokens: the text is tables or markup, not prose. Clean it.")
     if found.split == "training" and found.rows < 5_000:
-        warnings.append(f"{found.rows:,} rows are few: a model memorizes them. Add text, or raise --dupe_factor.")
+        rows = counted(found.rows, "row")
+        warnings.append(f"only {rows} to train on: a model memorizes so little. Add text, or raise --dupe_factor.")
     if tokenizer is not None and found.rows_looked_at >= 10_000 and found.distinct_tokens < 0.3 * tokenizer.vocab_size:
         warnings.append(
             f"{found.distinct_tokens:,} of {tokenizer.vocab_size:,} tokens ever appear. "

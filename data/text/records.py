@@ -5,9 +5,9 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from common.errors import UserError
 from common.words import counted
@@ -19,6 +19,10 @@ _CHUNK = 2**16  # characters of a JSON array that are parsed at once
 _RECORDS_CHECKED = 1000  # of a file, to find out which fields it has
 _NAMES_SHOWN = 12
 _SEPARATORS = ",;\t|"
+_COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}", re.ASCII)
+_TABLE_SUFFIX = re.compile(r"\.[ct]sv(\.\w+)?$", re.IGNORECASE)
+_NO_TEXT_IN_FIELDS = "none of these is text; give records with a field of text, in JSON Lines, a JSON array, CSV or TSV"
+_MIN_TABLE_ROWS = 3  # besides the names, of a table in a file with another suffix
 
 
 def read_records(
@@ -52,8 +56,10 @@ def _missing_field(name: str, kind: str, text_field: str, num_records: int, seen
     listed = [repr(field[:60]) for field in seen][:_NAMES_SHOWN]
     fields = ", ".join(listed) + (f" and {len(seen) - _NAMES_SHOWN} more" if len(seen) > _NAMES_SHOWN else "")
     longest = max(seen, key=lambda field: seen[field])
-    remedy = f"pass --text_field {longest!r}" if seen[longest] else "pass the field with the text as --text_field"
+    remedy = f"pass --text_field {longest!r}" if seen[longest] else _NO_TEXT_IN_FIELDS
     if kind in ("csv", "tsv"):
+        if not _TABLE_SUFFIX.search(name):  # it was recognised by its content
+            remedy += ", or --layout sentences if it is not a table"
         return f"{name}: has no column {text_field!r}; its first line names {fields}; {remedy}"
     unit = "line" if kind == "jsonl" else "record"
     first = "the first " if num_records >= _RECORDS_CHECKED else ""
@@ -81,6 +87,26 @@ def looks_like_json(sample: str) -> bool:
         return isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def table_kind(sample: str) -> str | None:
+    """Return `tsv` or `csv` for a file without a telling suffix whose first line is the names of its columns.
+
+    None for text: names are single words, and every row has as many fields as there are names.
+    """
+    lines = sample.splitlines()[:-1]  # the last one may be cut off
+    for separator in _SEPARATORS:
+        names = lines[0].split(separator) if lines else []
+        if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
+            continue
+        dialect = _dialect(lines, "tsv") if separator == "\t" else Dialect(separator, has_quotes=True)
+        try:
+            rows = list(_split_rows(lines, dialect))[1:]
+        except csv.Error:  # a quote that is never closed
+            continue
+        if len(rows) >= _MIN_TABLE_ROWS and all(len(row) == len(names) for row in rows[:-1]):
+            return "tsv" if separator == "\t" else "csv"
+    return None
 
 
 def decode(content: bytes, counts: Counter[str]) -> str:
@@ -143,11 +169,7 @@ def _table_rows(stream: IO[bytes], kind: str, counts: Counter[str]) -> Iterator[
     if not sample:
         return
     dialect = _dialect(sample, kind)
-    all_lines = chain(sample, lines)
-    if dialect.has_quotes:
-        rows = csv.reader(all_lines, delimiter=dialect.separator)
-    else:
-        rows = csv.reader(all_lines, delimiter=dialect.separator, quoting=csv.QUOTE_NONE)
+    rows = _split_rows(chain(sample, lines), dialect)
     try:
         names = [name.strip() for name in next(rows)]
         for row in rows:
@@ -156,6 +178,11 @@ def _table_rows(stream: IO[bytes], kind: str, counts: Counter[str]) -> Iterator[
             yield dict(zip(names, values, strict=False))
     except csv.Error as error:
         raise EOFError(str(error)) from error  # what came before it is used
+
+
+def _split_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if dialect.has_quotes else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=dialect.separator, quoting=quoting)
 
 
 def _dialect(sample: Sequence[str], kind: str) -> Dialect:

@@ -19,7 +19,7 @@ from data.text.compression import COMPRESSIONS, is_damage
 from data.text.files import can_seek, is_url, is_wide, open_source, read_sample, url_info
 from data.text.html_pages import is_html
 from data.text.layouts import layout_of
-from data.text.records import json_kind, looks_like_json
+from data.text.records import json_kind, looks_like_json, table_kind
 from data.text.tables import HF_PREFIX, cut_parquet, cut_saved
 
 RANGE_BYTES = 4 * 2**20  # of a plain file; where it is cut depends on the file alone, not on the number of workers
@@ -253,9 +253,9 @@ def _format(path: str, suffix: str, layout: str) -> str:
             f"--input {path}: is {kind}; expected text, HTML, JSON, CSV, TSV, Parquet or a wiki dump; convert it to "
             f"text, or give a pattern that leaves it out"
         )
-    if found is None and layout == "auto" and looks_like_json(sample):
-        return json_kind(sample)
-    return found or (layout_of(sample) if layout == "auto" else layout)
+    if found is None and layout == "auto":
+        return json_kind(sample) if looks_like_json(sample) else table_kind(sample) or layout_of(sample)
+    return found or layout
 
 
 def _cut_table(path: str, found: str) -> list[Source]:

@@ -23,7 +23,7 @@ def test_inspect_describes_nvidia_shards(tmp_path: Path, capsys: pytest.CaptureF
     assert inspect.main([str(tmp_path), "--report_dir", str(tmp_path / "report")]) == 0
     printed = capsys.readouterr()
     assert "400 in 1 file" in printed.out
-    assert "few" in printed.err
+    assert "only 400 rows" in printed.err
     report = json.loads((tmp_path / "report" / "report.json").read_text())["splits"][0]
     assert report["fill"] == pytest.approx(rows.input_mask.mean(), rel=1e-6)
     assert sum(report["lengths"]) == 400
@@ -83,7 +83,7 @@ def test_every_warning(tmp_path: Path) -> None:
     good = make_rows(400)
     found = warnings_of(tmp_path / "good", good, tokenizer, tokenizer_digest=tokenizer.digest)
     assert found.count("\n") == 0
-    assert "400 rows are few" in found
+    assert "only 400 rows to train on" in found
     assert "made with another tokenizer" in warnings_of(tmp_path / "other", good, tokenizer, tokenizer_digest="0" * 64)
     unknown = good.replace(input_ids=np.where(good.input_ids % 7 == 0, UNK, good.input_ids).astype(np.int32))
     assert "of tokens are unknown" in warnings_of(tmp_path / "unknown", unknown, tokenizer)
@@ -99,6 +99,9 @@ def test_every_warning(tmp_path: Path) -> None:
     assert "0.0% of tokens are masked" in found
     lone = good.replace(next_sentence_labels=np.ones(400, dtype=np.int8))
     assert "100% of pairs are labelled 1" in warnings_of(tmp_path / "lone", lone)
+    alone = warnings_of(tmp_path / "alone", lone.take(np.arange(1)))
+    assert "only 1 row to train on" in alone
+    assert "labelled 1" not in alone  # by chance
     table = good.replace(input_ids=np.where(good.input_ids % 3 == 0, 77, good.input_ids).astype(np.int32))
     assert "'#77' is 26%" in warnings_of(tmp_path / "table", table)
     few = make_rows(10_000).replace(masked_lm_ids=np.zeros((10_000, 4), np.int32) + 9)

@@ -9,10 +9,12 @@ import pytest
 from common.errors import UserError
 from data.text import sources as sources_module
 from data.text.documents import check_text_fields
+from data.text.records import table_kind
 from data.text.sources import find_sources
 from tests.unit.data.reading import DOCUMENTS, documents_of
 
 TEXTS = [" ".join(document) for document in DOCUMENTS]
+NO_TEXT = "none of these is text; give records with a field of text, in JSON Lines, a JSON array, CSV or TSV"
 RECORDS = [{"label": number, "sentence": text} for number, text in enumerate(TEXTS)]
 
 
@@ -27,7 +29,9 @@ def test_a_missing_field_is_named_with_those_that_are_there(tmp_path: Path) -> N
     path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     assert refusal(path) == "no field 'text' in 2 lines; they have 'label', 'sentence'; pass --text_field 'sentence'"
     path.write_text(json.dumps({"id": 1}))
-    assert refusal(path) == "no field 'text' in 1 line; it has 'id'; pass the field with the text as --text_field"
+    assert refusal(path) == "no field 'text' in 1 line; it has 'id'; " + NO_TEXT
+    path.write_text(json.dumps({"data": RECORDS}))  # records inside a record
+    assert refusal(path) == "no field 'text' in 1 line; it has 'data'; " + NO_TEXT
     path.write_text((json.dumps(RECORDS[0]) + "\n") * 3000)
     assert refusal(path).startswith("no field 'text' in the first 1,000 lines;")
     path = tmp_path / "a.json"
@@ -105,3 +109,27 @@ def test_records_are_recognised_without_a_telling_suffix(name: str, as_array: bo
     lines = "\n".join(json.dumps(record) for record in RECORDS)
     path.write_text(json.dumps(RECORDS) if as_array else lines)
     assert "pass --text_field 'sentence'" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["table.txt", "table"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_is_recognised_without_a_telling_suffix(name: str, separator: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    rows = [f'{number}{separator}"{text}"' for number, text in enumerate(TEXTS * 3)]
+    path.write_text("\n".join([f"label{separator}sentence", *rows]))
+    assert refusal(path).endswith("pass --text_field 'sentence', or --layout sentences if it is not a table")
+    (source,) = find_sources([str(path)], "sentences")
+    assert source.format == "sentences"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Red, green, blue.\nOne, two, three.\nHe, she, it.\nHere, there, nowhere.\nThe end.\n",
+        "the\t900\nof\t300\nand\t200\nto\t100\nin\t50\n",
+        "apples,pears\nWe eat apples, pears and plums.\nThey are good.\nSo are plums.\nThe end.\n",
+        "Subject\tverb\nA line without it.\nAnother one.\nA third.\nThe end.\n",
+    ],
+)
+def test_text_with_separators_is_not_a_table(text: str) -> None:
+    assert table_kind(text) is None
