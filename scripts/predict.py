@@ -23,6 +23,8 @@ from training.export.folder import read_tensors
 from training.settings.first_weights import EXTRA_WEIGHTS
 
 T = TypeVar("T")
+# Heads that evaluation.run --keep_models saves, too, and the stock pipelines for them.
+PIPELINES = {"TokenClassification": "token-classification", "QuestionAnswering": "question-answering"}
 USAGE = """examples:
   predict.py --model DIR "the [MASK] of the list"         the most likely words for the mask
   predict.py --model DIR --pair "She sat." "He stood."    how likely the second follows the first
@@ -57,8 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not flags.texts and not flags.pair:
         raise UserError("TEXT: no text given. Pass one with [MASK] in it, or two with --pair")
     check_folder(flags.model)
+    kind = head_of(flags.model)
+    if kind in PIPELINES:
+        raise UserError(
+            f"{flags.model}: is a {kind} model; expected one that predicts masked words or classes of texts. Use "
+            f'transformers.pipeline("{PIPELINES[kind]}", model="{flags.model}")'
+        )
     tokenizer = load(flags.model, load_tokenizer)
-    if is_classifier(flags.model):
+    if kind == "SequenceClassification":
         inputs = [(text, None) for text in flags.texts] + [(first, second) for first, second in flags.pair]
         return answer_classes(load(flags.model, load_classifier), tokenizer, inputs)
     # A model that calls its mask otherwise, such as <mask>, understands the usual name, too.
@@ -75,13 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def is_classifier(folder: Path) -> bool:
-    """Whether it is a model that evaluation.run --keep_models has fine-tuned to classify."""
+def head_of(folder: Path) -> str:
+    """What the class in config.json is for, such as SequenceClassification; "" where it does not say."""
     try:
         architectures = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
     except (ValueError, AttributeError):
-        return False  # reported when the model is loaded
-    return str(architectures[0]).endswith("ForSequenceClassification")
+        return ""  # reported when the model is loaded
+    return str(architectures[0]).rpartition("For")[2]
 
 
 def load_classifier(folder: Path) -> Any:
@@ -96,6 +104,8 @@ def answer_classes(model: Any, tokenizer: Any, inputs: Sequence[tuple[str, str |
     limit, names = positions_of(model), model.config.id2label
     for first, second in inputs:
         encoded = tokenizer(first, second, return_tensors="pt", truncation=True, max_length=limit)
+        if getattr(model.config, "type_vocab_size", 0) < 2:  # as in fine-tuning
+            encoded.pop("token_type_ids", None)
         scores = model(**encoded).logits[0]
         if len(scores) == 1:
             answer = f"score {float(scores[0]):.3f}"

@@ -1,5 +1,6 @@
 """What goes wrong between machines: all ranks end in time, one message names the machine, the same command resumes."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from tests.support import read_metrics, run_deepspeed, tiny_words, write_project
 
 Machines = tuple[Machine, Machine]
 STUCK = ["--stuck_after_minutes", "0.5"]
-SSH_FAILED = 255  # the highest code of all machines is that of `deepspeed`
+# The highest code of all machines is that of `deepspeed`.
+SSH_FAILED = 255
+KILLED = 256 - signal.SIGKILL
 
 
 def assert_resumes(machine: Machine, folder: Path, **env: str) -> None:
@@ -28,8 +31,9 @@ def test_a_killed_rank_ends_the_others(machines: Machines, tmp_path: Path) -> No
     with training(machines[0], deepspeed(tmp_path, write_endless(tmp_path)), tmp_path) as process:
         machines[1].ranks()[0].kill()
         assert seconds_until_no_rank(machines, 60) < 30
-        assert process.wait(30) != 0
+        assert process.wait(30) == KILLED
     assert "the connection to another rank on worker-1 broke" in printed(tmp_path)
+    assert "worker-0: ssh exited with exit code 1" in printed(tmp_path), "of the rank that lost it"
     assert_resumes(machines[0], tmp_path)
 
 

@@ -152,9 +152,13 @@ def test_a_stock_model_without_the_head_is_refused(tokenizer: BertTokenizer, tmp
         main(["--model", str(tmp_path), *PAIR])
 
 
-def test_a_fine_tuned_model_classifies_texts_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("types", [1, 2])
+def test_a_fine_tuned_model_classifies_texts_and_pairs(
+    types: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = make_tokenizer()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes["type_vocab_size"] = types
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, id2label={0: "bad", 1: "good"}, **sizes)
     classifier = BertForSequenceClassification(config)
     classifier.classifier.bias.data = torch.tensor([-9.0, 9.0])
@@ -164,3 +168,7 @@ def test_a_fine_tuned_model_classifies_texts_and_pairs(tmp_path: Path, capsys: p
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("    ")] == ["good", "good"]
     assert lines[-3:-1] == ["the dog .", "the bird ."]
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace("BertForSequenceClassification", "BertForTokenClassification"))
+    with pytest.raises(UserError, match=r"is a TokenClassification model.*token-classification"):
+        main(["--model", str(tmp_path), "the [MASK] ."])  # would be answered by a head with fresh weights
