@@ -12,7 +12,7 @@ from common.console import console
 from common.errors import Problems, UserError, shortened
 from common.validation import describe_errors
 from common.words import counted
-from training.engine.block_states import REFUSED_KEYS, is_off
+from training.engine.block_states import KEYS_WITHOUT_EFFECT, REFUSED_KEYS, is_off
 from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
 from training.optimizers.block import check_optimizer
 from training.runtime.precision import SPELLINGS
@@ -67,7 +67,8 @@ class DeepSpeedFile:
     def for_engine(self, precision: str, has_monitors: bool = True) -> dict[str, Any]:
         """The dictionary that deepspeed.initialize() gets. Monitors write or send data as soon as they are built."""
         config = copy.deepcopy(self.content)
-        for key in MODEL_KEYS if has_monitors else (*MODEL_KEYS, *MONITOR_KEYS):
+        # hybrid_engine would select another engine class, so what is said to have no effect must not reach DeepSpeed.
+        for key in (*MODEL_KEYS, *KEYS_WITHOUT_EFFECT, *(() if has_monitors else MONITOR_KEYS)):
             config.pop(key, None)
         config.update(
             train_batch_size=self.batch.total,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import Problems, UserError
+from training.engine.block_states import KEYS_WITHOUT_EFFECT
 from training.settings.deepspeed_file import KNOWN_KEYS, BatchSizes, _resolve_batch, load_deepspeed_file
 
 
@@ -103,6 +104,12 @@ def test_engine_config_is_explicit(tmp_path: Path) -> None:
     assert full["gradient_clipping"] == 1.0
     assert (full["train_micro_batch_size_per_gpu"], full["gradient_accumulation_steps"]) == (8, 1)
     assert file.for_engine("bf16")["bf16"] == {"enabled": True}
+
+
+def test_keys_without_effect_do_not_reach_the_engine(tmp_path: Path) -> None:
+    """DeepSpeed would build another class of engine for hybrid_engine."""
+    file = load(tmp_path, 1, train_batch_size=8, hybrid_engine={"enabled": True}, pipeline={"stages": 2})
+    assert not file.for_engine("fp32").keys() & KEYS_WITHOUT_EFFECT.keys()
 
 
 def test_the_files_that_bing_bert_ships_load(tmp_path: Path) -> None:
