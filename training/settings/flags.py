@@ -298,8 +298,11 @@ class CommandLine:
     def values(self) -> dict[str, Any]:
         return {name: value for item in fields(self) for name, value in vars(getattr(self, item.name)).items()}
 
-    def overrides(self) -> tuple[Override, ...]:
-        """What the command line sets in the JSON files: --set, and the flags that are short for it."""
+    def overrides(self, problems: Problems) -> tuple[Override, ...]:
+        """What the command line sets in the JSON files: --set, and the flags that are short for it.
+
+        Of two for the same value, which are a problem, the flag counts, so that all others are checked.
+        """
         length, given = str(self.data.max_seq_length), self.training
         short = [
             Override(path, value, f"--{path[-1]} {value}")
@@ -312,7 +315,7 @@ class CommandLine:
         ]
         for first, second in product(given.overrides or (), short):
             if first.path == second.path:
-                raise UserError(f"{first.source} and {second.source} set the same value; expected one; drop the other")
+                problems.add(f"{first.source} and {second.source} set the same value; expected one; drop the other")
         return (*(given.overrides or ()), *short)
 
 

@@ -252,7 +252,7 @@ def _load_files(
         if mistake is not None:
             problems.add(mistake)
             return None, None
-    overrides = problems.attempt(flags.overrides)
+    overrides = problems.attempt(lambda: flags.overrides(problems))
     for_model, for_engine = split_overrides(overrides or (), problems)
     return (
         None if model_path is None else problems.attempt(lambda: load_model_file(model_path, for_model)),

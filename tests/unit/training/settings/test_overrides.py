@@ -95,6 +95,16 @@ def test_a_wrong_value_is_reported_with_the_flag_that_set_it(tmp_path: Path) -> 
     assert "deepspeed.json with --set zero_optimization.stage=7: zero_optimization.stage: found 7" in message
 
 
+def test_a_value_set_twice_is_the_only_problem(tmp_path: Path) -> None:
+    words = write_project(tmp_path, train_batch_size=8)
+    model = json.loads((tmp_path / "model.json").read_text())
+    folders = model["data"].pop("mixed_seq_datasets")["24"]  # which --set gives
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    given = ["train_batch_size=16", f"data.mixed_seq_datasets.24={json.dumps(folders)}"]
+    message = refusal([*words, "--train_batch_size", "8", "--set", *given])
+    assert message.startswith("--set train_batch_size=16 and --train_batch_size 8 set the same value"), message
+
+
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
