@@ -95,6 +95,7 @@ def build_run(
         note("choosing the libraries of matrix products", 0)
         with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
             fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
+        note("preparing the weights", 0)
         if has_unigram_start(settings.model_config, settings.first_weights, point):
             read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
             model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))

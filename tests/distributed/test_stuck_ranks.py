@@ -50,7 +50,7 @@ def test_a_rank_that_is_stuck_before_the_loop_is_named(rank_server: RankServer, 
     outcome = rank_server.run(words, 2, tmp_path, faults=[{"kind": "hang_in_build", "rank": 1}], grace=2.0)
     assert outcome.codes[0] == STUCK_EXIT_CODE, outcome.text
     assert "rank 1 (host" in outcome.text
-    assert "is stuck in preparing the model" in outcome.text
+    assert "is stuck in preparing the weights" in outcome.text
 
 
 def test_a_rank_that_is_stuck_in_the_engine_is_named(rank_server: RankServer, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def _short_collectives(fault: Fault) -> None:
 def _hang_in_build(_: Fault) -> None:
     from training import build as run
 
-    before(run, "load_first_weights", lambda *_: time.sleep(600))
+    before(run, "replace_blocks", lambda *_: time.sleep(600))
 
 
 def _hang_in_initialize(_: Fault) -> None:
