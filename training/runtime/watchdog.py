@@ -23,7 +23,7 @@ from training.runtime.launchers import Launcher
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 
-LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
+MAX_TICK_SECONDS = 1.0  # between two checks of the launcher and of the progress
 MAX_WRITE_SECONDS = 10.0  # between two writes of a rank's file
 REPORT_SECONDS = 5.0  # that the others give the rank that reports: the first to exit ends all
 # Folders of the code in which a rank waits for others.
@@ -97,16 +97,16 @@ class Watchdog:
         self.since = time.monotonic()
 
     def _watch(self) -> None:
-        pause = min(LAUNCHER_SECONDS, self.stuck_seconds / 4)
+        tick_seconds, write_seconds = intervals(self.stuck_seconds)
         next_write = 0.0
-        while not self._ended.wait(pause):
+        while not self._ended.wait(tick_seconds):
             if self.launcher.is_gone():
                 self.stop.request("the launcher has ended")
             if time.monotonic() >= next_write:
                 self._write()
                 if self._on_write is not None:
                     self._on_write()
-                next_write = time.monotonic() + min(MAX_WRITE_SECONDS, self.stuck_seconds / 4)
+                next_write = time.monotonic() + write_seconds
             if self.folder is not None:
                 self._check_progress(time.monotonic() - self.since)
 
@@ -144,6 +144,12 @@ class Watchdog:
         if self.rank == reporter:
             write_error(f"error: {describe(beats, behind, self.world_size, self.stuck_seconds)}")
         return self.rank == reporter
+
+
+def intervals(stuck_seconds: float) -> tuple[float, float]:
+    """Seconds between two checks and between two writes: several writes fit between the two reads of a check."""
+    write_seconds = min(MAX_WRITE_SECONDS, stuck_seconds / 6)
+    return min(MAX_TICK_SECONDS, write_seconds / 4), write_seconds
 
 
 def _read(path: Path) -> Beat | None:

@@ -11,7 +11,7 @@ from common.processes import STUCK_EXIT_CODE
 from training.runtime import watchdog
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
-from training.runtime.watchdog import Beat, Watchdog, describe, find_stuck
+from training.runtime.watchdog import Beat, Watchdog, describe, find_stuck, intervals
 
 HOUR = 3600.0
 STUCK_SECONDS = 0.4
@@ -36,6 +36,13 @@ def test_a_rank_that_no_longer_writes_is_the_stuck_one(offset: float) -> None:
     earlier = [beat(0, count=4, written_at=1000.0), beat(1, written_at=1000.0 + offset)]
     now = [replace(earlier[0], time=1010.0), earlier[1]]
     assert find_stuck(now, earlier, 2) == [earlier[1]]
+
+
+@pytest.mark.parametrize("stuck_seconds", [0.4, 4.2, 30.0, 1800.0])
+def test_a_live_rank_writes_twice_between_two_reads(stuck_seconds: float) -> None:
+    """A write waits for the next tick, and the first of the two reads is late by up to one."""
+    tick, write = intervals(stuck_seconds)
+    assert 2 * (write + tick) <= stuck_seconds - (stuck_seconds / 3 + tick)
 
 
 def test_of_equal_ranks_those_outside_a_collective_are_stuck() -> None:
