@@ -70,6 +70,9 @@ class Store:
     def upload(self, local: Path, name: str) -> None:
         self._put(name, lambda path: self._system.put_file(str(local), path))
 
+    def download(self, name: str, local: Path) -> None:
+        self.attempt(lambda: self._system.get_file(self._path(name), str(local)), name)
+
     def _put(self, name: str, put: Callable[[str], None]) -> None:
         path = self._path(name)
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import Problems
+from common.stores import Store
 from data.shards.cache import ShardCache
 from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.remote import FLAG as UPLOAD_FLAG
 from training.export.folder import check_export_folder
 from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
@@ -28,6 +30,7 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
 
     cache = problems.attempt(lambda: open_cache(flags.data, rank_info.local_size, problems))
     problems.attempt(lambda: _check_export(flags.checkpoints.export_dir, problems))
+    problems.attempt(lambda: _check_upload(flags.checkpoints.upload_checkpoints))
     problems.attempt(lambda: _check_sentences(flags.training.sample_sentences))
     problems.attempt(lambda: check_probes(flags.probes, flags.checkpoints.keep_best_by))
     settings = resolve_settings(flags, rank_info, problems, check_inputs, cache)
@@ -37,6 +40,11 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
 def _check_export(export_dir: Path | None, problems: Problems) -> None:
     if export_dir is not None:
         check_export_folder(export_dir, "--export_dir", problems)
+
+
+def _check_upload(url: str | None) -> None:
+    if url is not None:
+        Store(url, UPLOAD_FLAG)
 
 
 def _check_sentences(path: Path | None) -> None:

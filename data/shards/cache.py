@@ -101,6 +101,17 @@ class ShardCache:
         """Whether all shards that this run reads fit, so that they can stay open."""
         return sum(self._wanted.values()) <= self.max_bytes
 
+    def describe_refetching(self) -> str | None:
+        """What a cache that cannot hold all shards costs; None if it can."""
+        if self.fits_all:
+            return None
+        total = sum(self._wanted.values()) / GB
+        return (
+            f"--data_cache_gb {self.max_bytes / GB:g}: smaller than the {total:.3g} GB of shards. Rows are drawn from "
+            f"all shards in random order, so most shards are fetched many times in an epoch, and training may wait for "
+            f"them. Pass --data_cache_gb {total * 1.001:.4g} to fetch each once"
+        )
+
     def add_dataset(self, files: Iterable[RemoteFile]) -> None:
         """Note a dataset that will be read. UserError if the cache is smaller than what is needed at one moment."""
         self._wanted.update({file.local_name: file.num_bytes for file in files})
@@ -212,11 +223,7 @@ class ShardCache:
                         digest, size, is_resumed = hashlib.sha256(), 0, False
                 while size <= file.num_bytes and (piece := stream.read(PIECE_BYTES)):
                     self._check_interrupted()
-                    try:
-                        out.write(piece)
-                        out.flush()
-                    except OSError as error:
-                        raise self._unwritable(error) from None
+                    self._write(out, piece)
                     digest.update(piece)
                     size += len(piece)
                 is_whole = size >= file.num_bytes or size == getattr(stream, "size", None)
@@ -301,6 +308,13 @@ class ShardCache:
     def _check_interrupted(self) -> None:
         if self.is_interrupted:
             raise Interrupted("stopped while waiting for a shard")
+
+    def _write(self, out: IO[bytes], piece: bytes) -> None:
+        try:
+            out.write(piece)
+            out.flush()
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> UserError:
         text = os.strerror(error.errno or errno.EIO)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.console import console
 from common.errors import Problems, UserError
 from common.words import counted
 from data.shards.cache import ShardCache
@@ -103,6 +104,8 @@ def open_data(request: DataRequest, rank_info: RankInfo, cache: ShardCache | Non
         problems.attempt(lambda: check_masked(validation, "set the model JSON's validation.path to another folder"))
         problems.attempt(lambda: check_disjoint(training, validation))
     problems.raise_if_any()
+    if cache is not None and (warning := cache.describe_refetching()) is not None:
+        console.warn(warning)
     return Datasets(training, validation, length, cache)
 
 
