@@ -17,6 +17,7 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0)  # seconds between tw
 POLL_SECONDS = 0.1
 # The package that fsspec needs for each of these; it names others itself.
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "http": "aiohttp", "https": "aiohttp", "gs": "gcsfs", "gcs": "gcsfs"}
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "oci", "http", "https"}
 
 
 class Interrupted(Exception):
@@ -25,6 +26,10 @@ class Interrupted(Exception):
 
 def is_url(text: str) -> bool:
     return URL.match(text) is not None
+
+
+def as_tuple(protocol: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (protocol,) if isinstance(protocol, str) else protocol
 
 
 def without_password(url: str) -> str:
@@ -54,6 +59,9 @@ class Store:
                 f"s3://bucket/folder; {remedy}, or correct the URL"
             ) from None
 
+        # There a folder exists with its first file, and creating one would create a missing bucket.
+        self._has_buckets = not OBJECT_STORES.isdisjoint(as_tuple(self._system.protocol))
+
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
@@ -77,7 +85,8 @@ class Store:
         path = self._path(name)
 
         def create() -> None:
-            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if not self._has_buckets:
+                self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             put(path)
 
         try:
@@ -153,6 +162,6 @@ class Store:
 def is_final(error: Exception) -> bool:
     """Whether trying again is useless: no permission, no credentials, or a store that can only be read."""
     status = getattr(error, "status", None)  # of an http client's error
-    is_refused = isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+    is_refused = isinstance(status, int) and (status == 501 or (400 <= status < 500 and status not in (408, 425, 429)))
     is_denied = is_refused or "Credential" in type(error).__name__
     return is_denied or isinstance(error, PermissionError | NotImplementedError)

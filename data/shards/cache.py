@@ -73,8 +73,8 @@ class ShardCache:
         self._queue: queue.PriorityQueue[tuple[int, int, RemoteFile]] = queue.PriorityQueue()
         self._numbers = count()
         self._fetchers: list[threading.Thread] = []
-        self.shards.mkdir(parents=True, exist_ok=True)
-        available = shutil.disk_usage(folder).free + sum(size for _, size in self._sizes())
+        disk = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        available = shutil.disk_usage(disk).free + sum(size for _, size in self._sizes())
         self.max_bytes = int(DEFAULT_SHARE * available if max_gb is None else max_gb * GB)
         if self.max_bytes > available:
             raise UserError(
@@ -275,7 +275,7 @@ class ShardCache:
 
     def _sizes(self) -> Generator[tuple[Path, int]]:
         """Bytes of each shard; of one that is being fetched, all of its bytes, which its temporary name states."""
-        for entry in os.scandir(self.shards):
+        for entry in os.scandir(self.shards) if self.shards.is_dir() else ():
             path = Path(entry.path)
             if path.suffix == PART:
                 yield path, int(path.stem.rpartition(".")[2])

@@ -45,6 +45,7 @@ class Mirror:
             return False
         self.add_file(f"{name}/{REPORT_NAME}")
         listed = read_manifest(folder)
+        self._cache.shards.mkdir(parents=True, exist_ok=True)
         for shard, entry in listed.items():
             is_plain = PurePosixPath(shard).name == shard and shard.endswith(SUFFIXES) and not shard.startswith(".")
             if not is_plain or entry.num_bytes < 0 or not re.fullmatch("[0-9a-f]{64}", str(entry.sha256)):

@@ -47,7 +47,6 @@ def with_mirrors(
 
 def _fill(mirror: Mirror, flags: CommandLine, model_file: ModelFile, flag: str) -> bool:
     """Copy manifests and tokenizer that are below the URL."""
-    mirror.folder.mkdir(parents=True, exist_ok=True)
     data = flags.data
     if flag == DATA:
         _add_training_data(mirror, flags, model_file)
@@ -57,6 +56,7 @@ def _fill(mirror: Mirror, flags: CommandLine, model_file: ModelFile, flag: str) 
         if _is_below(path):  # find_validation_folder() warns if there is neither
             mirror.add_shards(f"{path}/{data.max_seq_length}")
             mirror.add_shards(path)
+    mirror.folder.mkdir(parents=True, exist_ok=True)  # where all of it is elsewhere
     return True
 
 
