@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.patching import Fault, before, die
+from tests.faults.patching import Fault, announce, before, die
 
 
 def _not_a_number(fault: Fault) -> None:
@@ -101,6 +101,7 @@ def _hang(fault: Fault) -> None:
 
     def hang(_engine: Any, step: Any, *_: Any) -> None:
         if step.next_sample == fault["next_sample"]:
+            announce(fault)
             if fault.get("how") == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
