@@ -39,6 +39,22 @@ class AttentionCall(NamedTuple):
         return self.head_mask is not None or self.probabilities is not None
 
 
+def training_context(
+    config: BertConfig, device: str, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> BackendContext:
+    """What decides the backend of this model's layers in training, of those with a window if it has any."""
+    return BackendContext(
+        device=device,
+        dtype=dtype,
+        head_size=config.head_size,
+        dropout_prob=config.attention_probs_dropout_prob,
+        needs_plain=config.is_relative,
+        is_sparse=config.is_sparse,
+        has_window=config.attention_window > 0,
+        capability=capability,
+    )
+
+
 class BertSelfAttention(nn.Module):
     """softmax(QKᵀ/√D)·V on packed tokens. Query, key and value keep separate parameters but share one matmul."""
 
@@ -153,13 +169,15 @@ class BertSelfAttention(nn.Module):
     ) -> Tensor:
         """Normalize and rotate queries and keys, where the model does: [N, K·A·D] → [N, K, A, D]
 
-        The first kinds, one for each of `norms`, are queries and keys; `rows` are the packed positions, None for all.
+        Queries and keys come first, one for each of `norms`, then values, which are left as they are. `rows` are the
+        packed positions, None for all.
         """
         shape = (joined.shape[1] // (self.num_heads * self.head_size), self.num_heads, self.head_size)
         if any(norm is not None for norm in norms):
             kinds = joined.unflatten(1, shape).unbind(1)
-            normed = [norm(kind) for norm, kind in zip(norms, kinds, strict=False) if norm is not None]
-            joined = torch.cat([kind.flatten(1) for kind in (*normed, *kinds[len(norms) :])], dim=1)
+            queries_and_keys, values = kinds[: len(norms)], kinds[len(norms) :]
+            normed = [x if norm is None else norm(x) for norm, x in zip(norms, queries_and_keys, strict=True)]
+            joined = torch.cat([x.flatten(1) for x in (*normed, *values)], dim=1)
         if self.rope_base is not None:
             cos, sin = rotation(call.packing, call.position_ids, self.rope_base, self.head_size)
             joined = rotate(joined, (select_rows(rows, cos), select_rows(rows, sin)), len(norms), self.num_heads)
