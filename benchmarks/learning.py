@@ -46,7 +46,7 @@ from training.plan.learning_rate import Schedule
 PROJECT = Path(__file__).resolve().parents[1]
 TURNS = 20
 MAX_ROWS = 300_000  # of training, held in memory
-VALIDATION_ROWS, VALIDATION_BATCHES = 1024, 16
+VALIDATION_ROWS = 1024
 BASELINE_RATES = (3e-4, 1e-3, 3e-3)
 BASELINE_ROWS, BASELINE_WARMUP, BASELINE_MASKING = 32, 0.03, 0.15
 CLIP = 1.0

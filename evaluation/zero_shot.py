@@ -16,8 +16,6 @@ from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_na
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData
 
-SCORERS = ("auto", "packed", "stock")
-
 
 class Unavailable(Exception):
     """A model cannot do a task at all, such as filling in masks without a head for it."""

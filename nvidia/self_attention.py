@@ -159,6 +159,12 @@ class BertSelfAttention(nn.Module):
         """The indices, in the unpruned layer, of the heads that were kept."""
         return tuple(head for head in range(self.num_heads + len(self.pruned)) if head not in self.pruned)
 
+    def keep_heads(self, columns: Tensor, num_heads: int, pruned: tuple[int, ...]) -> None:
+        """Keep the given features of the projections, those of `num_heads` heads."""
+        for part in (self.query, self.key, self.value):
+            _select(part, columns, dim=0)
+        self.num_heads, self.pruned = num_heads, pruned
+
     def project(self, x: Tensor, call: AttentionCall) -> Tensor:
         """[T, H] → [T, 3, A, D], from one matmul."""
         joined = joined_linear(x, self.query, self.key, self.value)
@@ -212,10 +218,8 @@ class BertAttention(nn.Module):
         left = [head for head in range(config.num_attention_heads) if head not in before]
         kept = [index for index, head in enumerate(left) if head not in after]
         columns = (torch.tensor(kept)[:, None] * config.head_size + torch.arange(config.head_size)).flatten()
-        for part in (self.self.query, self.self.key, self.self.value):
-            _select(part, columns, dim=0)
+        self.self.keep_heads(columns, len(kept), after)
         _select(self.output.dense, columns, dim=1)
-        self.self.num_heads, self.self.pruned = len(kept), after
 
 
 def _select(linear: nn.Linear, index: Tensor, dim: int) -> None:

@@ -114,9 +114,6 @@ class Execution:
         """The same with the backend of that layer."""
         return replace(self, backend=self.window_backend or self.backend) if config.window(layer) else self
 
-    def with_checkpointing(self, choice: Checkpointing) -> "Execution":
-        return replace(self, checkpointing=choice)
-
 
 def plan_execution(
     config: BertConfig,
