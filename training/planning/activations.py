@@ -19,10 +19,6 @@ class ActivationMemory:
     stored: float
     workspace: float
 
-    @property
-    def peak(self) -> float:
-        return self.stored + self.workspace
-
 
 def estimate_activations(config: BertConfig, batch: Batch, execution: Execution) -> ActivationMemory:
     """Of one micro-step on one rank."""

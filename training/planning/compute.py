@@ -74,16 +74,14 @@ def estimate_micro_step(
     """Forward and backward of one micro-batch on one device."""
     hooks = ZERO3_HOST_TIME if zero_stage == 3 else 1.0
     speed, bandwidth = accelerator.matmul_flops(execution.precision), accelerator.streaming_bytes_per_s
-    flops = seconds = 0.0
+    seconds = 0.0
     for product in forward_products(config, batch, execution):
-        times = 1 + _backward_factor(product, execution) + _recomputed_share(product, execution)
-        flops += times * product.flops
         # A fused attention kernel reads and writes its scores nowhere.
         moved = 0.0 if product.is_attention else product.bytes(execution.bytes)
-        seconds += times * max(product.flops / speed, moved / bandwidth)
+        seconds += _num_passes(product, execution) * max(product.flops / speed, moved / bandwidth)
     moved = traffic(config, batch, execution)
     return MicroStep(
-        flops=flops,
+        flops=executed_flops(config, batch, execution),
         bytes=moved,
         product_seconds=seconds,
         memory_seconds=moved / bandwidth,
@@ -103,10 +101,8 @@ def count_kernels(config: BertConfig, execution: Execution) -> float:
 
 def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
     """Of all products that a micro-step executes, forward and backward."""
-    return sum(
-        product.flops * (1 + _backward_factor(product, execution) + _recomputed_share(product, execution))
-        for product in forward_products(config, batch, execution)
-    )
+    products = forward_products(config, batch, execution)
+    return sum(product.flops * _num_passes(product, execution) for product in products)
 
 
 def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> Iterator[Product]:
@@ -125,10 +121,8 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
     if num_windows < full_layers:
         yield Product("attention", pairs, hidden, 1, 2 * (full_layers - num_windows))
     if num_windows:
-        is_padded = (execution.window_backend or execution.backend) in (
-            "plain",
-            "sdpa",
-        )  # which compute what the window hides, too
+        # These backends compute what the window hides, too.
+        is_padded = (execution.window_backend or execution.backend) in ("plain", "sdpa")
         windowed = batch.padded_pairs if is_padded else batch.windowed_pairs(config.attention_window)
         yield Product("attention", windowed, hidden, 1, 2 * num_windows)
     if some:
@@ -147,6 +141,11 @@ def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) 
     is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
     has_window = config.window(config.num_hidden_layers - 1) > 0
     return execution.backend == "grouped" and is_long and not has_window
+
+
+def _num_passes(product: Product, execution: Execution) -> float:
+    """How often a micro-step computes a product: forward, backward, and again where it is recomputed."""
+    return 1 + _backward_factor(product, execution) + _recomputed_share(product, execution)
 
 
 def _backward_factor(product: Product, execution: Execution) -> float:
@@ -221,9 +220,8 @@ def _wide_traffic(config: BertConfig, execution: Execution) -> float:
     """Of the feed-forward part per row."""
     e, inner = execution.bytes, config.intermediate_size
     is_gated = wide_size(config) > inner
-    activation = (
-        inner * e * (17 if is_gated else 5)
-    )  # of a gated one: gelu, product, their backward, both halves joined
+    # Of a gated activation: gelu, product, their backward, both halves joined.
+    activation = inner * e * (17 if is_gated else 5)
     bias = wide_size(config) * e if config.has_mlp_bias else 0
     again = inner * e * 2 if execution.checkpointing.activation else 0
     return _norm_bytes(config, execution) + _residual_bytes(config, execution) + activation + bias + again

@@ -97,11 +97,7 @@ def estimate_memory(
     """The peak of a rank by part. Gradients count whole, though with one micro-step they appear as activations go."""
     activations = estimate_activations(config, batch, execution)
     states = estimate_states(parameters, execution.precision, zero, world_size)
-    return Memory(
-        **states,
-        activations=activations.stored,
-        workspace=activations.workspace,
-    )
+    return Memory(**states, activations=activations.stored, workspace=activations.workspace)
 
 
 def estimate_states(
