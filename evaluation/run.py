@@ -179,7 +179,7 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
         flags.output.mkdir(parents=True, exist_ok=True)
     store = CellStore(flags.output)
     runner = Runner(plan, store, machine)
-    results = runner.run()
+    results = runner.all_ranks_run()
     if store.num_damaged:
         console.warn(f"{store.num_damaged} damaged or half-written cells below {store.root} were computed again")
     if all("unavailable" in result.results[0] for result in results):

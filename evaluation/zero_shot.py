@@ -56,7 +56,7 @@ def check_cloze(model: ModelFolder, data: TaskData) -> None:
             raise UserError(f"task {data.task.name}, {split}, {error}") from None
 
 
-def score_zero_shot(
+def all_ranks_score_zero_shot(
     model: ModelFolder,
     data: TaskData,
     masking: Masking,

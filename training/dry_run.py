@@ -21,7 +21,7 @@ from training.runtime import collectives
 TIMED_STEPS = 2
 
 
-def dry_run(run: Run) -> None:
+def all_ranks_dry_run(run: Run) -> None:
     """Take steps as a run does, on its first batch, with a learning rate of zero."""
     window = all_ranks_build_window(run)
     for group in run.engine.optimizer.param_groups:

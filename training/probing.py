@@ -156,7 +156,9 @@ class Prober:
 
     def all_ranks_measure(self, probes: Sequence["Probe"], units: dict[str, int]) -> dict[str, float]:
         """The figures of `probes`; rank 0 judges, so that all ranks have the same."""
-        team = Team(self.rank_info.rank, self.rank_info.world_size, collectives.all_ranks_gather, self._before_round)
+        team = Team(
+            self.rank_info.rank, self.rank_info.world_size, collectives.all_ranks_gather, self._all_ranks_before_round
+        )
         figures: dict[str, float] = {}
         for probe in probes:
             num_units = units[probe.task.name]
@@ -165,7 +167,7 @@ class Prober:
             figures |= collectives.all_ranks_from_main(partial(probe.judge, computed, num_units))
         return figures
 
-    def _before_round(self) -> None:
+    def _all_ranks_before_round(self) -> None:
         self.timer.begin("probe")
         if self.stop.all_ranks_agreed():
             raise Stopped

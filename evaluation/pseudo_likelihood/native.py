@@ -98,7 +98,9 @@ class PackedScorer:
             return entries, self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), with_ranks)
 
         with evaluating(self.model):
-            answered = self.team.map(work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once))
+            answered = self.team.all_ranks_map(
+                work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once)
+            )
         for entries, part in answered:
             log_probs[entries] = part.log_probs
             if ranks is not None:
@@ -168,6 +170,6 @@ def mean_states(
     batches = batches_by_length([len(row) for row in rows], tokens_at_once)
     result = torch.empty(len(rows), model.config.hidden_size)
     with evaluating(model):
-        for chosen, means in zip(batches, team.map(work, batches), strict=True):
+        for chosen, means in zip(batches, team.all_ranks_map(work, batches), strict=True):
             result[chosen] = means
     return result
