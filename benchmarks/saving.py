@@ -1,7 +1,8 @@
 """The cost of checkpoints: seconds that training pauses for one, and seconds to resume from it.
 
-BERT-base at ZeRO stage 1 by default. Prints a table and, as its last line, JSON: `seconds_blocked`, `seconds_behind`
-(the commit in the background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
+BERT-base at ZeRO stage 1 by default; with several hidden sizes, how the cost grows with the number of parameters.
+Prints a table and, as its last line, JSON of the last size: `seconds_blocked`, `seconds_behind` (the commit in the
+background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
 """
 
 import argparse
@@ -28,7 +29,9 @@ SECONDS_BETWEEN_SAVES = 600.0
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="saving.py", description=__doc__)
-    parser.add_argument("--hidden_size", type=positive_int, default=768, metavar="H", help="(default: 768)")
+    parser.add_argument(
+        "--hidden_size", type=positive_int, nargs="+", default=[768], metavar="H", help="one or more (default: 768)"
+    )
     parser.add_argument("--layers", type=positive_int, default=12, metavar="N", help="(default: 12)")
     parser.add_argument("--saves", type=positive_int, default=4, metavar="N", help="checkpoints written (default: 4)")
     parser.add_argument("--stage", type=int, default=1, choices=[0, 1, 2, 3], help="ZeRO stage (default: 1)")
@@ -57,16 +60,11 @@ class Stopwatch:
         return min(self.seconds[name])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    flags = build_parser().parse_args(argv)
-    watch = Stopwatch()
-    watch.put_around(checkpoint.CheckpointWriter, "all_ranks_save")
-    watch.put_around(checkpoint, "commit")
-    watch.put_around(checkpoint, "find_damage")
-    watch.put_around(run, "all_ranks_load_engine")
+def measure(hidden_size: int, flags: argparse.Namespace, watch: Stopwatch) -> dict[str, float]:
+    watch.seconds.clear()
     with tempfile.TemporaryDirectory() as scratch:
         words = write_run(
-            Path(scratch), flags.hidden_size, flags.layers, flags.stage,
+            Path(scratch), hidden_size, flags.layers, flags.stage,
             rows=64, width=32, predictions=5, vocab=30522, steps=99, batch=1,
         )  # fmt: skip
         words += ["--save_every_steps", "1"]
@@ -74,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         deepspeed_train.main([*words, "--max_steps", str(flags.saves + 1)])
         saved = Path(scratch) / "out" / "saved_models" / "benchmark"
         size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e6
-    figures = {
+    return {
         "seconds_blocked": watch.best("all_ranks_save"),
         "seconds_behind": watch.best("commit"),
         "share_at_10_minutes": watch.best("all_ranks_save") / SECONDS_BETWEEN_SAVES,
@@ -82,8 +80,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seconds_to_load": watch.best("all_ranks_load_engine"),
         "megabytes": size,
     }
-    for name, value in figures.items():
-        console.say(f"{name:24}{value:12.4f}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    watch = Stopwatch()
+    watch.put_around(checkpoint.CheckpointWriter, "all_ranks_save")
+    watch.put_around(checkpoint, "commit")
+    watch.put_around(checkpoint, "find_damage")
+    watch.put_around(run, "all_ranks_load_engine")
+    measured = {size: measure(size, flags, watch) for size in flags.hidden_size}
+    figures = measured[flags.hidden_size[-1]]
+    console.say(f"{'hidden size':24}" + "".join(f"{size:12}" for size in measured))
+    for name in figures:
+        console.say(f"{name:24}" + "".join(f"{each[name]:12.4f}" for each in measured.values()))
     console.say(json.dumps({name: round(value, 5) for name, value in figures.items()}))
     return 0
 
