@@ -1,4 +1,4 @@
-"""Zero-shot tasks of a run: our own model where it can hold the weights, stock transformers everywhere else."""
+"""Zero-shot tasks of a run: our own model if it can load the weights, else stock transformers."""
 
 import time
 from typing import Any

@@ -55,7 +55,7 @@ def all_ranks_dry_run(run: Run) -> None:
 
 
 def fastest_step(seconds: list[float]) -> float:
-    """Without the first step, which pays for allocations, and without disturbances."""
+    """The fastest step but for the first, which pays for allocations; others may have been disturbed."""
     return min(seconds[1:])
 
 

@@ -118,7 +118,7 @@ class Prober:
     def all_ranks_probe_start(self) -> None:
         """At the start of a run, measure the model before training, which all later figures are compared with.
 
-        Not where nobody knows yet how much is trained until the first probe: a time budget without --probe_every_steps.
+        Skipped with a time budget but no --probe_every_steps: then the time to the first probe is not known.
         """
         state, is_known = self.clock.progress.state, self.every_steps is not None or not self.clock.has_budget
         if state.step > state.start_step or not is_known:
@@ -201,7 +201,7 @@ class Prober:
         return tokens * min(1.0, (self.every_steps or steps) / max(1, steps))
 
     def _all_ranks_units_by_seconds(self) -> dict[str, int]:
-        """By rank 0's clock, from a trial of the fewest units."""
+        """Choose the units that fit into --probe_seconds by rank 0's clock, from a trial of the fewest units."""
         assert self.max_seconds is not None
         units = {}
         for probe in self.probes:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def num_ranks() -> int:
-    """As the launcher set it; 1 under plain python."""
+    """The number of ranks that the launcher started; 1 under plain python."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

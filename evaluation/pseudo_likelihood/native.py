@@ -108,7 +108,7 @@ class PackedScorer:
         return Answers(log_probs, ranks)
 
     def _answer_batch(self, batch: Any, with_ranks: bool) -> Answers:
-        """For each entry of the batch."""
+        """The answers to the entries of a batch."""
         device = next(self.model.parameters()).device
         ids, mask, targets = batch.ids.to(device), batch.mask.to(device), batch.targets.to(device)
         flat = (batch.rows * ids.shape[1] + batch.positions).to(device)  # [e] in the flattened batch
@@ -139,7 +139,7 @@ def batches_by_length(lengths: Sequence[int], tokens_at_once: int) -> list[np.nd
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Generator[None]:
-    """Without dropout while entered."""
+    """Switch the model to evaluation, without dropout, and back at the end."""
     was_training = model.training
     model.eval()
     try:

@@ -14,7 +14,7 @@ BACKWARD_PRODUCTS = 2  # of a linear layer: for its input and for its weight
 # Products of attention in the backward pass, in forwards: fused kernels compute the scores again.
 FUSED_ATTENTION_BACKWARD = 2.5
 PLAIN_ATTENTION_BACKWARD = 2.0
-LONG_ROW_SCORES = 1 << 17  # of all heads: from here on the CPU's attention leaves out queries that nobody reads
+LONG_ROW_SCORES = 1 << 17  # of all heads: from here on the CPU's attention skips queries whose results are not used
 # Kernels of a block in eager PyTorch, forward and backward, and of embeddings, heads and loss; a test counts them.
 KERNELS_PER_LAYER = 60
 KERNELS_OUTSIDE = 128
@@ -90,7 +90,7 @@ def estimate_micro_step(
 
 
 def optimizer_seconds(parameters: float, precision_bytes: int, accelerator: Accelerator) -> float:
-    """To update `parameters` of them, once per step."""
+    """Seconds to update that many parameters, once per step."""
     return parameters * OPTIMIZER_BYTES[precision_bytes] / accelerator.streaming_bytes_per_s
 
 
@@ -100,7 +100,7 @@ def count_kernels(config: BertConfig, execution: Execution) -> float:
 
 
 def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
-    """Of all products that a micro-step executes, forward and backward."""
+    """FLOPs of all products that a micro-step executes, forward and backward."""
     products = forward_products(config, batch, execution)
     return sum(product.flops * _num_passes(product, execution) for product in products)
 
@@ -187,14 +187,14 @@ def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
 
 
 def _norm_bytes(config: BertConfig, execution: Execution) -> float:
-    """Of one layer norm per row: read, write; backward reads twice for its input and twice for its weights."""
+    """Bytes of a layer norm per row: read, write; backward reads twice for its input and twice for its weights."""
     fused = 7 * execution.bytes
     casts = 0 if execution.has_fused_norm else 40  # to fp32 and back, in both directions, and fp32 kernels
     return config.hidden_size * (fused + casts)
 
 
 def _residual_bytes(config: BertConfig, execution: Execution) -> float:
-    """Of the end of a branch per row: dropout and sum, their backward, the sum of the two branches' gradients."""
+    """Bytes of the end of a branch per row: dropout, sum, their backward, the sum of both branches' gradients."""
     dropout = (4 * execution.bytes + 2) if config.hidden_dropout_prob else 0
     num_biased = config.has_attention_bias + config.has_mlp_bias  # of the two branches
     return config.hidden_size * (6 * execution.bytes + dropout + execution.bytes * num_biased / 2)
@@ -217,7 +217,7 @@ def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, r
 
 
 def _wide_traffic(config: BertConfig, execution: Execution) -> float:
-    """Of the feed-forward part per row."""
+    """Bytes of the feed-forward part per row."""
     e, inner = execution.bytes, config.intermediate_size
     is_gated = wide_size(config) > inner
     # Of a gated activation: gelu, product, their backward, both halves joined.

@@ -103,7 +103,7 @@ def _resolve_batch(path: Path, content: dict[str, Any], world_size: int) -> tupl
 
 
 def describe_lengths(width: int, mean_tokens: float | None, masked: int | None) -> DataInput:
-    """Without data: every row has `mean_tokens`, or is full."""
+    """Row lengths without data: every row has `mean_tokens`, or is full."""
     mean = float(width if mean_tokens is None else mean_tokens)
     if not 2 <= mean <= width:
         raise UserError(f"--mean_tokens {mean:g}: expected 2 to --max_seq_length ({width})")
@@ -113,7 +113,7 @@ def describe_lengths(width: int, mean_tokens: float | None, masked: int | None) 
 
 
 def measure_lengths(prefix: Path, folders: Sequence[Path], width: int) -> DataInput:
-    """From rows of the first shards, and from the sizes of all files."""
+    """Row lengths of some rows of the shards; bytes per row from the sizes of all files."""
     dataset = open_dataset(
         [prefix / folder for folder in folders],
         split="training",

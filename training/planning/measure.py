@@ -104,7 +104,7 @@ def _reduce(
 
 
 def _best_seconds(action: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Without the first, which pays for allocations."""
+    """The shortest of several calls, without the first, which pays for allocations."""
     action()
     seconds = []
     for _ in range(ROUNDS):

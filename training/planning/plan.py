@@ -155,7 +155,7 @@ def compare_activations(planner: Planner, cluster: Cluster) -> list[tuple[Config
 
 
 def find_fits(planner: Planner, cluster: Cluster) -> list[Fit]:
-    """For each stage and recomputation the fastest micro-batch that fits."""
+    """The fastest micro-batch that fits, for each stage and choice of recomputation."""
     execution, fits = planner.execution(cluster.accelerator), []
     micros = micro_batches(planner.engine.total_rows // cluster.world_size)
     for stage in allowed_stages(planner.engine.content):

@@ -47,7 +47,7 @@ OTHER_NAMES = {
 
 
 def find_hints() -> dict[str, str]:
-    """For flags that do not exist: what to pass instead. Every key of a JSON file can be set with --set."""
+    """What to pass instead of flags that do not exist. Every key of a JSON file can be set with --set."""
     keys = {
         **{name: name for name in KNOWN_KEYS | ModelFile.model_fields.keys()},
         **{field.name: f"{MODEL_BLOCK}.{field.name}" for field in fields(BertConfig)},
