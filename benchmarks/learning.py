@@ -5,7 +5,8 @@ does falls on all. A model of two layers of 128 by default, as on a laptop. Time
 a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time. After every turn: loss in nats and
 accuracy on the masks of the validation shards and, with --blimp, accuracy on BLiMP's pairs. The last line is JSON:
 `ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and `transformers_blimp` of the best rate, and
-`speedup`, the whole time over that in which the best recipe reached the final loss of transformers.
+`speedup`, the whole time over that in which the best recipe reached the final loss of transformers. --save writes each
+model to a Hugging Face folder, which evaluation.run fine-tunes and scores.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from evaluation.pseudo_likelihood.native import PackedScorer
 from nvidia.config import BertConfig
 from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
+from training.export.hugging_face import write_model
 from training.optimizers.build import build_optimizer, set_learning_rate
 from training.plan.learning_rate import Schedule
 
@@ -96,6 +98,7 @@ class Learner:
     rate: Callable[[float], float]
     masking: Callable[[float], float]
     rows: int  # per step
+    save: Callable[[Path], object]  # to a Hugging Face folder
     seconds: float = 0.0
     steps: int = 0
     points: list[Point] = field(default_factory=list)
@@ -183,6 +186,7 @@ def ours(name: str, data: Data, overrides: dict[str, Any]) -> Learner:
     return Learner(
         name, model, model, logits_of, PackedScorer(model), optimizer, schedule.rate,
         lambda share: first + (last - first) * share, engine["train_micro_batch_size_per_gpu"],
+        lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder),
     )  # fmt: skip
 
 
@@ -205,9 +209,14 @@ def stock(rate: float, data: Data, overrides: dict[str, Any]) -> Learner:
         labels = batch.masked_lm_labels
         return functional.cross_entropy(logits(batch).flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL)
 
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        data.tokenizer.save(folder, data.length)
+
     return Learner(
         f"transformers {rate:g}", model, loss_of, lambda batch: logits(batch)[batch.masked_lm_labels != NO_LABEL],
         StockScorer(model, data.tokenizer.pad_id), optimizer, schedule.rate, lambda _: BASELINE_MASKING, BASELINE_ROWS,
+        save,
     )  # fmt: skip
 
 
@@ -288,6 +297,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of all models (default: the recipe's, and 2)")
     parser.add_argument("--blimp", type=Path, metavar="DIR", help="folder with BLiMP's .jsonl files")
     parser.add_argument("--blimp_pairs", type=int, default=20, metavar="N", help="of each file (default: 20)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the models to folders below DIR at the end")
     return parser.parse_args(argv)
 
 
@@ -295,12 +305,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     configure_onednn()
     torch.manual_seed(0)
+    if arguments.save is not None:
+        arguments.save.mkdir(parents=True, exist_ok=True)  # before the time is spent
     data = read_data(arguments.data, arguments.tokenizer or arguments.data.parent / "tokenizer")
     pairs = [] if arguments.blimp is None else read_pairs(arguments.blimp, arguments.blimp_pairs)
     overrides = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
     recipes = [ours(name, data, overrides) for name in arguments.recipes]
     baselines = [stock(rate, data, overrides) for rate in arguments.rates]
     take_turns([*recipes, *baselines], data, arguments.seconds, pairs)
+    for learner in [*recipes, *baselines] if arguments.save is not None else []:
+        learner.save(arguments.save / learner.name.replace(" ", "_"))
     console.say(json.dumps(summarize(recipes, baselines, arguments.seconds)))
     return 0
 

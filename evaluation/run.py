@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +23,16 @@ from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser, positive_int, whole_number
+from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
 from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
 from evaluation.tasks.task_data import TaskData, check_metrics_defined, load_all, selection_split
 
 RATES, BATCHES = (2e-5, 5e-5, 1e-4), (16, 32)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A stop signal came; its name is the text."""
 
 
 class _Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -179,7 +185,13 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
         flags.output.mkdir(parents=True, exist_ok=True)
     store = CellStore(flags.output)
     runner = Runner(plan, store, machine)
-    results = runner.run()
+    try:
+        with handle_stop_signals(_raise_stopped):
+            results = runner.run()
+    except _Stopped as stopped:
+        finished = counted(runner.num_computed + runner.num_resumed, "finished cell")
+        console.warn(f"stopped by {stopped}: {finished} below {store.root}. Run the same command again to resume")
+        return STOPPED_EXIT_CODE
     if store.num_damaged:
         console.warn(f"{store.num_damaged} damaged or half-written cells below {store.root} were computed again")
     if all("unavailable" in result.results[0] for result in results):
@@ -198,6 +210,10 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
         f"{flags.output / 'report.md'}, report.json, scores.png and a section for the model card are written."
     )
     return 0
+
+
+def _raise_stopped(number: int, _frame: Any) -> None:
+    raise _Stopped(signal.Signals(number).name)
 
 
 def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:

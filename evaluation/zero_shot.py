@@ -106,4 +106,4 @@ def _score_rows(
         return [scored.by_sum.tolist(), scored.by_mean.tolist()], scored.num_shortened
     cloze = score_cloze(scorer, model.tokenizer, rows, max_positions=model.max_positions)
     report(len(rows))
-    return [cloze.correct.tolist(), cloze.reciprocal_ranks.tolist()], 0  # a text that is too long is an error
+    return [cloze.correct.tolist(), cloze.reciprocal_ranks.tolist()], cloze.num_shortened

@@ -9,6 +9,10 @@ import pytest
 from benchmarks import learning
 from benchmarks.learning import Point, summarize
 from common.errors import UserError
+from evaluation.finetuning.models import ModelFolder
+from evaluation.pseudo_likelihood.minimal_pairs import score_pairs
+from evaluation.tasks.task import TASK_FOLDER, load_task
+from evaluation.zero_shot import make_scorer
 from tests.support import write_two_lengths
 
 
@@ -21,7 +25,7 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
     monkeypatch.setattr(learning, "TURNS", 2)
     monkeypatch.setattr(learning, "clock", count().__next__)  # a second per step
     words = ["--seconds", "50", "--data", str(tmp_path / "data"), "--tokenizer", str(tmp_path / "vocab.txt")]
-    words += ["--recipes", "laptop", "--rates", "1e-3", "--blimp", str(tmp_path), "--blimp_pairs", "2"]
+    words += ["--recipes", "laptop", "--rates", "1e-3", "--blimp", str(tmp_path), "--blimp_pairs", "2", "--save", str(tmp_path / "saved")]
     assert learning.main(words) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert len(table) == 1 + 2 * 2
@@ -30,11 +34,18 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
     assert set(result["steps"].values()) == {48}
     # Tokens follow from those before them: better than the 4.03 nats of a guess among 56 words.
     assert result["ours_loss"] < 3.5
+    for name, kind in (("laptop", "modernbert"), ("transformers_0.001", "bert")):
+        folder = ModelFolder(name, tmp_path / "saved" / name)
+        scorer, _ = make_scorer(folder, load_task(TASK_FOLDER / "blimp.json"), "stock", untrained=False, seed=0)
+        key = "ours_blimp" if name == "laptop" else "transformers_blimp"
+        scored = score_pairs(scorer, folder.tokenizer, [tuple(pair.values()) for pair in pairs])
+        assert folder.config.model_type == kind
+        assert scored.accuracy == result[key]
 
 
 def learner(name: str, *losses: float) -> learning.Learner:
     points = [Point(10.0 * (turn + 1), loss, 0.1, 0.5) for turn, loss in enumerate(losses)]
-    return learning.Learner(name, *[None] * 8, points=points)  # type: ignore[arg-type]
+    return learning.Learner(name, *[None] * 9, points=points)  # type: ignore[arg-type]
 
 
 def test_the_speedup_is_the_time_to_the_final_loss_of_the_best_baseline() -> None:
