@@ -120,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     from evaluation.finetuning import ranks  # slow to import; --help and typos do not need it
 
+    ranks.choose_accelerator()
     console.enabled = ranks.is_first()
     problems = Problems()
     tasks = problems.attempt(lambda: _choose(flags))
@@ -129,8 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
     from evaluation.finetuning.models import open_models
+    from evaluation.pseudo_likelihood.native import prepare_process
 
     quiet_libraries()
+    prepare_process()
     paths = _named_paths(flags.model)
     if flags.dry_run:
         for _, path in paths:
@@ -226,7 +229,7 @@ def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:
             cells, work = 1 + flags.untrained_seeds, f"{num_dev:,} rows scored without training"
         else:
             cells = flags.seeds + flags.untrained_seeds + settings
-            steps = math.ceil(len(item.train) / flags.batch_size * flags.epochs)
+            steps = math.ceil(math.ceil(len(item.train) / flags.batch_size) * flags.epochs)
             work = f"{steps:,} steps of {flags.batch_size} rows, then {num_dev:,} rows scored"
         cells *= len(flags.model)
         console.say(f"  {item.task.name}: {counted(cells, 'cell')}, each {work}")

@@ -22,10 +22,10 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
     write_two_lengths(tmp_path)
     pairs = [{"sentence_good": "word3 word4 word5", "sentence_bad": "word3 word9 word5"}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs * 3))
-    monkeypatch.setattr(learning, "TURNS", 2)
     monkeypatch.setattr(learning, "clock", count().__next__)  # a second per step
     words = ["--seconds", "50", "--data", str(tmp_path / "data"), "--tokenizer", str(tmp_path / "vocab.txt")]
-    words += ["--recipes", "laptop", "--rates", "1e-3", "--blimp", str(tmp_path), "--blimp_pairs", "2", "--save", str(tmp_path / "saved")]
+    words += ["--turns", "2", "--save", str(tmp_path / "saved"), "--recipes", "laptop", "--rates", "1e-3"]
+    words += ["--blimp", str(tmp_path), "--blimp_pairs", "2"]
     assert learning.main(words) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert len(table) == 1 + 2 * 2
@@ -40,7 +40,7 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
         key = "ours_blimp" if name == "laptop" else "transformers_blimp"
         scored = score_pairs(scorer, folder.tokenizer, [tuple(pair.values()) for pair in pairs])
         assert folder.config.model_type == kind
-        assert scored.accuracy == result[key]
+        assert scored.accuracy == pytest.approx(result[key], abs=1e-4)
 
 
 def learner(name: str, *losses: float) -> learning.Learner:
@@ -54,6 +54,8 @@ def test_the_speedup_is_the_time_to_the_final_loss_of_the_best_baseline() -> Non
     assert (result["ours"], result["ours_loss"], result["transformers_loss"]) == ("better", 4.4, 5.0)
     assert result["speedup"] == 1.5
     assert summarize(ours, [learner("a", 4.0)], 30.0)["speedup"] is None
+    alone = summarize(ours, [], 30.0)
+    assert (alone["ours_loss"], alone["transformers_loss"], alone["speedup"]) == (4.4, None, None)
 
 
 def test_missing_data_names_the_remedy(tmp_path: Path) -> None:
