@@ -1,7 +1,8 @@
 """The cost of checkpoints: seconds that training pauses for one, and seconds to resume from it.
 
-BERT-base at ZeRO stage 1 by default. Prints a table and, as its last line, JSON: `seconds_blocked`, `seconds_behind`
-(the commit in the background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
+BERT-base at ZeRO stage 1 by default; with several hidden sizes, how the cost grows with the number of parameters.
+Prints a table and, as its last line, JSON of the last size: `seconds_blocked`, `seconds_behind` (the commit in the
+background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
 """
 
 import argparse
@@ -29,7 +30,9 @@ SECONDS_BETWEEN_SAVES = 600.0
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="saving.py", description=__doc__)
-    parser.add_argument("--hidden_size", type=positive_int, default=768, metavar="H", help="(default: 768)")
+    parser.add_argument(
+        "--hidden_size", type=positive_int, nargs="+", default=[768], metavar="H", help="one or more (default: 768)"
+    )
     parser.add_argument("--layers", type=positive_int, default=12, metavar="N", help="(default: 12)")
     parser.add_argument("--saves", type=positive_int, default=4, metavar="N", help="checkpoints written (default: 4)")
     parser.add_argument("--stage", type=int, default=1, choices=[0, 1, 2, 3], help="ZeRO stage (default: 1)")
@@ -58,16 +61,16 @@ class Stopwatch:
         return min(self.seconds[name])
 
 
-def write_project(folder: Path, flags: argparse.Namespace) -> list[str]:
+def write_project(folder: Path, hidden_size: int, flags: argparse.Namespace) -> list[str]:
     write_nvidia_shard(folder / "data" / "training_0.hdf5", make_rows(64, WIDTH, PREDICTIONS, 0, vocab=VOCAB))
     model = {
         "name": "saving",
         "bert_model_config": {
             "vocab_size": VOCAB,
-            "hidden_size": flags.hidden_size,
+            "hidden_size": hidden_size,
             "num_hidden_layers": flags.layers,
-            "num_attention_heads": max(1, flags.hidden_size // 64),
-            "intermediate_size": 4 * flags.hidden_size,
+            "num_attention_heads": max(1, hidden_size // 64),
+            "intermediate_size": 4 * hidden_size,
         },
         "data": {"mixed_seq_datasets": {str(WIDTH): {"wiki": "data"}}},
         "mixed_seq_training": {
@@ -83,20 +86,15 @@ def write_project(folder: Path, flags: argparse.Namespace) -> list[str]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    flags = build_parser().parse_args(argv)
-    watch = Stopwatch()
-    watch.put_around(checkpoint.CheckpointWriter, "all_ranks_save")
-    watch.put_around(checkpoint, "commit")
-    watch.put_around(checkpoint, "find_damage")
-    watch.put_around(run, "all_ranks_load_engine")
+def measure(hidden_size: int, flags: argparse.Namespace, watch: Stopwatch) -> dict[str, float]:
+    watch.seconds.clear()
     with tempfile.TemporaryDirectory() as scratch:
-        words = write_project(Path(scratch), flags)
+        words = write_project(Path(scratch), hidden_size, flags)
         deepspeed_train.main([*words, "--max_steps", str(flags.saves)])
         deepspeed_train.main([*words, "--max_steps", str(flags.saves + 1)])
         saved = Path(scratch) / "out" / "saved_models" / "saving"
         size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e6
-    figures = {
+    return {
         "seconds_blocked": watch.best("all_ranks_save"),
         "seconds_behind": watch.best("commit"),
         "share_at_10_minutes": watch.best("all_ranks_save") / SECONDS_BETWEEN_SAVES,
@@ -104,8 +102,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seconds_to_load": watch.best("all_ranks_load_engine"),
         "megabytes": size,
     }
-    for name, value in figures.items():
-        console.say(f"{name:24}{value:12.4f}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = build_parser().parse_args(argv)
+    watch = Stopwatch()
+    watch.put_around(checkpoint.CheckpointWriter, "all_ranks_save")
+    watch.put_around(checkpoint, "commit")
+    watch.put_around(checkpoint, "find_damage")
+    watch.put_around(run, "all_ranks_load_engine")
+    measured = {size: measure(size, flags, watch) for size in flags.hidden_size}
+    figures = measured[flags.hidden_size[-1]]
+    console.say(f"{'hidden size':24}" + "".join(f"{size:12}" for size in measured))
+    for name in figures:
+        console.say(f"{name:24}" + "".join(f"{each[name]:12.4f}" for each in measured.values()))
     console.say(json.dumps({name: round(value, 5) for name, value in figures.items()}))
     return 0
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
+from common.files import find_weight_files
 from evaluation.pseudo_likelihood.likelihood import (
     Answers,
     Queries,
@@ -65,11 +66,10 @@ def to_native(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: s
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, from one safetensors file or from several with an index."""
-    index = folder / f"{WEIGHTS}.index.json"
+    paths = find_weight_files(folder, WEIGHTS)
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [WEIGHTS]
-        return {name: tensor for file in names for name, tensor in load_file(folder / file).items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: its weights cannot be read as safetensors ({error})") from None
 
 

@@ -25,7 +25,7 @@ from training.checkpoints.reshard import ZeroCheckpoint
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts
-from training.export.folder import check_export_folder, read_tensors, save_tensors
+from training.export.folder import check_export_folder, read_folder_tensors, read_tensors, save_tensors
 from training.export.model_card import model_card
 from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
 from training.runtime import collectives
@@ -220,7 +220,7 @@ def check_tokenizer(tokenizer: BertTokenizer, state: TrainingState, where: str) 
 
 def load_hugging_face_weights(model: PreTrainingModel, folder: Path, tokenizer: BertTokenizer | None) -> None:
     """Load the weights of a Hugging Face folder of the same shape into `model`, which `tokenizer` makes input for."""
-    tensors = read_tensors(folder / WEIGHTS)
+    tensors = read_folder_tensors(folder)
     extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
     hf_config = read_stock_config(folder)
     try:
