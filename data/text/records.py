@@ -79,7 +79,7 @@ def json_kind(sample: str) -> str:
 
 
 def looks_like_json(sample: str) -> bool:
-    """Whether a file whose suffix names no format contains records: its first line is a JSON object, or an array begins."""
+    """Whether a file whose suffix names no format has records: its first line is a JSON object, or an array begins."""
     first = sample.lstrip().partition("\n")[0]
     if re.match(r"\[\s*\{", sample.lstrip()):
         return True
