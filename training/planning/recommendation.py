@@ -9,9 +9,10 @@ from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.config import BertConfig
 from training.planning.accelerators import GIB, Accelerator, Cluster
 from training.planning.estimate import Configuration, Estimate, estimate
-from training.planning.inputs import BATCH_KEYS, EngineInput
+from training.planning.inputs import EngineInput
 from training.planning.memory import ZeroSettings
 from training.planning.workload import NOTHING, Execution, PlannedModel, plan_execution
+from training.settings.deepspeed_file import BATCH_KEYS
 
 STAGES = (0, 1, 2, 3)
 MAX_MICRO = 4096
