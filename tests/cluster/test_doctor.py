@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import Machine
+from tests.cluster.machines import Machine, started, wait_until
 from tests.cluster.runs import printed, run_everywhere, run_to_end, write_hostfile
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launchers import require
@@ -84,6 +84,16 @@ def test_a_machine_that_cannot_be_reached(machines: Machines, tmp_path: Path) ->
     machines[1].stop_sshd()
     assert run_to_end(machines[0], ["python", *command], tmp_path) == 1
     assert "! worker-1: ssh: connect to host worker-1 port 22: Connection refused" in printed(tmp_path)
+
+
+def test_a_port_in_use(machines: Machines, tmp_path: Path) -> None:
+    command = doctor(tmp_path)
+    with started(machines[0], [sys.executable, "-m", "http.server", "29500"], tmp_path / "server.txt"):
+        wait_until(lambda: ":29500" in machines[0].run("ss", "-ltn"), 60, "a server")
+        assert run_to_end(machines[0], ["python", *command], tmp_path) == 1
+    assert "! worker-0: " in printed(tmp_path)
+    assert "worker-0:29500 is in use. Choose another free port" in printed(tmp_path)
+    assert run_to_end(machines[0], ["python", *command, "--master_port", "29501"], tmp_path) == 0, printed(tmp_path)
 
 
 def test_a_start_compares_machines_in_less_than_two_seconds(machines: Machines, tmp_path: Path) -> None:
