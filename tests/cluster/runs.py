@@ -1,12 +1,14 @@
 """Runs on two machines: the commands of docs/clusters.md, and what to expect of them."""
 
-from collections.abc import Generator, Sequence
+import shlex
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
 
 from tests.cluster.machines import Machine, started, wait_until
 from tests.integration.test_launcher_ends import checkpoints
+from tests.support import PROJECT
 from training.checkpoints.state import read_state
 
 OUTPUT = "output.txt"
@@ -17,6 +19,17 @@ def write_hostfile(folder: Path, slots: int = 1) -> str:
     path = folder / "hostfile"
     path.write_text(f"worker-0 slots={slots}\nworker-1 slots={slots}\n")
     return str(path)
+
+
+def documented(start: str, changes: Mapping[str, str]) -> list[str]:
+    """The one command of docs/clusters.md that starts so, without flags of the script. `changes`: of its words."""
+    page = (PROJECT / "docs" / "clusters.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith(f"    {start}"))
+    words = shlex.split(line)
+    assert set(changes) <= set(words), f"not in the command: {set(changes) - set(words)}"
+    if "deepspeed_train.py" in words:
+        words = words[: words.index("deepspeed_train.py") + 1]
+    return ["env", *(changes.get(word, word) for word in words)]
 
 
 def deepspeed(folder: Path, words: Sequence[str], *options: str, slots: int = 1) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from tests.cluster.machines import Machine, started, wait_until
-from tests.cluster.runs import printed, saved_step, training
+from tests.cluster.runs import documented, printed, saved_step, training
 from tests.integration.test_launcher_ends import write_endless
 from tests.support import read_metrics
 
@@ -15,9 +15,8 @@ Machines = tuple[Machine, Machine]
 
 
 def torchrun(words: list[str]) -> list[str]:
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "worker-0:29400", "--rdzv-id", "bert"]
-    agent = ["torchrun", "--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", *meeting]
-    return [*agent, "--rdzv-conf", "last_call_timeout=8", "deepspeed_train.py", *words]
+    *agent, script = documented("torchrun --nnodes 2:4", {"2:4": "1:2", "8": "1"})
+    return [*agent, "--rdzv-conf", "last_call_timeout=8", script, *words]
 
 
 def lose(machine: Machine) -> None:
