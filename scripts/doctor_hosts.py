@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # it imports torch, which may be what is missing
     from training.runtime.ranks import RankInfo
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-MAX_SECONDS = 60.0  # for all hosts together
-REACH_SECONDS = 15.0  # of these: for ssh alone, so that a host that hangs leaves the others enough time
-JOIN_SECONDS = 40.0
+MAX_SECONDS = 60  # for all hosts together
+REACH_SHARE = 0.25  # of it for ssh alone, so that a host that hangs leaves the others enough time
+JOIN_SHARE = 0.67  # until all ranks have joined
 COLUMNS = ("host", "Python", "torch", "deepspeed", "project", "data", "output", "disk", "clock", "interface", "GPUs")
 
 
@@ -35,10 +35,10 @@ def read_hosts(path: Path) -> list[str]:
     return hosts
 
 
-def check_hosts(hosts: Sequence[str], port: int, words: Sequence[str]) -> int:
+def check_hosts(hosts: Sequence[str], port: int, words: Sequence[str], seconds: float = MAX_SECONDS) -> int:
     """Run `doctor.py words` on all hosts at once, as ranks of one world; the exit code."""
-    deadline = time.monotonic() + MAX_SECONDS
-    answers = _run_on(dict.fromkeys(hosts, "true"), REACH_SECONDS)
+    deadline = time.monotonic() + seconds
+    answers = _run_on(dict.fromkeys(hosts, "true"), REACH_SHARE * seconds)
     failures = {host: reason for host, (_, _, reason) in answers.items() if reason}
     reached = [host for host in hosts if host not in failures]
     command = shlex.join([sys.executable, str(Path(__file__).with_name("doctor.py")), *words])
@@ -78,7 +78,7 @@ def _run_on(commands: dict[str, str], seconds: float) -> dict[str, tuple[int, st
     return results
 
 
-def check_together(rank_info: "RankInfo", data: Path | None, output: Path) -> int:
+def check_together(rank_info: "RankInfo", data: Path | None, output: Path, seconds: float = MAX_SECONDS) -> int:
     """As one of the ranks: join the others, compare the machines, and print the table on rank 0."""
     import torch
 
@@ -87,9 +87,9 @@ def check_together(rank_info: "RankInfo", data: Path | None, output: Path) -> in
     from training.runtime.ranks import pick_device
 
     console.enabled = rank_info.is_main
-    meeting.JOIN_TIMEOUT = timedelta(seconds=JOIN_SECONDS)
+    meeting.JOIN_TIMEOUT = timedelta(seconds=JOIN_SHARE * seconds)
     device = pick_device(rank_info) if torch.cuda.is_available() else torch.device("cpu")
-    collectives.start(device, rank_info, JOIN_SECONDS)
+    collectives.start(device, rank_info, seconds)
     try:
         with collectives.reporting_lost_ranks():
             reports, link = all_ranks_report(rank_info, data, output)

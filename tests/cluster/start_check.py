@@ -17,7 +17,7 @@ from training.runtime.ranks import read_rank_info
 if __name__ == "__main__":
     folder, rank_info = Path(sys.argv[1]), read_rank_info()
     (folder / f"ready_{rank_info.rank}").touch()  # imports take seconds, and not the same on all machines
-    wait_until(lambda: len(list(folder.glob("ready_*"))) == rank_info.world_size, 120, "all ranks")
+    wait_until(lambda: len(list(folder.glob("ready_*"))) == rank_info.world_size, "all ranks")
     began = time.process_time()
     with lock_folder(folder / "out") if rank_info.is_main else nullcontext():
         facts = describe_installation(rank_info, digest_of_data(folder / "data") or "")

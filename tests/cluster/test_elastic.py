@@ -29,13 +29,13 @@ def lose(machine: Machine) -> None:
 
 def wait_for_ranks(folder: Path, ranks: str, times: int) -> None:
     """Until a run on so many ranks was started `times` times, and has saved."""
-    wait_until(lambda: printed(folder).count(ranks) >= times, 240, f"a start on {ranks.strip()}")
+    wait_until(lambda: printed(folder).count(ranks) >= times, f"a start on {ranks.strip()}")
     before = saved_step(folder)
-    wait_until(lambda: saved_step(folder) > before + 10, 240, f"checkpoints on {ranks.strip()}")
+    wait_until(lambda: saved_step(folder) > before + 10, f"checkpoints on {ranks.strip()}")
 
 
 def test_a_machine_is_lost_and_comes_back(machines: Machines, tmp_path: Path) -> None:
-    command = torchrun([*write_endless(tmp_path), "--stuck_after_minutes", "0.5"])
+    command = torchrun([*write_endless(tmp_path), "--stuck_after_minutes", "1"])
     first, second = machines
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def test_a_machine_is_lost_and_comes_back(machines: Machines, tmp_path: Path) ->
         stack.enter_context(started(second, command, tmp_path / "second.txt", **env))
         wait_for_ranks(tmp_path, "× 2 ranks", together + 1)
         psutil.Process(agent.pid).children()[0].send_signal(signal.SIGTERM)
-        wait_until(lambda: not first.ranks() and not second.ranks(), 120, "ranks still run")
+        wait_until(lambda: not first.ranks() and not second.ranks(), "the end of all ranks")
     rows = read_metrics(tmp_path, "train")
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "no step is missing or twice"
     assert {row["samples"] - 8 * row["step"] for row in rows} == {0}, "the same global batches"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import Machine, wait_until
-from tests.cluster.runs import checkpoints, run_to_end, saved_step, seconds_until_no_rank
+from tests.cluster.runs import checkpoints, run_to_end, saved_step, wait_for_no_rank
 from tests.cluster.slurm import CPUS, Slurm
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import write_endless
@@ -27,8 +27,8 @@ def submit(slurm: Slurm, folder: Path, words: list[str], *options: str, ranks: i
 
 
 def wait_for_checkpoint(slurm: Slurm, job: int, folder: Path) -> None:
-    slurm.wait_for(job, "RUNNING", seconds=60)
-    wait_until(lambda: checkpoints(folder).tags() or slurm.show(job, "JobState") != "RUNNING", 240, "a checkpoint")
+    slurm.wait_for(job, "RUNNING")
+    wait_until(lambda: checkpoints(folder).tags() or slurm.show(job, "JobState") != "RUNNING", "a checkpoint")
     assert slurm.show(job, "JobState") == "RUNNING", (folder / "job.txt").read_text() + slurm.logs()
 
 
@@ -43,7 +43,7 @@ def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, machines: Machi
     job = submit(slurm, tmp_path, words, ranks=ranks)
     wait_for_checkpoint(slurm, job, tmp_path)
     slurm.ask("scancel", "--signal=USR1", str(job))
-    wait_until(lambda: slurm.show(job, "Restarts") == "1", 240, "a restart")
+    wait_until(lambda: slurm.show(job, "Restarts") == "1", "a restart")
     assert "(SIGUSR1)" in read_output(tmp_path)
     wait_for_progress(tmp_path)
     cancel(slurm, job, machines, tmp_path)
@@ -60,13 +60,13 @@ def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, machines: Machi
 
 def wait_for_progress(folder: Path) -> None:
     before = saved_step(folder)
-    wait_until(lambda: saved_step(folder) > before, 300, "a checkpoint of the second start")
+    wait_until(lambda: saved_step(folder) > before, "a checkpoint of the second start")
 
 
 def cancel(slurm: Slurm, job: int, machines: Machines, folder: Path) -> None:
     """scancel sends SIGTERM, waits for KillWait seconds, and ends the job for good."""
     slurm.ask("scancel", str(job))
-    seconds_until_no_rank(machines, 120)
+    wait_for_no_rank(machines)
     assert slurm.wait_for(job, "CANCELLED", "COMPLETED", "PENDING") == "CANCELLED"
     assert f"stopped at step {saved_step(folder)} (SIGTERM)" in read_output(folder)
 
@@ -77,7 +77,7 @@ def test_the_time_limit(slurm: Slurm, tmp_path: Path) -> None:
     wait_for_checkpoint(slurm, job, tmp_path)
     hours, minutes, _ = slurm.show(job, "RunTime").split(":")
     slurm.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * int(hours) + int(minutes) + 2}")
-    wait_until(lambda: slurm.show(job, "Restarts") == "1", 240, "a restart")
+    wait_until(lambda: slurm.show(job, "Restarts") == "1", "a restart")
     slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     assert "(SIGUSR1)" in read_output(tmp_path)
     wait_for_progress(tmp_path)
