@@ -1,16 +1,19 @@
 """What goes wrong between machines: all ranks end in time, one message names the machine, the same command resumes."""
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.processes import STUCK_EXIT_CODE, USER_ERROR_EXIT_CODE
 from tests.cluster.machines import LAST_RESORT, Machine, wait_until
 from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, training, wait_for_no_rank
 from tests.distributed.test_ranks import losses
-from tests.integration.test_launcher_ends import write_endless
+from tests.integration.test_launcher_ends import checkpoints, write_endless
 from tests.support import read_metrics, run_deepspeed, tiny_words, write_project
+from training.checkpoints.paths import STAGING
 
 Machines = tuple[Machine, Machine]
 STUCK = ["--stuck_after_minutes", "1"]
@@ -36,12 +39,29 @@ def test_a_killed_rank_ends_the_others(machines: Machines, tmp_path: Path) -> No
     assert_resumes(machines[0], tmp_path)
 
 
-@pytest.mark.parametrize("saves_every", [5, 1])
-def test_a_cut_link(saves_every: int, machines: Machines, tmp_path: Path) -> None:
-    """During steps, and during saves: with one at every step most of the time is spent on them."""
-    words = [*write_endless(tmp_path), *STUCK, "--save_every_steps", str(saves_every)]
-    with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process:
+def suspend_in_a_save(machine: Machine, folder: Path) -> psutil.Process:
+    """The only rank of a machine, suspended while a checkpoint is being written."""
+    (rank,) = machine.ranks()
+
+    def is_saving() -> bool:
+        rank.suspend()
+        if (checkpoints(folder).folder / STAGING).exists():
+            return True
+        rank.resume()
+        return False
+
+    wait_until(is_saving, "a save")
+    return rank
+
+
+@pytest.mark.parametrize("moment", ["steps", "a save"])
+def test_a_cut_link(moment: str, machines: Machines, tmp_path: Path) -> None:
+    words = [*write_endless(tmp_path), *STUCK, "--save_every_steps", "1" if moment == "a save" else "5"]
+    with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process, ExitStack() as stack:
+        if moment == "a save":
+            stack.callback(suspend_in_a_save(machines[0], tmp_path).resume)
         machines[1].cut_link()
+        stack.close()
         wait_until(lambda: not machines[0].ranks() and not machines[1].ranks(), "the end of all ranks")
         machines[1].mend_link()  # until then ssh waits
         assert process.wait(LAST_RESORT) == STUCK_EXIT_CODE, printed(tmp_path)
