@@ -195,12 +195,12 @@ class Runner:
             self.num_resumed += 1
             self.progress.leave_out(cell.cost)
         else:
-            self.num_computed += 1
             self.progress.begin(cell)
             result = self._compute(cell)
             self.progress.advance(1.0)
             if ranks.is_first():
                 self.store.write(cell, result)
+            self.num_computed += 1
         self.done[cell.key] = result
         return result
 

@@ -10,6 +10,12 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
+def choose_accelerator() -> None:
+    """Keep DeepSpeed, which transformers imports if it is installed, from warning that it found no accelerator."""
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def num_ranks() -> int:
     """As the launcher set it; 1 under plain python."""
     return int(os.environ.get("WORLD_SIZE", "1"))

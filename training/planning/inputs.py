@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError, shortened
+from common.json_files import load_json
 from data.shards.dataset import open_dataset
 from nvidia.config import BertConfig
 from training.planning.workload import RowLengths
 from training.settings.deepspeed_file import load_deepspeed_file
-from training.settings.json_files import load_json
 from training.settings.model_file import ModelFile, load_model_file, section_for_length
 
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -39,6 +39,8 @@ OTHER_NAMES = {
     "bf16": "--precision bf16",
     "zero_stage": "--set zero_optimization.stage=1",
     "optimizer": "--set optimizer.type=AdamW",
+    "max_restarts": "nothing: this launcher does not restart itself. To restart a run that dies, start it with "
+    "`torchrun --standalone --nproc_per_node N --max-restarts R deepspeed_train.py …`; see docs/clusters.md",
     "resume": "nothing: the same command, run again, resumes the run",
     "resume_from_checkpoint": "nothing: the same command, run again, resumes the run",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError
+from common.json_files import load_json
 from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
@@ -28,12 +29,14 @@ from training.settings.flags import (
     ProbeFlags,
     TrainingFlags,
 )
-from training.settings.json_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED, load_json
 from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
 from training.settings.prefixes import check_prefixes
+
+# The names under which a checkpoint contains the user's files, unchanged, and the flags and files with all values set.
+MODEL_JSON, DEEPSPEED_JSON, RESOLVED = "model.json", "deepspeed.json", "resolved.json"
 
 
 @dataclass(frozen=True)
