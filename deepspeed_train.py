@@ -32,7 +32,7 @@ from training.runtime.meeting import open_store, sharing_failures
 from training.runtime.precision import avoid_broken_amx
 from training.runtime.pulse import MAX_SILENT_SECONDS, Pulse
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
-from training.runtime.stopping import StopRequests
+from training.runtime.stopping import StopRequests, all_ranks_warn_if_unwatched
 from training.runtime.watchdog import Watchdog
 from training.settings.flags import read_arguments
 
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         hosts = collectives.start(device, rank_info, stuck_seconds, facts)
         if not is_dry_run:
             all_ranks_check_shared(settings.saved_models, hosts)
+        all_ranks_warn_if_unwatched()
         connect = partial(open_store, rank_info)
         stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
         stop = StopRequests()

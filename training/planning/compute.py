@@ -175,7 +175,11 @@ def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
     last = batch.used if execution.shortens_last_block else batch.tokens
     blocks = sum(
         _attention_traffic(
-            config, batch, execution.in_layer(config, layer), last if layer == layers - 1 else batch.tokens
+            config,
+            batch,
+            execution.in_layer(config, layer),
+            last if layer == layers - 1 else batch.tokens,
+            batch.windowed_pairs(config.attention_window) if config.window(layer) else batch.pairs,
         )
         for layer in range(layers)
     )
@@ -200,7 +204,7 @@ def _residual_bytes(config: BertConfig, execution: Execution) -> float:
     return config.hidden_size * (6 * execution.bytes + dropout + execution.bytes * num_biased / 2)
 
 
-def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float) -> float:
+def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float, pairs: float) -> float:
     e, hidden = execution.bytes, config.hidden_size
     bias = 3 * hidden * e * batch.tokens if config.has_attention_bias else 0
     around = batch.tokens * _norm_bytes(config, execution) + rows * _residual_bytes(config, execution) + bias
@@ -211,6 +215,9 @@ def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, r
         # Written by the product, masked, softmax in fp32, cast, dropped and read again; backward as much.
         per_score = 24 if execution.has_fused_norm else 60
         return around + fused + config.num_attention_heads * batch.padded_pairs * per_score
+    if execution.backend == "grouped":  # softmax in both passes and its backward; masks drawn and applied three times
+        per_score = e * (7 + (11 if config.attention_probs_dropout_prob else 0))
+        return around + fused + config.num_attention_heads * pairs * per_score
     if execution.pads_attention:  # unpack, and pack the context, in both directions
         return around + fused + 16 * hidden * e * batch.padded_tokens
     return around + fused
