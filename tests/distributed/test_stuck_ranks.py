@@ -17,8 +17,10 @@ from tests.support import read_metrics, write_project
 def test_a_slow_rank_is_told_by_work_that_is_its_own(stage: int, rank_server: RankServer, tmp_path: Path) -> None:
     """The fast rank waits in the backward pass, at stage 3 in the forward pass too, so both seem to take as long."""
     words = [*write_project(tmp_path, zero_optimization={"stage": stage}), "--print_steps", "2", "--max_steps", "4"]
-    slow = [{"kind": "slow_forward", "rank": 1, "seconds": 0.25}]
-    assert rank_server.run(words, 2, tmp_path, faults=slow).codes == [0, 0]
+    waiting = {"kind": "slow_clock", "rank": 0, "seconds": 30.0, "of": ["forward" if stage == 3 else "backward"]}
+    slow = {"kind": "slow_clock", "rank": 1, "seconds": 30.0, "of": ["forward", "product"]}
+    outcome = rank_server.run(words, 2, tmp_path, faults=[waiting, slow])
+    assert outcome.codes == [0, 0], outcome.text
     last = read_metrics(tmp_path, "train")[-1]
     assert last["slowest_rank"] == 1.0
     assert last["slowest_over_fastest_rank"] > 1.5

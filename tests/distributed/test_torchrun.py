@@ -48,7 +48,7 @@ def test_a_stop_request_saves_and_is_not_restarted(tmp_path: Path) -> None:
         ranks = ranks_of(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 1
-        assert not psutil.wait_procs(ranks, timeout=60)[1], "orphans"
+        assert not psutil.wait_procs(ranks, timeout=300)[1], "orphans"
     text = (tmp_path / "output.txt").read_text()
     newest = checkpoints(tmp_path).newest_valid()
     assert newest is not None

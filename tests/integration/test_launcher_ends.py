@@ -141,7 +141,7 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(target: str, tmp_path: Path) 
         victim = psutil.Process(process.pid) if "command" in target else members[target.split()[0]][-1]
         victim.send_signal(number)
         code = process.wait(120)
-        _, alive = psutil.wait_procs([*members["rank"], *members["launcher"]], timeout=60)
+        _, alive = psutil.wait_procs([*members["rank"], *members["launcher"]], timeout=300)
         assert not alive, "orphans"
     text = (tmp_path / "output.txt").read_text()
     assert "stopped at step" in text, text
@@ -159,7 +159,7 @@ def test_a_launcher_that_ends_while_ranks_import(number: signal.Signals, tmp_pat
         await_condition(lambda: [is_listening(rank.pid) for rank in family(process)["rank"]] == [True, True])
         members = family(process)
         members["launcher"][-1].send_signal(number)
-        _, alive = psutil.wait_procs([*members["rank"], *members["launcher"]], timeout=60)
+        _, alive = psutil.wait_procs([*members["rank"], *members["launcher"]], timeout=300)
         assert not alive, "orphans"
         process.wait(60)
     text = (tmp_path / "output.txt").read_text()

@@ -211,7 +211,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     time.sleep(1)  # until they watch their parent
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(workers, timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=300)
     assert not alive
 
 
