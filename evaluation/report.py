@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.files import write_atomically
+from common.hardware import cpu_name
 from common.words import counted
 from evaluation.cells import CellStore
 from evaluation.finetuning.models import ModelFolder
@@ -50,20 +51,12 @@ def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, com
 def _machine() -> Json:
     packages = ("torch", "transformers", "accelerate", "tokenizers", "scikit-learn")
     return {
-        "processor": _processor(),
+        "processor": cpu_name(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def _model_entry(model: ModelFolder) -> Json:
@@ -212,12 +205,11 @@ def shown_score(entry: Json | None, metric: str) -> str:
 
 def markdown(report: Json) -> str:
     protocol, names = report["protocol"], [model["name"] for model in report["models"]]
-    seeds = len(protocol["seeds"])
     lines = [
         "# Evaluation",
         "",
         f"Protocol `{protocol['name']}`: {protocol['meaning']}.",
-        f"{_setting_sentence(protocol)} {seeds} seed{'s' if seeds > 1 else ''}.",
+        f"{_setting_sentence(protocol)} {counted(len(protocol['seeds']), 'seed')}.",
         "Scores are mean ± standard deviation over seeds and, in brackets, a 95 % bootstrap interval over seeds and "
         f"rows ({NUM_RESAMPLES} resamples), all × 100. *Majority* needs no model; *untrained* is the same architecture "
         "with fresh weights, fine-tuned alike.",
