@@ -48,7 +48,7 @@ from training.plan.learning_rate import Schedule
 PROJECT = Path(__file__).resolve().parents[1]
 TURNS = 20
 MAX_ROWS = 300_000  # of training, held in memory
-VALIDATION_ROWS, VALIDATION_BATCHES = 1024, 16
+VALIDATION_ROWS = 1024
 BASELINE_RATES = (3e-4, 1e-3, 3e-3)
 BASELINE_ROWS, BASELINE_WARMUP, BASELINE_MASKING = 32, 0.03, 0.15
 CLIP = 1.0
@@ -138,7 +138,7 @@ class Learner:
 
 
 def draw_batch(data: Data, rows: int, step: int, masking: float) -> Batch:
-    """Rows in a random order that is the same for all, with masks drawn anew in every pass."""
+    """Rows in a random order that is the same for all, with new masks in every pass."""
     tokenizer, num_rows = data.tokenizer, len(data.training)
     numbers = np.arange(step * rows, (step + 1) * rows)
     epoch = int(numbers[0] // num_rows)

@@ -7,7 +7,6 @@ Run the same command again to resume after an interruption.
 """
 
 import argparse
-import json
 import math
 import shlex
 import signal
@@ -23,6 +22,7 @@ from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser, positive_int, whole_number
+from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
 from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
@@ -190,7 +190,7 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     runner = Runner(plan, store, machine)
     try:
         with handle_stop_signals(_raise_stopped):
-            results = runner.run()
+            results = runner.all_ranks_run()
     except _Stopped as stopped:
         finished = counted(runner.num_computed + runner.num_resumed, "finished cell")
         console.warn(f"stopped by {stopped}: {finished} below {store.root}. Run the same command again to resume")
@@ -291,15 +291,7 @@ def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> N
 
 
 def _read_deepspeed(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--deepspeed_config {path}: cannot be read as JSON ({error}). Correct the file.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"--deepspeed_config {path}: is a JSON {type(content).__name__}, expected an object.")
-    return content
+    return None if path is None else load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
 
 
 def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> TaskData:

@@ -1,4 +1,4 @@
-"""Zero-shot tasks of a run: our own model where it can hold the weights, stock transformers everywhere else."""
+"""Zero-shot tasks of a run: our own model if it can load the weights, else stock transformers."""
 
 import time
 from typing import Any
@@ -15,8 +15,6 @@ from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, score_cloze, sc
 from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native, use_fastest_products
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData
-
-SCORERS = ("auto", "packed", "stock")
 
 
 class Unavailable(Exception):
@@ -60,7 +58,7 @@ def check_cloze(model: ModelFolder, data: TaskData) -> None:
             raise UserError(f"task {data.task.name}, {split}, {error}") from None
 
 
-def score_zero_shot(
+def all_ranks_score_zero_shot(
     model: ModelFolder,
     data: TaskData,
     masking: Masking,

@@ -34,7 +34,7 @@ GIB = 2**30
 
 
 class Outcome(IntEnum):
-    """Of one size on one rank."""
+    """What the trial of one size ended with on one rank."""
 
     RUNNING = 0
     FITS = 1

@@ -70,7 +70,7 @@ def run_trials(request: TrialRequest, pipe: Connection) -> None:
         while True:
             micro = pipe.recv()
             for _ in range(num_steps):
-                take_step(engine, settings, rank_info, device, micro)
+                all_ranks_try_step(engine, settings, rank_info, device, micro)
             num_steps = 1
             pipe.send(measure_peak(base, device))
     except EOFError:
@@ -117,7 +117,7 @@ def measure_peak(base: int, device: torch.device) -> int:
     return max(0, int(peak_resident_mib() * MIB) - base)
 
 
-def take_step(engine: Any, settings: Settings, rank_info: RankInfo, device: torch.device, micro: int) -> None:
+def all_ranks_try_step(engine: Any, settings: Settings, rank_info: RankInfo, device: torch.device, micro: int) -> None:
     """One step with micro-steps of `micro` rows; how many more of them a step of the run has takes no memory."""
     length, micro_rows = settings.lengths[-1], micro * rank_info.world_size
     is_single = settings.batch_schedule is None and settings.deepspeed.batch.total == micro_rows

@@ -256,7 +256,7 @@ READERS: dict[str, Callable[[Path, Task], tuple[list[Row], int]]] = {
 
 def _read_text(path: Path) -> str:
     try:
-        # newline="\n": a carriage return inside a row is no end of it.
+        # newline="\n": a carriage return inside a row does not end it.
         with path.open(encoding="utf-8-sig", newline="\n") as stream:
             return stream.read()
     except UnicodeDecodeError as error:
