@@ -155,16 +155,29 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
             if "unavailable" in one:
                 found.append(f"{name}: not scored, because {one['unavailable']}")
             elif one["collapsed"]:
-                remedy = "a lower --learning_rate or more --warmup may help"
-                found.append(f"{name}: seed {cell.seed} collapsed: {one['collapsed']}; it counts in the mean; {remedy}")
+                found.append(
+                    f"{name}: seed {cell.seed} collapsed: {one['collapsed']}; it counts in the mean; {_remedy(one)}"
+                )
         shortened = {} if result.untrained else result.results[0].get("num_shortened", {})
         limit = min(result.data.task.max_length, result.model.max_positions)
         if result.data.task.is_zero_shot:
             limit = result.model.max_positions
+        unit = "sentences" if result.data.task.kind == "minimal_pairs" else "rows"
         for split, count in shortened.items():
             if count:
-                found.append(f"{name}: {count:,} rows of {split} were longer than {limit} tokens and were cut")
+                found.append(f"{name}: {count:,} {unit} of {split} were longer than {limit} tokens and were cut")
     return list(dict.fromkeys(found))
+
+
+def _remedy(result: Json) -> str:
+    """What may help a collapsed seed: one that diverged, or one that has learned nothing but the shares of classes."""
+    losses = [loss for _, loss in result["losses"]]
+    if not losses or not math.isfinite(losses[-1]):
+        return "a lower --learning_rate or more --warmup may help"
+    return (
+        f"its training loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {counted(result['steps'], 'step')}; more "
+        "--epochs or another --learning_rate may help"
+    )
 
 
 def write_reports(report: Json, output: Path) -> None:
