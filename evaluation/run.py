@@ -21,7 +21,7 @@ import numpy as np
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
-from common.help import HelpFormatter, Parser, positive_int, whole_number
+from common.help import HelpFormatter, Parser, positive_float, positive_int, share, whole_number
 from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
@@ -68,14 +68,14 @@ def build_parser() -> Parser:
     how.add_argument(
         "--untrained_seeds", type=whole_number, default=1, metavar="N", help="runs of the same architecture untrained"
     )
-    how.add_argument("--learning_rate", type=_positive, default=5e-5, metavar="LR", help="peak learning rate")
+    how.add_argument("--learning_rate", type=positive_float, default=5e-5, metavar="LR", help="peak learning rate")
     how.add_argument("--batch_size", type=positive_int, default=32, metavar="N", help="rows per step, over all ranks")
-    how.add_argument("--epochs", type=_positive, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument("--epochs", type=positive_float, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument("--warmup", type=share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate")
+    how.add_argument("--weight_decay", type=share, default=0.01, metavar="W", help="weight decay of AdamW")
     how.add_argument(
-        "--warmup", type=_share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate"
+        "--sweep_learning_rates", type=positive_float, nargs="+", default=RATES, metavar="LR", help="for sweep"
     )
-    how.add_argument("--weight_decay", type=_share, default=0.01, metavar="W", help="weight decay of AdamW")
-    how.add_argument("--sweep_learning_rates", type=_positive, nargs="+", default=RATES, metavar="LR", help="for sweep")
     how.add_argument(
         "--sweep_batch_sizes", type=positive_int, nargs="+", default=BATCHES, metavar="N", help="for sweep"
     )
@@ -94,26 +94,6 @@ def build_parser() -> Parser:
     )
     run.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher passes it
     return parser
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

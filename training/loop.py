@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from common.console import console
+from common.hardware import describe_hardware
 from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
@@ -28,7 +29,6 @@ from training.faults.unreadable import StepReader
 from training.guesses import ModelPreview
 from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
-from training.metrics.hardware import describe_hardware
 from training.metrics.health import Health
 from training.metrics.tally import Tally
 from training.metrics.window import MetricsWindow

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 PREFIX = "probe/"  # of the names that --keep_best_by takes
 COLUMNS = {"text": "text", "label": "label"}  # of labelled tables
-MAX_SHARE = 0.02  # of the time between two probes
+MAX_SHARE = 0.02  # of the run
+PROBES_PER_INTERVAL = 2  # at most: a run that validates once has a probe before its first step and one at its end
 MAX_SHARE_UNWARNED = 0.05
-# A token costs a training step about three forward passes; two are counted, because probes have smaller batches.
-TRAINING_COST = 2.0
+TRAINING_COST = 3.0  # of a token, in forward passes
 
 
 class Stopped(Exception):
@@ -188,7 +188,8 @@ class Prober:
         return units
 
     def _units_by_tokens(self) -> dict[str, int]:
-        tokens = MAX_SHARE * TRAINING_COST * self._tokens_between() / len(self.probes)
+        share = MAX_SHARE / PROBES_PER_INTERVAL / len(self.probes)
+        tokens = share * TRAINING_COST * self._tokens_between()
         return {probe.task.name: probe.units_for(tokens) for probe in self.probes}
 
     def _tokens_between(self) -> float:

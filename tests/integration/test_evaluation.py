@@ -105,7 +105,7 @@ def test_a_second_run_keeps_finished_cells_and_redoes_damaged_ones(
     damaged = finished / result_of(before, "reviews", "theirs")["cells"][1]
     damaged.write_text(damaged.read_text()[:-200])
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "fine_tune", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+        patch.setattr(runner, "all_ranks_fine_tune", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
         assert run.main(words(folder)) == STOPPED_EXIT_CODE
     assert re.search(r"stopped by SIGTERM: \d finished cells below .* to resume", capsys.readouterr().err)
     assert run.main(words(folder)) == 0
