@@ -170,7 +170,7 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
             limit = result.model.max_positions
         for split, count in shortened.items():
             if count:
-                found.append(f"{name}: {count:,} rows of {split} were longer than {limit} tokens and were cut")
+                found.append(f"{name}: {counted(count, 'row')} of {split} cut to {limit} tokens, because of the length")
     return list(dict.fromkeys(found))
 
 
@@ -244,8 +244,9 @@ def markdown(report: Json) -> str:
 
 def _setting_sentence(protocol: Json) -> str:
     setting = protocol["setting"]
+    epochs = "1 epoch" if setting["epochs"] == 1 else f"{setting['epochs']:g} epochs"
     return (
-        f"Learning rate {setting['learning_rate']:g}, batch {setting['batch_size']}, {setting['epochs']:g} epochs, "
+        f"Learning rate {setting['learning_rate']:g}, batch {setting['batch_size']}, {epochs}, "
         f"warm-up {setting['warmup']:.0%}, weight decay {setting['weight_decay']:g}, {setting['precision']}."
     )
 

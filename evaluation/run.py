@@ -150,7 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_plan(flags, data)
         return 0
     _join_ranks(machine.deepspeed)
-    command = shlex.join(["python", "-m", "evaluation.run", *(sys.argv[1:] if argv is None else argv)])
+    words = sys.argv[1:] if argv is None else argv
+    words = [word for word in words if not word.startswith("--local_rank=")]  # the launcher's
+    command = shlex.join(["python", "-m", "evaluation.run", *words])
     return _evaluate(flags, models, data, setting, machine, command)
 
 
@@ -181,7 +183,7 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     runner = Runner(plan, store, machine)
     results = runner.run()
     if store.num_damaged:
-        console.warn(f"{store.num_damaged} damaged or half-written cells below {store.root} were computed again")
+        console.warn(f"{counted(store.num_damaged, 'damaged or half-written cell')} below {store.root}, computed again")
     if all("unavailable" in result.results[0] for result in results):
         raise UserError(f"no model can do any of the tasks: {results[0].results[0]['unavailable']}. See --help.")
     if not ranks.is_first():
@@ -194,7 +196,7 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     write_plots(report, flags.output)
     console.say(markdown(report))
     console.say(
-        f"{runner.num_computed} cells computed, {runner.num_resumed} kept from before. "
+        f"{counted(runner.num_computed, 'cell')} computed, {runner.num_resumed} kept from before. "
         f"{flags.output / 'report.md'}, report.json, scores.png and a section for the model card are written."
     )
     return 0
@@ -207,11 +209,13 @@ def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:
     for item in data:
         num_dev = sum(map(len, item.dev.values()))
         if item.task.is_zero_shot:
-            cells, work = 1 + flags.untrained_seeds, f"{num_dev:,} rows scored without training"
+            cells, work = 1 + flags.untrained_seeds, f"{counted(num_dev, 'row')} scored without training"
         else:
             cells = flags.seeds + flags.untrained_seeds + settings
             steps = math.ceil(len(item.train) / flags.batch_size * flags.epochs)
-            work = f"{steps:,} steps of {flags.batch_size} rows, then {num_dev:,} rows scored"
+            work = (
+                f"{counted(steps, 'step')} of {counted(flags.batch_size, 'row')}, then {counted(num_dev, 'row')} scored"
+            )
         cells *= len(flags.model)
         console.say(f"  {item.task.name}: {counted(cells, 'cell')}, each {work}")
 

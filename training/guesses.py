@@ -120,8 +120,8 @@ def read_sentences(path: Path) -> list[tuple[str, str]]:
         text, _, answer = line.partition("\t")
         if text.strip() and text.count(MASK_WORD) != 1:
             raise UserError(
-                f"--sample_sentences {path}: line {number} has {text.count(MASK_WORD)} times {MASK_WORD} (found "
-                f"{shortened(text)}); expected {FILE_FORMAT}. Correct the line"
+                f"--sample_sentences {path}: line {number}: found {MASK_WORD} {text.count(MASK_WORD)} times in "
+                f"{shortened(text)}; expected {FILE_FORMAT}. Correct the line"
             )
         if text.strip():
             found.append((text.strip(), answer.strip()))

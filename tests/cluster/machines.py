@@ -118,7 +118,7 @@ class Machine:
     def shift_clock(self, seconds: int) -> None:
         """The clock that Python programs of this machine read; the system has one for all namespaces.
 
-        It changes a start-up file of Python that other machines go on seeing as it is.
+        It changes a start-up file of Python; the other machines keep the original.
         """
         site = Path(psutil.__file__).parent.parent
         startup = min(site.glob("*.pth"), default=None)
