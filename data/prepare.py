@@ -87,8 +87,8 @@ def _report(
 
 
 def _count_in_words(name: str, count: int) -> str:
-    """`files_of_json`, 1 → `1 file of json`. The first word in the plural is what is counted."""
-    words = name.split("_")
+    """`files_of_json`, 1 → `1 file read as json`. The first word in the plural is what is counted."""
+    words = name.replace("files_of_", "files_read_as_").split("_")
     if count == 1:
         index = next((i for i, word in enumerate(words) if word in _COUNTED), None)
         words = [word.removesuffix("s") if i == index else word for i, word in enumerate(words)]

@@ -99,6 +99,10 @@ def _mask_one_word(tokenizer: BertTokenizer, rows: Rows, number: int, max_length
     context = max(0, min(CONTEXT_TOKENS, (max_length - 3) // 2))
     start = max([position - context, *(borders[borders < position] + 1)])
     stop = min([position + context + 1, len(ids), *borders[borders > position]])
+    while is_continuation[start]:  # whole words only
+        start += 1
+    while stop < len(ids) and is_continuation[stop]:
+        stop -= 1
     before, after = ids[start:position].tolist(), ids[position + 1 : stop].tolist()
     decode = tokenizer.backend.decode
     return Sentence(

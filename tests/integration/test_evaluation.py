@@ -104,7 +104,7 @@ def test_a_second_run_keeps_finished_cells_and_redoes_damaged_ones(
     assert run.main(words(folder)) == 0
     output = capsys.readouterr()
     assert "1 cell computed, 9 kept from before" in output.out
-    assert "1 damaged or half-written cells" in output.err
+    assert "1 damaged or half-written cell below" in output.err
     for key in ("values", "summary"):
         assert result_of(read_report(finished), "reviews", "theirs")[key] == result_of(before, "reviews", "theirs")[key]
 
