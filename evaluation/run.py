@@ -7,9 +7,9 @@ Run the same command again to resume after an interruption.
 """
 
 import argparse
-import json
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,12 +21,18 @@ import numpy as np
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
-from common.help import HelpFormatter, Parser, positive_int, whole_number
+from common.help import HelpFormatter, Parser, positive_float, positive_int, share, whole_number
+from common.json_files import load_json
+from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
 from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
 from evaluation.tasks.task_data import TaskData, check_metrics_defined, load_all, selection_split
 
 RATES, BATCHES = (2e-5, 5e-5, 1e-4), (16, 32)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A stop signal came; its name is the text."""
 
 
 class _Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -62,14 +68,14 @@ def build_parser() -> Parser:
     how.add_argument(
         "--untrained_seeds", type=whole_number, default=1, metavar="N", help="runs of the same architecture untrained"
     )
-    how.add_argument("--learning_rate", type=_positive, default=5e-5, metavar="LR", help="peak learning rate")
+    how.add_argument("--learning_rate", type=positive_float, default=5e-5, metavar="LR", help="peak learning rate")
     how.add_argument("--batch_size", type=positive_int, default=32, metavar="N", help="rows per step, over all ranks")
-    how.add_argument("--epochs", type=_positive, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument("--epochs", type=positive_float, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument("--warmup", type=share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate")
+    how.add_argument("--weight_decay", type=share, default=0.01, metavar="W", help="weight decay of AdamW")
     how.add_argument(
-        "--warmup", type=_share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate"
+        "--sweep_learning_rates", type=positive_float, nargs="+", default=RATES, metavar="LR", help="for sweep"
     )
-    how.add_argument("--weight_decay", type=_share, default=0.01, metavar="W", help="weight decay of AdamW")
-    how.add_argument("--sweep_learning_rates", type=_positive, nargs="+", default=RATES, metavar="LR", help="for sweep")
     how.add_argument(
         "--sweep_batch_sizes", type=positive_int, nargs="+", default=BATCHES, metavar="N", help="for sweep"
     )
@@ -90,30 +96,11 @@ def build_parser() -> Parser:
     return parser
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     from evaluation.finetuning import ranks  # slow to import; --help and typos do not need it
 
+    ranks.choose_accelerator()
     console.enabled = ranks.is_first()
     problems = Problems()
     tasks = problems.attempt(lambda: _choose(flags))
@@ -123,8 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
     from evaluation.finetuning.models import open_models
+    from evaluation.pseudo_likelihood.native import prepare_process
 
     quiet_libraries()
+    prepare_process()
     paths = _named_paths(flags.model)
     if flags.dry_run:
         for _, path in paths:
@@ -181,7 +170,13 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
         flags.output.mkdir(parents=True, exist_ok=True)
     store = CellStore(flags.output)
     runner = Runner(plan, store, machine)
-    results = runner.run()
+    try:
+        with handle_stop_signals(_raise_stopped):
+            results = runner.all_ranks_run()
+    except _Stopped as stopped:
+        finished = counted(runner.num_computed + runner.num_resumed, "finished cell")
+        console.warn(f"stopped by {stopped}: {finished} below {store.root}. Run the same command again to resume")
+        return STOPPED_EXIT_CODE
     if store.num_damaged:
         console.warn(f"{counted(store.num_damaged, 'damaged or half-written cell')} below {store.root}, computed again")
     if all("unavailable" in result.results[0] for result in results):
@@ -202,6 +197,10 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     return 0
 
 
+def _raise_stopped(number: int, _frame: Any) -> None:
+    raise _Stopped(signal.Signals(number).name)
+
+
 def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:
     """The cells of a run, and the steps and rows of each."""
     settings = len(flags.sweep_learning_rates) * len(flags.sweep_batch_sizes) if flags.protocol == "sweep" else 0
@@ -212,10 +211,9 @@ def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:
             cells, work = 1 + flags.untrained_seeds, f"{counted(num_dev, 'row')} scored without training"
         else:
             cells = flags.seeds + flags.untrained_seeds + settings
-            steps = math.ceil(len(item.train) / flags.batch_size * flags.epochs)
-            work = (
-                f"{counted(steps, 'step')} of {counted(flags.batch_size, 'row')}, then {counted(num_dev, 'row')} scored"
-            )
+            steps = math.ceil(math.ceil(len(item.train) / flags.batch_size) * flags.epochs)
+            work = f"{counted(steps, 'step')} of {counted(flags.batch_size, 'row')}, then "
+            work += f"{counted(num_dev, 'row')} scored"
         cells *= len(flags.model)
         console.say(f"  {item.task.name}: {counted(cells, 'cell')}, each {work}")
 
@@ -276,15 +274,7 @@ def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> N
 
 
 def _read_deepspeed(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--deepspeed_config {path}: cannot be read as JSON ({error}). Correct the file.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"--deepspeed_config {path}: is a JSON {type(content).__name__}, expected an object.")
-    return content
+    return None if path is None else load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
 
 
 def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> TaskData:

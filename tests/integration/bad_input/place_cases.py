@@ -262,6 +262,10 @@ FIRST_WEIGHTS = {
     "weights cut short": (
         both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "Copy"
     ),
+    "an index of weights elsewhere": (
+        both(removed("hf/model.safetensors"), replaced("hf/model.safetensors.index.json", '{"weight_map": {"a": "../a"}}'), words("--use_pretrain", "{root}/hf")),
+        "model.safetensors.index.json", "names '../a'", "expected names of files beside it", "Copy the folder again",
+    ),
     "no config": (both(removed("hf/config.json"), words("--use_pretrain", "{root}/hf")), "config.json", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "a config that is a list": (
         both(replaced("hf/config.json", "[]"), words("--use_pretrain", "{root}/hf")), "config.json", "list", "expected a model in Hugging Face's layout", "export_hf"
