@@ -48,6 +48,13 @@ class Plan:
             for rate in self.learning_rates
         ]
 
+    def num_cells(self, data: TaskData) -> int:
+        """How many cells a task has for each model."""
+        if data.task.is_zero_shot:  # nothing is drawn for a trained model
+            return 1 + len(self.untrained_seeds)
+        num_choices = len(self.candidates())
+        return len(self.seeds) + len(self.untrained_seeds) + (num_choices if num_choices > 1 else 0)
+
     def starts(self) -> dict[str, str]:
         """Under "transfer": task → the task whose model it starts from."""
         if self.protocol != "transfer":
@@ -173,18 +180,11 @@ class Runner:
         return candidates[best], tried
 
     def _total_cost(self) -> float:
-        total = 0.0
-        num_choices = len(self.plan.candidates())
-        for data in self.plan.tasks:
-            for model in self.plan.models:
-                cell = Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting)
-                num_cells = len(self.plan.seeds) + len(self.plan.untrained_seeds)
-                if data.task.is_zero_shot:
-                    num_cells = 1 + len(self.plan.untrained_seeds)
-                elif num_choices > 1:
-                    num_cells += num_choices
-                total += num_cells * cell.cost
-        return total
+        return sum(
+            self.plan.num_cells(data) * Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting).cost
+            for data in self.plan.tasks
+            for model in self.plan.models
+        )
 
     def all_ranks_obtain(self, cell: Cell) -> Result:
         """A cell's result: of this run, of an earlier one, or computed now."""

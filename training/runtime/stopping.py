@@ -24,7 +24,7 @@ class StopRequests:
 
     def __enter__(self) -> "StopRequests":
         self._handlers.enter_context(handle_stop_signals(self._note))
-        start.hand_over()
+        start.hand_over(self.request)
         return self
 
     def __exit__(self, *_: object) -> None:

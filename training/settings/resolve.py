@@ -34,9 +34,7 @@ from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
 from training.settings.prefixes import check_prefixes
-
-# The names under which a checkpoint contains the user's files, unchanged, and the flags and files with all values set.
-MODEL_JSON, DEEPSPEED_JSON, RESOLVED = "model.json", "deepspeed.json", "resolved.json"
+from training.settings.saved_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED
 
 
 @dataclass(frozen=True)
