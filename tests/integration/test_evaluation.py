@@ -304,7 +304,7 @@ def test_all_mistakes_are_reported_at_once_with_exit_code_2(folder: Path, tmp_pa
         "task rte: found no data below --data",
         "is a file; expected a folder",
         "--micro_batch_size 3: does not divide",
-        "cannot be read as JSON",
+        "is not valid JSON",
     ):
         assert part in ended.stderr
     assert "Traceback" not in ended.stderr
