@@ -148,8 +148,10 @@ class Loop:
                 self.all_ranks_save_unsaved()
                 raise
             except Unreadable:
-                self.all_ranks_save_unsaved()
-                raise
+                if not self.stop.all_ranks_agreed():  # a stop request ends the wait for a shard
+                    self.all_ranks_save_unsaved()
+                    raise
+                is_finished = False
         if is_finished and not self.stop.agreed:
             return True
         self.all_ranks_leave_early()

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.errors import Problems, UserError
 from data.masking import Unit
+from data.shards.cache import ShardCache
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
@@ -30,6 +31,7 @@ from training.settings.flags import (
 )
 from training.settings.json_keys import find_mistaken_kinds, split_overrides
 from training.settings.lengths import Length
+from training.settings.mirrors import with_mirrors
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
 from training.settings.prefixes import check_prefixes
@@ -166,16 +168,18 @@ def resolve_settings(
     rank_info: RankInfo,
     problems: Problems | None = None,
     check_inputs: Callable[[DataRequest | None], None] | None = None,
+    cache: ShardCache | None = None,
 ) -> Settings:
     """The settings of a run; one UserError lists `problems`, which are those of the command line, and all others.
 
     If there are any, `check_inputs` is called too, to find those of the files that would be opened next. What depends
-    on a wrongly given flag is not checked.
+    on a wrongly given flag is not checked. `cache` has the data that is behind a URL.
     """
     problems = problems or Problems()
     model_file, deepspeed = _load_files(flags, rank_info.world_size, problems)
     check_flags(flags, None if deepspeed is None else deepspeed.batch.micro * rank_info.world_size, problems)
-    has_prefixes = check_prefixes(flags, model_file, problems)
+    flags, has_prefixes = with_mirrors(flags, model_file, cache, problems)
+    has_prefixes = has_prefixes and check_prefixes(flags, model_file, problems)
     precision = None if deepspeed is None else check_engine(flags, deepspeed, problems)
     parts = None if model_file is None else find_parts(model_file, flags, deepspeed, has_prefixes, problems)
     config = None if parts is None else parts.model_config
