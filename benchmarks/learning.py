@@ -138,7 +138,7 @@ class Learner:
 
 
 def draw_batch(data: Data, rows: int, step: int, masking: float) -> Batch:
-    """Rows in a random order that is the same for all, with masks drawn anew in every pass."""
+    """Rows in a random order that is the same for all, with new masks in every pass."""
     tokenizer, num_rows = data.tokenizer, len(data.training)
     numbers = np.arange(step * rows, (step + 1) * rows)
     epoch = int(numbers[0] // num_rows)

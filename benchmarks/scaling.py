@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden_size", type=positive_int, default=256, metavar="H", help="(default: 256)")
     parser.add_argument("--layers", type=positive_int, default=4, metavar="N", help="(default: 4)")
     parser.add_argument("--batch", type=positive_int, default=256, metavar="ROWS", help="rows per step (default: 256)")
-    parser.add_argument("--steps", type=positive_int, default=5, metavar="N", help="steps a run (default: 5)")
+    parser.add_argument("--steps", type=positive_int, default=5, metavar="N", help="steps per run (default: 5)")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each kind (default: 3)")
     parser.add_argument("--stage", type=int, default=0, choices=[0, 1, 2], help="ZeRO stage (default: 0)")
     return parser

@@ -1,4 +1,4 @@
-"""Zero-shot tasks of a run: our own model where it can hold the weights, stock transformers everywhere else."""
+"""Zero-shot tasks of a run: our own model if it can load the weights, else stock transformers."""
 
 import time
 from typing import Any
@@ -58,7 +58,7 @@ def check_cloze(model: ModelFolder, data: TaskData) -> None:
             raise UserError(f"task {data.task.name}, {split}, {error}") from None
 
 
-def score_zero_shot(
+def all_ranks_score_zero_shot(
     model: ModelFolder,
     data: TaskData,
     masking: Masking,

@@ -198,7 +198,7 @@ def read_rows(path: Path) -> Rows:
     for row in rows:
         if row["kind"] == "train":
             if "seconds_per_step" in row and "window_steps" in row:
-                pauses = row.get("seconds_checkpoint", 0.0) + row.get("seconds_validation", 0.0)
+                pauses = sum(row.get(f"seconds_{pause}", 0.0) for pause in ("checkpoint", "validation", "probe"))
                 seconds += row["seconds_per_step"] * row["window_steps"] + pauses
                 known["hours"] = seconds / 3600
             if "tokens" in row:

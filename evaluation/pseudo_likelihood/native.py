@@ -118,7 +118,9 @@ class PackedScorer:
             return entries, self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), with_ranks)
 
         with evaluating(self.model):
-            answered = self.team.map(work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once))
+            answered = self.team.all_ranks_map(
+                work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once)
+            )
         for entries, part in answered:
             log_probs[entries] = part.log_probs
             if ranks is not None:
@@ -126,7 +128,7 @@ class PackedScorer:
         return Answers(log_probs, ranks)
 
     def _answer_batch(self, batch: Any, with_ranks: bool) -> Answers:
-        """For each entry of the batch."""
+        """The answers to the entries of a batch."""
         device = next(self.model.parameters()).device
         ids, mask, targets = batch.ids.to(device), batch.mask.to(device), batch.targets.to(device)
         flat = (batch.rows * ids.shape[1] + batch.positions).to(device)  # [e] in the flattened batch
@@ -157,7 +159,7 @@ def batches_by_length(lengths: Sequence[int], tokens_at_once: int) -> list[np.nd
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Generator[None]:
-    """Without dropout while entered."""
+    """Switch the model to evaluation, without dropout, and back at the end."""
     was_training = model.training
     model.eval()
     try:
@@ -188,6 +190,6 @@ def mean_states(
     batches = batches_by_length([len(row) for row in rows], tokens_at_once)
     result = torch.empty(len(rows), model.config.hidden_size)
     with evaluating(model):
-        for chosen, means in zip(batches, team.map(work, batches), strict=True):
+        for chosen, means in zip(batches, team.all_ranks_map(work, batches), strict=True):
             result[chosen] = means
     return result

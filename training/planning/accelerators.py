@@ -113,7 +113,7 @@ def parse_gpus(text: str) -> GpusText:
 
 
 def find_accelerator(name: str, table: Mapping[str, Accelerator]) -> Accelerator:
-    """By its name in the table, whatever the case; `A100` alone is ambiguous and gets both names."""
+    """The accelerator of that name, in any case; `A100` alone is ambiguous, and the error lists both names."""
     by_lower = {known.lower(): accelerator for known, accelerator in table.items()}
     if name.lower() in by_lower:
         return by_lower[name.lower()]

@@ -98,7 +98,7 @@ class Execution:
 
     @property
     def bytes(self) -> int:
-        """Of an activation."""
+        """Bytes of an element of an activation."""
         return BYTES[self.precision]
 
     @property

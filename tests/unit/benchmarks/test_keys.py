@@ -95,6 +95,6 @@ def test_saving(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 def test_each_runs_as_a_file_from_anywhere(path: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(path), "--help"]
-    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
     assert path.name in child.stdout
