@@ -95,7 +95,7 @@ FLAGS = {
     "masking all": (words("--dynamic_masking", "--masking_rate", "1.5"), "--masking_rate", "found '1.5'", "expected rates between 0 and 1", "such as BERT's 0.15"),
     "masking flags alone": (words("--masking_rate", "0.3"), "--masking_rate", "apply only to masks", "masks drawn during training", "add --dynamic_masking"),
     "a malformed batch schedule": (words("--batch_schedule", "fast"), "--batch_schedule", "found 'fast'", "expected a single value, or comma-separated points tokens:value", "0:0.30,100M"),
-    "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows per step", "multiple of 8, a micro-step's rows on all ranks", "use multiples"),
+    "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows per step", "expected multiples of 8, the rows of a micro-step on all ranks", "use these"),
     "sample sentences that are not there": (words("--sample_sentences", "{root}/lost.txt"), "--sample_sentences {root}/lost.txt", "cannot be read (No such file or directory)", "expected one sentence per line", "each with one [MASK]"),
     "sample sentences without a mask": (words("--sample_sentences", "{root}/model.json"), "--sample_sentences {root}/model.json", "line 1: found [MASK] 0 times", "expected one sentence per line", "Correct the line"),
     "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "expected 1, the default", "drop the flag"),
