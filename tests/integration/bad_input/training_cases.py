@@ -330,7 +330,7 @@ TOKENIZER = {
         both(replaced("v.txt", "a\nb\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "lacks [PAD]", "has all of [PAD], [UNK], [CLS], [SEP], [MASK]", "has all of"
     ),
     "a vocabulary with a token twice": (
-        both(replaced("v.txt", "[PAD]\n[PAD]\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "more than once", "one token per line, each once", "each once"
+        both(replaced("v.txt", "[PAD]\n[PAD]\n"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "has 1 repeated token", "one token per line, each once", "each once"
     ),
     "a vocabulary that is not text": (
         both(replaced("v.txt", b"\xff\xfe"), edited("model.json", "bert_token_file", "v.txt")), "v.txt", "not a vocabulary in UTF-8", "a vocab.txt with one token per line", "give a vocab.txt"
