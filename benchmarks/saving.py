@@ -22,6 +22,7 @@ from common.errors import run_command
 from common.help import Parser, positive_int
 from tests.support import make_rows, write_json, write_nvidia_shard
 from training import build as run
+from training.checkpoints import folder as checkpoint_folder
 from training.checkpoints import writer as checkpoint
 
 WIDTH, PREDICTIONS, VOCAB = 32, 5, 30522
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch = Stopwatch()
     watch.put_around(checkpoint.CheckpointWriter, "all_ranks_save")
     watch.put_around(checkpoint, "commit")
-    watch.put_around(checkpoint, "find_damage")
+    watch.put_around(checkpoint_folder, "find_damage")
     watch.put_around(run, "all_ranks_load_engine")
     measured = {size: measure(size, flags, watch) for size in flags.hidden_size}
     figures = measured[flags.hidden_size[-1]]
