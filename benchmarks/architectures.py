@@ -29,6 +29,7 @@ from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
+from training.export.hugging_face import write_model
 from training.optimizers.build import build_optimizer
 from training.plan.learning_rate import Schedule
 
@@ -89,6 +90,7 @@ def build(name: str, data: Data) -> Learner:
     return Learner(
         name, model, loss_of, logits_of, PackedScorer(model), optimizer, schedule.rate,
         lambda share: first + (last - first) * share, engine["train_micro_batch_size_per_gpu"],
+        lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder),
     )  # fmt: skip
 
 

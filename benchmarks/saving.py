@@ -17,16 +17,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import deepspeed_train
+from benchmarks.small_runs import write_run
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
-from tests.support import make_rows, write_json, write_nvidia_shard
 from training import build as run
 from training.checkpoints import folder as checkpoint_folder
 from training.checkpoints import writer as checkpoint
 
-WIDTH, PREDICTIONS, VOCAB = 32, 5, 30522
 SECONDS_BETWEEN_SAVES = 600.0
 
 
@@ -63,38 +62,17 @@ class Stopwatch:
         return min(self.seconds[name])
 
 
-def write_project(folder: Path, hidden_size: int, flags: argparse.Namespace) -> list[str]:
-    write_nvidia_shard(folder / "data" / "training_0.hdf5", make_rows(64, WIDTH, PREDICTIONS, 0, vocab=VOCAB))
-    model = {
-        "name": "saving",
-        "bert_model_config": {
-            "vocab_size": VOCAB,
-            "hidden_size": hidden_size,
-            "num_hidden_layers": flags.layers,
-            "num_attention_heads": max(1, hidden_size // 64),
-            "intermediate_size": 4 * hidden_size,
-        },
-        "data": {"mixed_seq_datasets": {str(WIDTH): {"wiki": "data"}}},
-        "mixed_seq_training": {
-            str(WIDTH): {"num_epochs": 9, "warmup_proportion": 0.1, "learning_rate": 1e-4, "total_training_steps": 99}
-        },
-    }
-    engine = {"train_batch_size": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": flags.stage}}
-    return [
-        *("--cf", str(write_json(folder / "model.json", model))),
-        *("--deepspeed_config", str(write_json(folder / "engine.json", engine))),
-        *("--output_dir", str(folder / "out"), "--data_path_prefix", str(folder), "--keep_last", "1"),
-        *("--max_seq_length", str(WIDTH), "--max_predictions_per_seq", str(PREDICTIONS), "--save_every_steps", "1"),
-    ]
-
-
 def measure(hidden_size: int, flags: argparse.Namespace, watch: Stopwatch) -> dict[str, float]:
     watch.seconds.clear()
     with tempfile.TemporaryDirectory() as scratch:
-        words = write_project(Path(scratch), hidden_size, flags)
+        words = write_run(
+            Path(scratch), hidden_size, flags.layers, flags.stage,
+            rows=64, width=32, predictions=5, vocab=30522, steps=99, batch=1,
+        )  # fmt: skip
+        words += ["--save_every_steps", "1"]
         deepspeed_train.main([*words, "--max_steps", str(flags.saves)])
         deepspeed_train.main([*words, "--max_steps", str(flags.saves + 1)])
-        saved = Path(scratch) / "out" / "saved_models" / "saving"
+        saved = Path(scratch) / "out" / "saved_models" / "benchmark"
         size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e6
     return {
         "seconds_blocked": watch.best("all_ranks_save"),

@@ -13,10 +13,10 @@ import numpy as np
 from common.console import console
 from common.errors import UserError
 from common.files import write_atomically
-from data.preparation.instances import Documents, Instances
+from data.instances.segments import Documents, Instances
 from data.preparation.settings import Settings
 
-WORK_FORMAT = 7  # version of the intermediate files; changes with how sources are cut and what task results contain
+WORK_FORMAT = 8  # version of the intermediate files; changes with how sources are cut and what task results contain
 MARKER = "fingerprint"  # the file that names the preparation
 DONE = "done"  # the folder of task results
 

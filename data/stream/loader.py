@@ -46,8 +46,6 @@ class TrainingStream:
         stream_start: int = 0,
     ) -> None:
         assert masking is not None or dataset.is_masked  # check_masked() reports it to the user
-        if masking is not None and dataset.vocab_size is None:
-            dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
         self.seed = seed
         self.rank, self.world_size = rank, world_size
@@ -88,6 +86,7 @@ class TrainingStream:
 
     def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
         start = first_sample - self.stream_start
+        source.fetch_ahead(start)
         rows, numbers = source.read(start, start + self.rows_per_step, step=start // self.rows_per_step)
         # Read the next window while this one is in use.
         later = start + max(1, source.window_rows // self.rows_per_step) * self.rows_per_step

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, nearest
+from common.words import counted
 from evaluation.tasks.conll import read_conll
 from evaluation.tasks.task import Task
 
@@ -86,7 +88,7 @@ def _tabular(path: Path, task: Task, records: Iterable[tuple[int, list[str]]]) -
         for field, place in places.items():
             if not -width <= place < width:
                 raise UserError(
-                    f"{path}: has {width} columns, but {field!r} is column {place} (counted from 0). "
+                    f"{path}: has {counted(width, 'column')}, but {field!r} is column {place} (counted from 0). "
                     f'Correct "columns" of task {task.name}. {NO_LABELS if field == "label" else ""}'.rstrip()
                 )
     rows, malformed, first_malformed = [], 0, 0
@@ -205,12 +207,19 @@ def read_dataset(path: Path, task: Task) -> tuple[list[Row], int]:
             f'task {task.name}: format "dataset" needs the package datasets. Install it: pip install datasets'
         ) from None
     name, split = str(path.parent), path.name
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # without a network, it reports every attempt
     try:
         loaded: Any = datasets.load_from_disk(name) if Path(name).is_dir() else None
         if loaded is None:
             loaded = datasets.load_dataset(name, task.configuration, split=split)
         elif isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise UserError(
+                    f"{name}: has no split {split!r} (found {', '.join(loaded)}). Correct task {task.name}."
+                )
             loaded = loaded[split]
+    except UserError:
+        raise
     except Exception as error:  # the library raises many kinds, also of network libraries
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -248,7 +257,7 @@ READERS: dict[str, Callable[[Path, Task], tuple[list[Row], int]]] = {
 
 def _read_text(path: Path) -> str:
     try:
-        # newline="\n": a carriage return inside a row is no end of it.
+        # newline="\n": a carriage return inside a row does not end it.
         with path.open(encoding="utf-8-sig", newline="\n") as stream:
             return stream.read()
     except UnicodeDecodeError as error:

@@ -1,7 +1,6 @@
 """This machine as an accelerator: its products, memory and links, measured when the command runs."""
 
 import os
-import socket
 import time
 from collections.abc import Callable
 
@@ -12,11 +11,13 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from common.errors import UserError
+from common.words import counted
 from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
 from training.runtime.precision import DTYPES, avoid_broken_amx, find_abilities
+from training.runtime.ranks import free_port
 
 TOKENS = 2048  # rows of the measured products
 REDUCED = 1 << 25  # bytes of the measured all-reduce
@@ -28,7 +29,7 @@ def measure_here(config: BertConfig, ranks: int, clock: Callable[[], float] = ti
     avoid_broken_amx()
     is_cuda = torch.cuda.is_available()
     if is_cuda and ranks > torch.cuda.device_count():
-        raise UserError(f"--gpus {ranks}:{MEASURED_HERE}: this machine has {torch.cuda.device_count()} GPUs")
+        raise UserError(f"--gpus {ranks}:{MEASURED_HERE}: this machine has {counted(torch.cuda.device_count(), 'GPU')}")
     device = torch.device("cuda" if is_cuda else "cpu")
     threads = torch.get_num_threads()
     if not is_cuda and "OMP_NUM_THREADS" not in os.environ:  # as ranks share the cores
@@ -74,11 +75,8 @@ def measure_memory(device: torch.device, width: int, clock: Callable[[], float] 
 
 def measure_link(ranks: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes per second of a link of the ring, from an all-reduce between processes of this machine."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     queue = processes.get_context("spawn").SimpleQueue()
-    spawn(_reduce, args=(ranks, port, queue, clock), nprocs=ranks)
+    spawn(_reduce, args=(ranks, free_port(), queue, clock), nprocs=ranks)
     seconds = float(queue.get())
     return 2 * (ranks - 1) / ranks * REDUCED / seconds
 
@@ -107,7 +105,7 @@ def _reduce(
 
 
 def _best_seconds(action: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Without the first, which pays for allocations."""
+    """The shortest of several calls, without the first, which pays for allocations."""
     action()
     seconds = []
     for _ in range(ROUNDS):

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from common.words import counted
 from training.planning.accelerators import GIB
-from training.planning.estimate import Estimate
+from training.planning.estimate import Estimate, describe_recomputation
 from training.planning.plan import Plan
 from training.planning.published import Published
 
@@ -64,7 +65,7 @@ def _describe_inputs(plan: Plan) -> list[str]:
     config, lengths, accelerator = plan.model.config, plan.data.lengths, plan.cluster.accelerator
     within, between = accelerator.intra_node_bytes_per_s / 1e9, accelerator.inter_node_bytes_per_s / 1e9
     return [
-        f"model      {plan.model.name}: {config.num_hidden_layers} layers × {config.hidden_size}, "
+        f"model      {plan.model.name}: {counted(config.num_hidden_layers, 'layer')} × {config.hidden_size}, "
         f"{plan.parameters.total:,} parameters, {plan.flops_per_token / 1e9:.3f} GFLOP per token",
         f"data       rows of {lengths.width}, {lengths.mean:.1f} tokens and {lengths.mean_masked:.1f} predictions on "
         f"average ({plan.data.origin})",
@@ -73,7 +74,7 @@ def _describe_inputs(plan: Plan) -> list[str]:
         f"({accelerator.efficiency:.0%} of the peak: {accelerator.efficiency_origin})",
         f"           {accelerator.usable_gib:,.1f} GiB usable; per GPU {within:,.4g} GB/s within a node, "
         f"{between:,.4g} GB/s between nodes",
-        f"step       {plan.engine.total_rows:,} rows, {plan.recommended.tokens_per_step:,.0f} tokens",
+        f"step       {counted(plan.engine.total_rows, 'row')}, {plan.recommended.tokens_per_step:,.0f} tokens",
     ]
 
 
@@ -111,18 +112,12 @@ def _activations_table(plan: Plan) -> list[str]:
 def _fits_table(plan: Plan) -> list[str]:
     stages = sorted({fit.zero.stage for fit in plan.fits})
     cells: dict[str, dict[int, str]] = {}
-    for fit, name in zip(plan.fits, _choice_names(plan), strict=True):
-        found = fit.found
+    for fit in plan.fits:
+        found, name = fit.found, describe_recomputation(fit.choice)
         text = "–" if found is None else f"{found.configuration.micro} ({found.tokens_per_second / 1e3:,.0f})"
         cells.setdefault(name, {})[fit.zero.stage] = text
     rows = [[name, *(row[stage] for stage in stages)] for name, row in cells.items()]
     return format_table(["recomputation", *(f"ZeRO {stage}" for stage in stages)], rows)
-
-
-def _choice_names(plan: Plan) -> list[str]:
-    """The launcher's flags of each fit, which has an estimate only where something fits."""
-    names = list(dict.fromkeys(configuration.recomputation for configuration, _ in plan.activations))
-    return [names[index % len(names)] for index in range(len(plan.fits))]
 
 
 def _steps_table(plan: Plan) -> list[str]:
@@ -158,7 +153,7 @@ def _describe_end(plan: Plan) -> list[str]:
     end = plan.end
     cost = "" if end.dollars is None else f", ${end.dollars:,.0f}"
     return [
-        f"to the end {end.steps:,} steps, {end.tokens / 1e9:,.1f} billion tokens: {end.hours:,.1f} hours, "
+        f"to the end {counted(end.steps, 'step')}, {end.tokens / 1e9:,.1f} billion tokens: {end.hours:,.1f} hours, "
         f"{end.gpu_hours:,.0f} GPU hours{cost}",
     ]
 

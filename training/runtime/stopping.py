@@ -6,8 +6,10 @@ SIGTERM is what schedulers and launchers send, SIGINT is Ctrl-C, SIGUSR1 is Slur
 
 import signal
 import types
+from collections.abc import Callable
 from contextlib import ExitStack
 
+from common.console import console
 from common.processes import handle_stop_signals
 from training.runtime import collectives
 from training.runtime.starting import start
@@ -16,14 +18,16 @@ from training.runtime.starting import start
 class StopRequests:
     """Records stop requests to this process while entered; `all_ranks_agreed()` exchanges them between ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[], None] | None = None) -> None:
+        """`interrupt` is called with a request, possibly in a signal handler: it ends what may wait for long."""
+        self._interrupt = interrupt
         self.reason: str | None = None
         self.agreed = False
         self._handlers = ExitStack()
 
     def __enter__(self) -> "StopRequests":
         self._handlers.enter_context(handle_stop_signals(self._note))
-        start.hand_over()
+        start.hand_over(self.request)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,6 +40,8 @@ class StopRequests:
 
     def request(self, reason: str) -> None:
         self.reason = self.reason or reason
+        if self._interrupt is not None:
+            self._interrupt()
 
     def all_ranks_agreed(self) -> bool:
         """Whether any rank was asked to stop; the same answer on all ranks."""
@@ -46,3 +52,12 @@ class StopRequests:
         is_asked, is_flagged = collectives.all_ranks_any(self.reason is not None, flag)
         self.agreed = self.agreed or is_asked
         return self.agreed, is_flagged
+
+
+def all_ranks_warn_if_unwatched() -> None:
+    """Warn if the `deepspeed` command runs where no rank can see that it ends."""
+    if not collectives.all_ranks_any(start.launcher is None or start.launcher.sees_command)[0]:
+        console.warn(
+            "`deepspeed` was started on a machine outside the hostfile, where no rank can see it: if it alone is "
+            "killed, the ranks train on. Start it on a machine of the hostfile, for example with `ssh -tt HOST`"
+        )

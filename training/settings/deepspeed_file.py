@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from common.console import console
 from common.errors import Problems, UserError, shortened
+from common.json_files import load_json
 from common.validation import describe_errors
 from common.words import counted
 from training.engine.block_states import KEYS_WITHOUT_EFFECT, REFUSED_KEYS, is_off
 from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
 from training.optimizers.block import check_optimizer
 from training.runtime.precision import SPELLINGS
-from training.settings.json_files import load_json
 from training.settings.overrides import Override, apply_overrides, describe_source
 
 KNOWN_KEYS = frozenset(DeepSpeedJson.model_fields)
@@ -88,8 +88,13 @@ class DeepSpeedFile:
 def load_deepspeed_file(path: Path, world_size: int, overrides: Sequence[Override] = ()) -> DeepSpeedFile:
     """The checked DeepSpeed JSON at `path` with values set by --set; all its problems are reported at once."""
     given = apply_overrides(load_json(path, "a DeepSpeed JSON (--deepspeed_config)"), overrides, path)
-    where, problems = describe_source(path, overrides), Problems()
     _leave_accumulation_open(given, {override.key for override in overrides})
+    return check_content(given, path, world_size, describe_source(path, overrides))
+
+
+def check_content(given: dict[str, Any], path: Path, world_size: int, where: str) -> DeepSpeedFile:
+    """The checked content of the file at `path`; `where` names it in messages."""
+    given, problems = copy.deepcopy(given), Problems()
     _rename_old_clipping(given, where)
     content = _check_keys(given, where, problems)
     batch = None
@@ -139,6 +144,8 @@ def _check_keys(given: dict[str, Any], where: str, problems: Problems) -> dict[s
         for key, message in describe_errors(DeepSpeedJson, error):
             problems.add(f"{where}: {message}")
             content.pop(key, None)
+    if content.get("tensor_parallel", {}).get("autotp_size") == 1:  # off, but DeepSpeed would still prepare for it
+        del content["tensor_parallel"]["autotp_size"]
     for (block, key), reason in REFUSED_OPTIONS.items():
         if content.get(block, {}).get(key):
             problems.add(f"{where}: '{block}.{key}' cannot be used here: {reason}")
@@ -199,7 +206,8 @@ def _numbers_that_work(total: int, rows: int, world_size: int) -> str:
     per_row = total // rows
     ranks = [count for count in range(1, min(per_row, 4 * world_size) + 1) if total % (rows * count) == 0]
     text = f"With {counted(world_size, 'rank')}, train_batch_size {' or '.join(batches)} would work"
-    return text + (f"; with {total} rows, {', '.join(map(str, ranks))} ranks would" if ranks else "")
+    noun = "rank" if ranks == [1] else "ranks"
+    return text + (f"; with {counted(total, 'row')}, {', '.join(map(str, ranks))} {noun} would" if ranks else "")
 
 
 def _wanted_precision(content: dict[str, Any]) -> str:

@@ -99,7 +99,8 @@ def port_taken(setup: Setup) -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     setup.cleanup.callback(listener.close)
-    setup.environment.update(_world(MASTER_PORT=str(listener.getsockname()[1])))
+    port = str(listener.getsockname()[1])
+    setup.environment.update(_world(MASTER_PORT=port, WORLD_SIZE="2", LOCAL_SIZE="2"))  # a single rank takes another
 
 
 def _world(**changes: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ def test_counts_and_remedies_say_what_is_so(tmp_path: Path, capsys: pytest.Captu
         output = ["--output_dir", str(tmp_path / name), "--workers", "1", "--validation_share", "0"]
         assert prepare.main([*words, *output, *tokenizer.split()]) == 0
         printed = capsys.readouterr()
-        for counted in ("1 file of sentences, 1 file of jsonl, 2 documents,", "1 record without text"):
+        for counted in ("1 file read as sentences, 1 file read as jsonl, 2 documents,", "1 record without text"):
             assert counted in printed.out
         assert ("Train one with --vocab_size" in printed.err) == (name == "second")
         assert ("Raise --vocab_size, or --tokenizer_sample_mb." in printed.err) == (name == "first")
@@ -149,7 +149,7 @@ def test_other_objectives_and_units_through_the_command(corpus: Path, tmp_path: 
 def test_mistakes_are_reported_all_at_once_with_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data.prepare", "--input", str(tmp_path), "--output_dir", str(tmp_path / "o"),
                "--vocab_size", "300", "--masking_rate", "2", "--max_seq_length", "3", "--shard_rows", "0"]  # fmt: skip
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     for flag in ("--masking_rate", "--max_seq_length", "--shard_rows"):
