@@ -76,7 +76,7 @@ def test_prepare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 def test_saving(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def save(words: list[str]) -> int:
         flags = argparse.Namespace(**dict(zip(words[::2], words[1::2], strict=True)))
-        folder = Path(vars(flags)["--output_dir"]) / "saved_models" / "saving"
+        folder = Path(vars(flags)["--output_dir"]) / "saved_models" / "benchmark"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "file").write_bytes(b"x" * 2_000_000)
         return 0
