@@ -16,10 +16,10 @@ from common.errors import run_command
 from common.processes import STOPPED_EXIT_CODE
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from training.banner import show_banner
-from training.build import build_run
-from training.dry_run import dry_run
+from training.build import all_ranks_build_run
+from training.dry_run import all_ranks_dry_run
 from training.engine.compile_locks import guard_compiles
-from training.loop import train
+from training.loop import all_ranks_train
 from training.metrics.sinks import without_writer_tracebacks
 from training.micro_batch import all_ranks_find_micro_batch
 from training.plan.time_budget import process_start
@@ -32,7 +32,7 @@ from training.runtime.meeting import open_store, sharing_failures
 from training.runtime.precision import avoid_broken_amx
 from training.runtime.pulse import MAX_SILENT_SECONDS, Pulse
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
-from training.runtime.stopping import StopRequests
+from training.runtime.stopping import StopRequests, all_ranks_warn_if_unwatched
 from training.runtime.watchdog import Watchdog
 from training.settings.flags import read_arguments
 
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         hosts = collectives.start(device, rank_info, stuck_seconds, facts)
         if not is_dry_run:
             all_ranks_check_shared(settings.saved_models, hosts)
+        all_ranks_warn_if_unwatched()
         connect = partial(open_store, rank_info)
         stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
         stop = StopRequests()
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
         if settings.training_flags.find_micro_batch:
             settings = all_ranks_find_micro_batch(settings, rank_info, device, watchdog.note)
-        run = build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
+        run = all_ranks_build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.sinks.close)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
@@ -74,10 +75,10 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if rank_info.is_main and not is_dry_run:
             watchdog.call_with_each_write(partial(run.clock.write_time_spent, run.checkpoints.folder))
         if is_dry_run:
-            dry_run(run)
+            all_ranks_dry_run(run)
         collectives.all_ranks_barrier()  # until here a stop request ends the process; from here on the run saves first
         stack.enter_context(stop)
-        is_finished = is_dry_run or train(run)
+        is_finished = is_dry_run or all_ranks_train(run)
         collectives.leave()
     return 0 if is_finished else STOPPED_EXIT_CODE
 

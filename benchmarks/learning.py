@@ -5,7 +5,8 @@ does falls on all. A model of two layers of 128 by default, as on a laptop. Time
 a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time. After every turn: loss in nats and
 accuracy on the masks of the validation shards; with --blimp, accuracy on BLiMP's pairs after every fifth. The last line
 is JSON: `ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and `transformers_blimp` of the best rate,
-and `speedup`, the whole time over that in which the best recipe reached the final loss of transformers.
+and `speedup`, the whole time over that in which the best recipe reached the final loss of transformers. --save writes
+each model to a Hugging Face folder, which evaluation.run fine-tunes and scores.
 """
 
 import argparse
@@ -41,6 +42,7 @@ from evaluation.pseudo_likelihood.native import PackedScorer
 from nvidia.config import BertConfig
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.modelingpreln import BertForPreTrainingPreLN
+from training.export.hugging_face import write_model
 from training.optimizers.build import build_optimizer, set_learning_rate
 from training.plan.learning_rate import Schedule
 
@@ -48,7 +50,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 TURNS = 20
 BLIMP_EVERY = 5  # turns, and at the end
 MAX_ROWS = 300_000  # of training, held in memory
-VALIDATION_ROWS, VALIDATION_BATCHES = 1024, 16
+VALIDATION_ROWS = 1024
 BASELINE_RATES = (3e-4, 1e-3, 3e-3)
 BASELINE_ROWS, BASELINE_WARMUP, BASELINE_MASKING = 32, 0.03, 0.15
 CLIP = 1.0
@@ -98,6 +100,7 @@ class Learner:
     rate: Callable[[float], float]
     masking: Callable[[float], float]
     rows: int  # per step
+    save: Callable[[Path], object]  # to a Hugging Face folder
     seconds: float = 0.0
     steps: int = 0
     points: list[Point] = field(default_factory=list)
@@ -142,7 +145,7 @@ def row_order(num_rows: int, epoch: int) -> np.ndarray:
 
 
 def draw_batch(data: Data, rows: int, step: int, masking: float) -> Batch:
-    """Rows in a random order that is the same for all, with masks drawn anew in every pass."""
+    """Rows in a random order that is the same for all, with new masks in every pass."""
     tokenizer, num_rows = data.tokenizer, len(data.training)
     numbers = np.arange(step * rows, (step + 1) * rows)
     epoch = int(numbers[0] // num_rows)
@@ -191,6 +194,7 @@ def ours(name: str, data: Data, overrides: dict[str, Any]) -> Learner:
     return Learner(
         name, model, model, logits_of, PackedScorer(model), optimizer, schedule.rate,
         lambda share: first + (last - first) * share, engine["train_micro_batch_size_per_gpu"],
+        lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder),
     )  # fmt: skip
 
 
@@ -213,9 +217,14 @@ def stock(rate: float, data: Data, overrides: dict[str, Any]) -> Learner:
         labels = batch.masked_lm_labels
         return functional.cross_entropy(logits(batch).flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL)
 
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        data.tokenizer.save(folder, data.length)
+
     return Learner(
         f"transformers {rate:g}", model, loss_of, lambda batch: logits(batch)[batch.masked_lm_labels != NO_LABEL],
         StockScorer(model, data.tokenizer.pad_id), optimizer, schedule.rate, lambda _: BASELINE_MASKING, BASELINE_ROWS,
+        save,
     )  # fmt: skip
 
 
@@ -250,12 +259,14 @@ def read_pairs(folder: Path, per_file: int) -> list[tuple[str, str]]:
     return [(row["sentence_good"], row["sentence_bad"]) for row in map(json.loads, lines)]
 
 
-def take_turns(learners: Sequence[Learner], data: Data, seconds: float, pairs: list[tuple[str, str]]) -> None:
+def take_turns(
+    learners: Sequence[Learner], data: Data, seconds: float, pairs: list[tuple[str, str]], turns: int = TURNS
+) -> None:
     console.say(f"{'seconds':>8}  {'':<20} {'steps':>6} {'loss':>7} {'right':>6} {'BLiMP':>6}")
-    for turn in range(1, TURNS + 1):
-        scored = pairs if turn % BLIMP_EVERY == 0 or turn == TURNS else []
+    for turn in range(1, turns + 1):
+        scored = pairs if turn % BLIMP_EVERY == 0 or turn == turns else []
         for learner in learners:
-            learner.learn(data, seconds * turn / TURNS, seconds)
+            learner.learn(data, seconds * turn / turns, seconds)
             learner.validate(data, scored)
             at = learner.last
             blimp = "" if at.blimp is None else f"{at.blimp:6.1%}"
@@ -265,17 +276,21 @@ def take_turns(learners: Sequence[Learner], data: Data, seconds: float, pairs: l
 
 
 def summarize(recipes: Sequence[Learner], baselines: Sequence[Learner], seconds: float) -> dict[str, Any]:
-    ours, theirs = (min(group, key=lambda learner: learner.last.loss) for group in (recipes, baselines))
-    reached = next((point.seconds for point in ours.points if point.loss <= theirs.last.loss), None)
-    return {
-        "seconds": seconds,
-        "ours": ours.name,
-        "ours_loss": round(ours.last.loss, 4),
-        "transformers_loss": round(theirs.last.loss, 4),
-        "ours_accuracy": round(ours.last.accuracy, 4),
-        "transformers_accuracy": round(theirs.last.accuracy, 4),
-        "ours_blimp": ours.last.blimp,
-        "transformers_blimp": theirs.last.blimp,
+    """Figures of a group that has no learners are None."""
+    best = {
+        name: min(group, key=lambda learner: learner.last.loss, default=None)
+        for name, group in (("ours", recipes), ("transformers", baselines))
+    }
+    ours, theirs = best["ours"], best["transformers"]
+    reached = None
+    if ours is not None and theirs is not None:
+        reached = next((point.seconds for point in ours.points if point.loss <= theirs.last.loss), None)
+    figures: dict[str, Any] = {"seconds": seconds, "ours": None if ours is None else ours.name}
+    for figure in ("loss", "accuracy", "blimp"):
+        for name, learner in best.items():
+            value = None if learner is None else getattr(learner.last, figure)
+            figures[f"{name}_{figure}"] = None if value is None else round(value, 4)
+    return figures | {
         "speedup": None if reached is None else round(seconds / reached, 2),
         "losses": {learner.name: round(learner.last.loss, 4) for learner in (*recipes, *baselines)},
         "steps": {learner.name: learner.steps for learner in (*recipes, *baselines)},
@@ -286,17 +301,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=900.0, help="of training, for each (default: 900)")
     parser.add_argument(
+        "--turns", type=int, default=TURNS, help=f"that the seconds are divided into (default: {TURNS})"
+    )
+    parser.add_argument(
         "--data", type=Path, default=PROJECT / "data" / "hdf5" / "64", metavar="SHARDS",
         help="folder of prepared training and validation shards (default: the quickstart's)",
     )  # fmt: skip
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="default: the folder `tokenizer` beside SHARDS")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=list(BASELINE_RATES), help="of AdamW for transformers"
+        "--rates", type=float, nargs="*", default=list(BASELINE_RATES), help="of AdamW for transformers"
     )
     parser.add_argument("--layers", type=int, help="of all models (default: the recipe's, and 2)")
     parser.add_argument("--blimp", type=Path, metavar="DIR", help="folder with BLiMP's .jsonl files")
     parser.add_argument("--blimp_pairs", type=int, default=20, metavar="N", help="of each file (default: 20)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the models to folders below DIR at the end")
     return parser.parse_args(argv)
 
 
@@ -305,12 +324,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_onednn()
     keep_freed_memory()
     torch.manual_seed(0)
+    if arguments.save is not None:
+        arguments.save.mkdir(parents=True, exist_ok=True)  # before the time is spent
     data = read_data(arguments.data, arguments.tokenizer or arguments.data.parent / "tokenizer")
     pairs = [] if arguments.blimp is None else read_pairs(arguments.blimp, arguments.blimp_pairs)
     overrides = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
     recipes = [ours(name, data, overrides) for name in arguments.recipes]
     baselines = [stock(rate, data, overrides) for rate in arguments.rates]
-    take_turns([*recipes, *baselines], data, arguments.seconds, pairs)
+    take_turns([*recipes, *baselines], data, arguments.seconds, pairs, arguments.turns)
+    for learner in [*recipes, *baselines] if arguments.save is not None else []:
+        learner.save(arguments.save / learner.name.replace(" ", "_"))
     console.say(json.dumps(summarize(recipes, baselines, arguments.seconds)))
     return 0
 

@@ -26,7 +26,7 @@ from common.console import console
 from common.errors import run_command
 from evaluation.pseudo_likelihood.likelihood import StockScorer
 from evaluation.pseudo_likelihood.minimal_pairs import PairScores, score_pairs
-from evaluation.pseudo_likelihood.native import PackedScorer, to_native
+from evaluation.pseudo_likelihood.native import PackedScorer, prepare_process, to_native, use_fastest_products
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Shares of sentences by their number of tokens, without the two special ones, as in BLiMP under BERT's vocabulary.
@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="a folder of BLiMP's .jsonl files; needs --tokenizer")
     parser.add_argument("--tokenizer", type=Path, help="a Hugging Face folder with a tokenizer")
     arguments = parser.parse_args(argv)
+    prepare_process()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if arguments.data is not None:
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stock = make_model(arguments, len(tokenizer))
     ours = to_native(stock.state_dict(), stock.config.to_dict(), "stock model")
     expected, stock_seconds = timed(StockScorer(stock, 0, arguments.stock_batch), tokenizer, pairs, arguments.repeats)
+    use_fastest_products(ours)
     found, our_seconds = timed(PackedScorer(ours), tokenizer, pairs, arguments.repeats)
     sums = [np.concatenate([scores.good, scores.bad]) for scores in (expected, found)]
     for name, seconds in (("stock, padded", stock_seconds), ("ours, packed", our_seconds)):

@@ -1,9 +1,10 @@
 """Measure the speed of the training stream and the memory of a rank: `python benchmarks/read.py`.
 
 Measures the whole stream as a rank uses it: read, check, shuffle, mask, convert to int64 tensors, micro-batches of 64
-rows of 128 tokens. The main rate is rows per second of CPU time of all threads, that is, per core. A second table
-simulates jobs of several ranks: the rows that they decode together over the rows that they deliver, and the rate of the
-whole job if each rank has one core for its data.
+rows of 128 tokens. The main rate is rows per second of CPU time of all threads, that is, per core. A second table has
+the time to the first batch of a run that resumes at a late step. A third one simulates jobs of several ranks: the rows
+that they decode together over the rows that they deliver, and the rate of the whole job if each rank has one core for
+its data.
 """
 
 import argparse
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_SEQ_LENGTH, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 MICRO_BATCH = 64
 RANKS, GLOBAL_BATCHES = (1, 8, 64, 512), (256, 512, 1024, 4096, 16_384, 65_536)
+RESUMED_STEPS = (0, 1_000, 100_000, 10_000_000)
 SIMULATED_RANKS = 16  # of a larger job, evenly spaced
 
 
@@ -39,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.child:
         folder, masking = Path(arguments.child[0]), arguments.child[1]
-        found = _simulate_jobs(folder) if masking == "jobs" else _stream(folder, masking, arguments.rows)
+        others = {"jobs": _simulate_jobs, "resumed": _resume}
+        found = others[masking](folder) if masking in others else _stream(folder, masking, arguments.rows)
         print(json.dumps(found))
         return 0
     with tempfile.TemporaryDirectory(prefix="read-") as name:
@@ -55,8 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{kind:<16} {masking:<8} {found['rows_per_cpu_s']:>15,.0f} {found['rows_per_s']:>9,.0f} "
                     f"{found['first_s']:>14.2f} {found['rss_mb']:>8.0f}"
                 )
+        resumed = _run(folder / "ours", "resumed", arguments.rows)
         jobs = _run(folder / "ours", "jobs", arguments.rows)
     print("peak MB of the whole process; torch and h5py alone take about", round(results["ours", "static"]["base_mb"]))
+    print(f"\n{'resumed at step':>16} {'first batch, CPU s':>20}")
+    for step, seconds in resumed.items():
+        print(f"{int(step):>16,} {seconds:>20.2f}")
     _print_jobs(jobs)
     print(
         json.dumps(
@@ -66,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "rss_mb": round(max(result["rss_mb"] for result in results.values())),
                 "rows_per_s_word": round(results["ours", "word"]["rows_per_cpu_s"]),
                 "rows_per_s_uncompressed": round(results["uncompressed", "token"]["rows_per_cpu_s"]),
+                "first_batch_s_by_step": resumed,
                 "max_decoded_per_row": max(job["decoded"] for job in jobs if job["batch"] >= job["units"]),
                 "rows_per_s_of_512_ranks": round(max(job["rows_per_s"] for job in jobs if job["ranks"] == 512)),
             }
@@ -179,13 +187,11 @@ def _open(folder: Path):
     )
 
 
-def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
+def _open_stream(folder: Path, masking: str):
     from data.stream.loader import TrainingStream
 
-    base = peak_resident_mib()
-    dataset = _open(folder)
-    stream = TrainingStream(
-        dataset,
+    return TrainingStream(
+        _open(folder),
         seed=1,
         rank=0,
         world_size=1,
@@ -193,6 +199,24 @@ def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
         gradient_accumulation_steps=1,
         masking=None if masking == "static" else _policy(masking),
     )
+
+
+def _resume(folder: Path) -> dict[int, float]:
+    """The CPU time from opening the shards to the first batch of a run that resumes at each step."""
+    found = {}
+    for step in (0, *RESUMED_STEPS):  # the first one includes imports, and is measured again
+        began = time.process_time()
+        stream = _open_stream(folder, "token")
+        steps = stream.steps(step * stream.rows_per_step)
+        next(steps)
+        found[step] = time.process_time() - began
+        steps.close()  # type: ignore[attr-defined]
+    return found
+
+
+def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
+    base = peak_resident_mib()
+    stream = _open_stream(folder, masking)
     wall, processor = time.perf_counter(), time.process_time()
     steps = stream.steps(0)
     next(steps)

@@ -1,7 +1,8 @@
 """The cost of checkpoints: seconds that training pauses for one, and seconds to resume from it.
 
-BERT-base at ZeRO stage 1 by default. Prints a table and, as its last line, JSON: `seconds_blocked`, `seconds_behind`
-(the commit in the background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
+BERT-base at ZeRO stage 1 by default; with several hidden sizes, how the cost grows with the number of parameters.
+Prints a table and, as its last line, JSON of the last size: `seconds_blocked`, `seconds_behind` (the commit in the
+background), `share_at_10_minutes`, `seconds_to_verify`, `seconds_to_load`, `megabytes`.
 """
 
 import argparse
@@ -16,20 +17,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import deepspeed_train
+from benchmarks.small_runs import write_run
 from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
-from tests.support import make_rows, write_json, write_nvidia_shard
 from training import build as run
 from training.checkpoints import writer as checkpoint
 
-WIDTH, PREDICTIONS, VOCAB = 32, 5, 30522
 SECONDS_BETWEEN_SAVES = 600.0
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="saving.py", description=__doc__)
-    parser.add_argument("--hidden_size", type=positive_int, default=768, metavar="H", help="(default: 768)")
+    parser.add_argument(
+        "--hidden_size", type=positive_int, nargs="+", default=[768], metavar="H", help="one or more (default: 768)"
+    )
     parser.add_argument("--layers", type=positive_int, default=12, metavar="N", help="(default: 12)")
     parser.add_argument("--saves", type=positive_int, default=4, metavar="N", help="checkpoints written (default: 4)")
     parser.add_argument("--stage", type=int, default=1, choices=[0, 1, 2, 3], help="ZeRO stage (default: 1)")
@@ -58,29 +60,26 @@ class Stopwatch:
         return min(self.seconds[name])
 
 
-def write_project(folder: Path, flags: argparse.Namespace) -> list[str]:
-    write_nvidia_shard(folder / "data" / "training_0.hdf5", make_rows(64, WIDTH, PREDICTIONS, 0, vocab=VOCAB))
-    model = {
-        "name": "saving",
-        "bert_model_config": {
-            "vocab_size": VOCAB,
-            "hidden_size": flags.hidden_size,
-            "num_hidden_layers": flags.layers,
-            "num_attention_heads": max(1, flags.hidden_size // 64),
-            "intermediate_size": 4 * flags.hidden_size,
-        },
-        "data": {"mixed_seq_datasets": {str(WIDTH): {"wiki": "data"}}},
-        "mixed_seq_training": {
-            str(WIDTH): {"num_epochs": 9, "warmup_proportion": 0.1, "learning_rate": 1e-4, "total_training_steps": 99}
-        },
+def measure(hidden_size: int, flags: argparse.Namespace, watch: Stopwatch) -> dict[str, float]:
+    watch.seconds.clear()
+    with tempfile.TemporaryDirectory() as scratch:
+        words = write_run(
+            Path(scratch), hidden_size, flags.layers, flags.stage,
+            rows=64, width=32, predictions=5, vocab=30522, steps=99, batch=1,
+        )  # fmt: skip
+        words += ["--save_every_steps", "1"]
+        deepspeed_train.main([*words, "--max_steps", str(flags.saves)])
+        deepspeed_train.main([*words, "--max_steps", str(flags.saves + 1)])
+        saved = Path(scratch) / "out" / "saved_models" / "benchmark"
+        size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e6
+    return {
+        "seconds_blocked": watch.best("all_ranks_save"),
+        "seconds_behind": watch.best("commit"),
+        "share_at_10_minutes": watch.best("all_ranks_save") / SECONDS_BETWEEN_SAVES,
+        "seconds_to_verify": watch.best("find_damage"),
+        "seconds_to_load": watch.best("all_ranks_load_engine"),
+        "megabytes": size,
     }
-    engine = {"train_batch_size": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": flags.stage}}
-    return [
-        *("--cf", str(write_json(folder / "model.json", model))),
-        *("--deepspeed_config", str(write_json(folder / "engine.json", engine))),
-        *("--output_dir", str(folder / "out"), "--data_path_prefix", str(folder), "--keep_last", "1"),
-        *("--max_seq_length", str(WIDTH), "--max_predictions_per_seq", str(PREDICTIONS), "--save_every_steps", "1"),
-    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,22 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch.put_around(checkpoint, "commit")
     watch.put_around(checkpoint, "find_damage")
     watch.put_around(run, "all_ranks_load_engine")
-    with tempfile.TemporaryDirectory() as scratch:
-        words = write_project(Path(scratch), flags)
-        deepspeed_train.main([*words, "--max_steps", str(flags.saves)])
-        deepspeed_train.main([*words, "--max_steps", str(flags.saves + 1)])
-        saved = Path(scratch) / "out" / "saved_models" / "saving"
-        size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e6
-    figures = {
-        "seconds_blocked": watch.best("all_ranks_save"),
-        "seconds_behind": watch.best("commit"),
-        "share_at_10_minutes": watch.best("all_ranks_save") / SECONDS_BETWEEN_SAVES,
-        "seconds_to_verify": watch.best("find_damage"),
-        "seconds_to_load": watch.best("all_ranks_load_engine"),
-        "megabytes": size,
-    }
-    for name, value in figures.items():
-        console.say(f"{name:24}{value:12.4f}")
+    measured = {size: measure(size, flags, watch) for size in flags.hidden_size}
+    figures = measured[flags.hidden_size[-1]]
+    console.say(f"{'hidden size':24}" + "".join(f"{size:12}" for size in measured))
+    for name in figures:
+        console.say(f"{name:24}" + "".join(f"{each[name]:12.4f}" for each in measured.values()))
     console.say(json.dumps({name: round(value, 5) for name, value in figures.items()}))
     return 0
 

@@ -2,15 +2,18 @@
 
 Further contenders by name: transformers compiled by torch.compile, and ModernBERT by ours and by stock transformers.
 Every contender takes the same batches, whose rows have the lengths of real shards: forward and backward over a few
-micro-batches, clipping, AdamW. They take turns in one process, so that other work on the machine affects all; the best
-round counts. Peak memory is measured in a separate process. The last line is JSON.
+micro-batches, clipping, AdamW. Each has a process of its own, with the start-up of its own users, and they take turns,
+so that other work on the machine affects all; the best round counts. The last line is JSON.
 """
 
 import argparse
 import json
-import subprocess
+import multiprocessing
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.batches import Batch, make_batch, num_tokens
-from benchmarks.contenders import BUILDERS, Step
+from benchmarks.contenders import BUILDERS, STOCK
 from benchmarks.matmul_limit import seconds, step_products
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
 from common.memory import peak_resident_mib
 from nvidia.config import BertConfig
-from nvidia.cpu.libraries import use
+from nvidia.cpu.libraries import Libraries, use
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.fastest import measure_libraries
 
@@ -44,60 +47,91 @@ def workload(length: int, accumulation: int, config: BertConfig) -> list[Batch]:
     return [make_batch(rows, length, None, config.num_tokens, predictions, seed) for seed in range(accumulation)]
 
 
-def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> dict[str, float]:
-    """Real tokens per second of each contender and the matmul limit, from each one's best round."""
+class Contender:
+    """A process that takes a step when it is asked to. Use as a context manager."""
+
+    def __init__(self, name: str, config: BertConfig, length: int, accumulation: int, libraries: Libraries) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        arguments = (theirs, name, config, length, accumulation, libraries)
+        self._process = context.Process(target=take_steps, args=arguments, daemon=True)
+
+    def __enter__(self) -> "Contender":
+        self._process.start()
+        self._connection.recv()  # it is built and warm
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def take_step(self) -> tuple[float, float]:
+        """The seconds of a step, and the peak memory so far in MiB."""
+        self._connection.send("step")
+        return self._connection.recv()
+
+
+def take_steps(
+    connection: Connection, name: str, config: BertConfig, length: int, accumulation: int, libraries: Libraries
+) -> None:
+    """The contender's side."""
+    if name not in STOCK:
+        configure_onednn()
+        keep_freed_memory()
+        use(libraries)
+    torch.manual_seed(0)
     batches = workload(length, accumulation, config)
-    use_fastest(config, WORKLOADS[length][0], length)
-    steps = {name: BUILDERS[name](config, accumulation) for name in names}
+    step = BUILDERS[name](config, accumulation)
+    step(batches if name == "engine" else batches[:1])  # the engine needs a whole accumulation window
+    connection.send("ready")
+    while connection.recv():
+        start = clock()
+        step(batches)
+        connection.send((clock() - start, peak_resident_mib()))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Real tokens per second of each contender and of the matmul limits, and peak memory of each contender in MiB."""
+
+    speeds: dict[str, float]
+    peaks: dict[str, float]
+
+
+def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> Measured:
+    batches = workload(length, accumulation, config)
+    libraries = fastest_libraries(config, WORKLOADS[length][0], length)
     best = dict.fromkeys((*names, *LIMITS), float("inf"))
-    for round_number in range(rounds):
-        for name in rotated(names, round_number):
-            step = steps[name]
-            if round_number == 0:
-                warm_up(step, name, batches)
-            start = clock()
-            step(batches)
-            best[name] = min(best[name], clock() - start)
-            console.say(
-                f"  {length} round {round_number + 1} {name:<13} {num_tokens(batches) / best[name]:7.1f} tokens/s"
-            )
-        scale = num_tokens(batches) / num_tokens(batches[:1])
-        for name in LIMITS:
-            limit = scale * seconds(step_products(config, batches[0]).items(), as_linear=name == "linear_limit")
-            best[name] = min(best[name], limit)
-    return {name: num_tokens(batches) / spent for name, spent in best.items()}
+    peaks: dict[str, float] = {}
+    with ExitStack() as stack:
+        contenders = {
+            name: stack.enter_context(Contender(name, config, length, accumulation, libraries)) for name in names
+        }
+        for round_number in range(rounds):
+            for name in rotated(names, round_number):
+                spent, peaks[name] = contenders[name].take_step()
+                best[name] = min(best[name], spent)
+                speed = num_tokens(batches) / spent
+                console.say(f"  {length} round {round_number + 1} {name:<13} {speed:7.1f} tokens/s")
+            scale = num_tokens(batches) / num_tokens(batches[:1])
+            for name in LIMITS:
+                limit = scale * seconds(step_products(config, batches[0]).items(), as_linear=name == "linear_limit")
+                best[name] = min(best[name], limit)
+    return Measured({name: num_tokens(batches) / spent for name, spent in best.items()}, peaks)
 
 
-def use_fastest(config: BertConfig, rows: int, length: int) -> None:
+def fastest_libraries(config: BertConfig, rows: int, length: int) -> Libraries:
     """Choose the libraries of matrix products as a run does when it starts."""
     measured = measure_libraries(config, rows, length)
     use(measured.libraries)
     console.say(f"products: {measured.describe() or 'torch'}")
+    return measured.libraries
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
     """Rotate the order each round, so that no contender always follows the same other."""
     start = by % len(names)
     return [*names[start:], *names[:start]]
-
-
-def warm_up(step: Step, name: str, batches: list[Batch]) -> None:
-    """Warm up: the engine needs a whole accumulation window, the others one micro-batch."""
-    step(batches if name == "engine" else batches[:1])
-
-
-def peak_megabytes(name: str, arguments: argparse.Namespace, length: int) -> float:
-    """Peak memory of a process that runs only one step of this contender."""
-    options = {"--only_memory": name, "--lengths": length, "--accumulation": 2}
-    options |= {f"--{key}": getattr(arguments, key) for key in ("layers", "hidden", "vocab_size")}
-    command = [sys.executable, __file__, *(str(word) for option in options.items() for word in option)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
-    return float(answer.stdout.strip().splitlines()[-1])
-
-
-def report_memory(name: str, config: BertConfig, length: int, accumulation: int) -> None:
-    BUILDERS[name](config, accumulation)(workload(length, accumulation, config))
-    console.say(f"{peak_resident_mib():.0f}")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -110,7 +144,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=768, help="hidden size, a multiple of 64")
     parser.add_argument("--vocab_size", type=int, default=30522)
     parser.add_argument("--no_memory", action="store_true", help="leave out the peak memory")
-    parser.add_argument("--only_memory", choices=CONTENDERS, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -125,13 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     ).with_padded_vocab()
     configure_onednn()
     keep_freed_memory()
-    torch.manual_seed(0)
-    if arguments.only_memory:
-        report_memory(arguments.only_memory, config, arguments.lengths[0], arguments.accumulation)
-        return 0
     result: dict[str, Any] = {}
     for length in arguments.lengths:
-        speeds = measure(config, length, arguments.contenders, arguments.rounds, arguments.accumulation)
+        measured = measure(config, length, arguments.contenders, arguments.rounds, arguments.accumulation)
+        speeds = measured.speeds
         row = {name: round(speeds[name], 1) for name in arguments.contenders}
         for key, first, second in (("ratio", "engine", "transformers"), ("modern_ratio", "modern", "stock_modern")):
             if {first, second} <= set(row):
@@ -139,10 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "ours" in speeds:
             row["matmul_share"] = round(speeds["ours"] / speeds["limit"], 3)
             row["linear_share"] = round(speeds["ours"] / speeds["linear_limit"], 3)
-        if not arguments.no_memory:
-            for key, name in (("peak_mb", "ours"), ("transformers_peak_mb", "transformers")):
-                if name in arguments.contenders:
-                    row[key] = peak_megabytes(name, arguments, length)
+        for key, name in (("peak_mb", "ours"), ("transformers_peak_mb", "transformers")):
+            if name in arguments.contenders and not arguments.no_memory:
+                row[key] = round(measured.peaks[name])
         result[f"seq{length}"] = row
         show(length, row, speeds["limit"], speeds["linear_limit"])
     console.say(json.dumps(result))

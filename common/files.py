@@ -3,13 +3,14 @@
 import errno
 import fcntl
 import hashlib
+import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from common.errors import Problems
+from common.errors import Problems, UserError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -124,3 +125,24 @@ def give_usual_mode(path: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
+
+
+def find_weight_files(folder: Path, name: str) -> list[Path]:
+    """The safetensors file `name` of a Hugging Face folder, or the parts that `name`.index.json lists in its place."""
+    index = folder / f"{name}.index.json"
+    if (folder / name).exists() or not index.exists():
+        return [folder / name]
+    try:
+        parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{index}: cannot be read as an index of weights ({error}); expected an object weight_map with the file of "
+            f"each tensor. Copy the folder again"
+        ) from None
+    for part in parts:
+        if not isinstance(part, str) or Path(part).name != part:
+            raise UserError(
+                f"{index}: names {part!r} as a file of weights; expected names of files beside it. Copy the "
+                f"folder again"
+            )
+    return [folder / part for part in parts]

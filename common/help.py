@@ -165,6 +165,7 @@ positive_int = _number(int, lambda value: value >= 1, "a whole number of at leas
 whole_number = _number(int, lambda value: value >= 0, "a whole number of at least 0")
 seed_number = _number(int, lambda value: 0 <= value < 2**63, "a whole number from 0 to 2^63 - 1, such as 42")
 positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0, such as 2.5")
+share = _number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1, such as 0.1")
 zero_or_more = _number(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0, such as 0.0")
 
 

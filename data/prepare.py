@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources = find_sources(arguments.input, settings.layout, folders_written(arguments, work))
     fingerprint = settings.fingerprint(describe_sources(sources), tokenizer.digest if tokenizer else None)
     if not arguments.overwrite:
-        if output_.is_complete(output, root, fingerprint, settings):
+        if output_.check_complete(output, root, fingerprint, settings):
             console.say(f"{root}: already prepared from this input with these settings; nothing to do")
             work_folder.close_work(work, fingerprint, arguments.keep_work)
             return 0

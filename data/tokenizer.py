@@ -266,6 +266,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise UserError(
-            f"{path}: holds a JSON {type(content).__name__}, expected an object; copy it again from where it came"
+            f"{path}: contains a JSON {type(content).__name__}, expected an object; copy it again from where it came"
         )
     return content

@@ -82,7 +82,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, lower_case: bool) -> BertT
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, lower_case: bool) -> BertTokenizer:
-    """As SentencePiece's: XLM-RoBERTa and CamemBERT have such ones."""
+    """Train a tokenizer like SentencePiece's Unigram, which XLM-RoBERTa and CamemBERT use."""
     rules = Tokenizer(models.Unigram())
     for tokenizer in (rules, backend := Tokenizer(models.Unigram())):
         tokenizer.normalizer = _normalizer("NFKC", lower_case)
@@ -119,7 +119,7 @@ def _canonical_pieces(pieces: Sequence[Sequence[Any]]) -> list[tuple[str, float]
 
 
 def _with_roles(backend: Tokenizer, names: Sequence[str]) -> BertTokenizer:
-    """With special tokens; the mask takes the place of a word and of the space before it."""
+    """Add special tokens; the mask replaces a word and the space before it."""
     backend.add_special_tokens([AddedToken(MASK, special=True, normalized=False, lstrip=True)])
     return add_special_tokens(backend, [name for name in names if name != MASK])
 

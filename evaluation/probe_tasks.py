@@ -111,7 +111,8 @@ class Cloze(Probe):
         super().__init__(data.task, tokenizer, max_positions)
         self.rows = _some(_first_split(data), "group", MAX_ROWS)
         filled = [fill_gap(tokenizer, row, max_positions) for row in self.rows]
-        self.costs = np.array([sum(len(item.ids) for item, _ in copies) for copies in filled])
+        self.num_shortened = sum(row.was_cut for row in filled)
+        self.costs = np.array([sum(len(item.ids) for item, _ in row.copies) for row in filled])
 
     def compute(self, model: Any, num_units: int, team: Team) -> np.ndarray:
         scorer, rows = self._scorer(model, team), self.rows[:num_units]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.files import write_atomically
+from common.hardware import cpu_name
 from common.words import counted
 from evaluation.cells import CellStore
 from evaluation.finetuning.models import ModelFolder
@@ -50,20 +51,12 @@ def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, com
 def _machine() -> Json:
     packages = ("torch", "transformers", "accelerate", "tokenizers", "scikit-learn")
     return {
-        "processor": _processor(),
+        "processor": cpu_name(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def _model_entry(model: ModelFolder) -> Json:
@@ -162,16 +155,29 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
             if "unavailable" in one:
                 found.append(f"{name}: not scored, because {one['unavailable']}")
             elif one["collapsed"]:
-                remedy = "a lower --learning_rate or more --warmup may help"
-                found.append(f"{name}: seed {cell.seed} collapsed: {one['collapsed']}; it counts in the mean; {remedy}")
+                found.append(
+                    f"{name}: seed {cell.seed} collapsed: {one['collapsed']}; it counts in the mean; {_remedy(one)}"
+                )
         shortened = {} if result.untrained else result.results[0].get("num_shortened", {})
         limit = min(result.data.task.max_length, result.model.max_positions)
         if result.data.task.is_zero_shot:
             limit = result.model.max_positions
+        unit = "sentences" if result.data.task.kind == "minimal_pairs" else "rows"
         for split, count in shortened.items():
             if count:
-                found.append(f"{name}: {count:,} rows of {split} were longer than {limit} tokens and were cut")
+                found.append(f"{name}: {count:,} {unit} of {split} were longer than {limit} tokens and were cut")
     return list(dict.fromkeys(found))
+
+
+def _remedy(result: Json) -> str:
+    """What may help a collapsed seed: one that diverged, or one that has learned nothing but the shares of classes."""
+    losses = [loss for _, loss in result["losses"]]
+    if not losses or not math.isfinite(losses[-1]):
+        return "a lower --learning_rate or more --warmup may help"
+    return (
+        f"its training loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {counted(result['steps'], 'step')}; more "
+        "--epochs or another --learning_rate may help"
+    )
 
 
 def write_reports(report: Json, output: Path) -> None:
@@ -212,12 +218,11 @@ def shown_score(entry: Json | None, metric: str) -> str:
 
 def markdown(report: Json) -> str:
     protocol, names = report["protocol"], [model["name"] for model in report["models"]]
-    seeds = len(protocol["seeds"])
     lines = [
         "# Evaluation",
         "",
         f"Protocol `{protocol['name']}`: {protocol['meaning']}.",
-        f"{_setting_sentence(protocol)} {seeds} seed{'s' if seeds > 1 else ''}.",
+        f"{_setting_sentence(protocol)} {counted(len(protocol['seeds']), 'seed')}.",
         "Scores are mean ± standard deviation over seeds and, in brackets, a 95 % bootstrap interval over seeds and "
         f"rows ({NUM_RESAMPLES} resamples), all × 100. *Majority* needs no model; *untrained* is the same architecture "
         "with fresh weights, fine-tuned alike.",

@@ -12,7 +12,7 @@ REPORT = "report.json"  # in the output folder of evaluation.run
 def find_card_section(reports: Iterable[Path], model: Path) -> str | None:
     """The section for the card of the Hugging Face folder `model` from the first report.json that has its results.
 
-    A report of other weights, or one that cannot be read, is passed over.
+    A report of other weights, or one that cannot be read, is skipped.
     """
     existing = [path for path in reports if path.is_file()]
     digest = folder_digest(model) if existing else None

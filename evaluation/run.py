@@ -7,26 +7,36 @@ Run the same command again to resume after an interruption.
 """
 
 import argparse
-import json
 import math
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
-from common.help import HelpFormatter, Parser, positive_int, whole_number
+from common.help import HelpFormatter, Parser, positive_float, positive_int, share, whole_number
+from common.json_files import load_json
+from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
-from evaluation.tasks.task import GROUPS, TASK_FOLDER, choose_tasks, load_task, shipped_tasks
+from evaluation.tasks.task import GROUPS, TASK_FOLDER, Task, choose_tasks, load_task, shipped_tasks
 from evaluation.tasks.task_data import TaskData, check_metrics_defined, load_all, selection_split
 
+if TYPE_CHECKING:
+    from evaluation.finetuning.finetune import Machine
+    from evaluation.runner import Plan
+
 RATES, BATCHES = (2e-5, 5e-5, 1e-4), (16, 32)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A stop signal came; its name is the text."""
 
 
 class _Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -62,14 +72,14 @@ def build_parser() -> Parser:
     how.add_argument(
         "--untrained_seeds", type=whole_number, default=1, metavar="N", help="runs of the same architecture untrained"
     )
-    how.add_argument("--learning_rate", type=_positive, default=5e-5, metavar="LR", help="peak learning rate")
+    how.add_argument("--learning_rate", type=positive_float, default=5e-5, metavar="LR", help="peak learning rate")
     how.add_argument("--batch_size", type=positive_int, default=32, metavar="N", help="rows per step, over all ranks")
-    how.add_argument("--epochs", type=_positive, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument("--epochs", type=positive_float, default=3.0, metavar="N", help="passes over the training rows")
+    how.add_argument("--warmup", type=share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate")
+    how.add_argument("--weight_decay", type=share, default=0.01, metavar="W", help="weight decay of AdamW")
     how.add_argument(
-        "--warmup", type=_share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate"
+        "--sweep_learning_rates", type=positive_float, nargs="+", default=RATES, metavar="LR", help="for sweep"
     )
-    how.add_argument("--weight_decay", type=_share, default=0.01, metavar="W", help="weight decay of AdamW")
-    how.add_argument("--sweep_learning_rates", type=_positive, nargs="+", default=RATES, metavar="LR", help="for sweep")
     how.add_argument(
         "--sweep_batch_sizes", type=positive_int, nargs="+", default=BATCHES, metavar="N", help="for sweep"
     )
@@ -90,41 +100,26 @@ def build_parser() -> Parser:
     return parser
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     from evaluation.finetuning import ranks  # slow to import; --help and typos do not need it
 
+    ranks.choose_accelerator()
     console.enabled = ranks.is_first()
     problems = Problems()
-    tasks = problems.attempt(lambda: _choose(flags))
+    columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
+    tasks = problems.attempt(lambda: _choose(flags.tasks, columns, flags.protocol))
     check_folder_to_write(flags.output, "--output", problems)
     deepspeed = problems.attempt(lambda: _read_deepspeed(flags.deepspeed_config))
     data = problems.attempt(lambda: load_all(tasks, flags.data)) if tasks else None
 
     from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
     from evaluation.finetuning.models import open_models
+    from evaluation.pseudo_likelihood.native import prepare_process
+    from evaluation.runner import Plan
 
     quiet_libraries()
+    prepare_process()
     paths = _named_paths(flags.model)
     if flags.dry_run:
         for _, path in paths:
@@ -146,40 +141,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     for item in data:
         problems.attempt(lambda item=item: _check_computable(item, models, flags.protocol))  # type: ignore[misc]
     problems.raise_if_any()
+    plan = Plan(
+        models,
+        data,
+        seeds=range(flags.first_seed, flags.first_seed + flags.seeds),
+        untrained_seeds=range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
+        protocol=flags.protocol,
+        setting=setting,
+        learning_rates=flags.sweep_learning_rates,
+        batch_sizes=flags.sweep_batch_sizes,
+        masking=flags.masking,
+        scorer=flags.scorer,
+        keep_models=flags.keep_models,
+    )
     if flags.dry_run:
-        _show_plan(flags, data)
+        _show_plan(plan, num_models=len(flags.model))
         return 0
     _join_ranks(machine.deepspeed)
     command = shlex.join(["python", "-m", "evaluation.run", *(sys.argv[1:] if argv is None else argv)])
-    return _evaluate(flags, models, data, setting, machine, command)
+    return _all_ranks_evaluate(plan, machine, flags.output, command)
 
 
-def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machine: Any, command: str) -> int:
+def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command: str) -> int:
     from evaluation.cells import CellStore
     from evaluation.finetuning import ranks
     from evaluation.plots import write_plots
     from evaluation.report import make_report, markdown, write_gold, write_reports
-    from evaluation.runner import Plan, Runner
+    from evaluation.runner import Runner
 
-    seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
-    plan = Plan(
-        models,
-        data,
-        seeds,
-        range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
-        flags.protocol,
-        setting,
-        flags.sweep_learning_rates,
-        flags.sweep_batch_sizes,
-        flags.masking,
-        flags.scorer,
-        flags.keep_models,
-    )
     if ranks.is_first():
-        flags.output.mkdir(parents=True, exist_ok=True)
-    store = CellStore(flags.output)
+        output.mkdir(parents=True, exist_ok=True)
+    store = CellStore(output)
     runner = Runner(plan, store, machine)
-    results = runner.run()
+    try:
+        with handle_stop_signals(_raise_stopped):
+            results = runner.all_ranks_run()
+    except _Stopped as stopped:
+        finished = counted(runner.num_computed + runner.num_resumed, "finished cell")
+        console.warn(f"stopped by {stopped}: {finished} below {store.root}. Run the same command again to resume")
+        return STOPPED_EXIT_CODE
     if store.num_damaged:
         console.warn(f"{store.num_damaged} damaged or half-written cells below {store.root} were computed again")
     if all("unavailable" in result.results[0] for result in results):
@@ -189,37 +189,39 @@ def _evaluate(flags: Any, models: Any, data: list[TaskData], setting: Any, machi
     report = make_report(plan, results, store, command)
     for text in report["warnings"]:
         console.warn(text)
-    write_gold(data, flags.output)
-    write_reports(report, flags.output)
-    write_plots(report, flags.output)
+    write_gold(plan.tasks, output)
+    write_reports(report, output)
+    write_plots(report, output)
     console.say(markdown(report))
     console.say(
         f"{runner.num_computed} cells computed, {runner.num_resumed} kept from before. "
-        f"{flags.output / 'report.md'}, report.json, scores.png and a section for the model card are written."
+        f"{output / 'report.md'}, report.json, scores.png and a section for the model card are written."
     )
     return 0
 
 
-def _show_plan(flags: Any, data: Sequence[TaskData]) -> None:
-    """The cells of a run, and the steps and rows of each."""
-    settings = len(flags.sweep_learning_rates) * len(flags.sweep_batch_sizes) if flags.protocol == "sweep" else 0
+def _raise_stopped(number: int, _frame: Any) -> None:
+    raise _Stopped(signal.Signals(number).name)
+
+
+def _show_plan(plan: "Plan", num_models: int) -> None:
+    """Show the cells of a run, and the steps and rows of each. Some of the models may not exist yet."""
+    setting = plan.setting
     console.say("dry run: nothing was computed")
-    for item in data:
+    for item in plan.tasks:
         num_dev = sum(map(len, item.dev.values()))
         if item.task.is_zero_shot:
-            cells, work = 1 + flags.untrained_seeds, f"{num_dev:,} rows scored without training"
+            work = f"{num_dev:,} rows scored without training"
         else:
-            cells = flags.seeds + flags.untrained_seeds + settings
-            steps = math.ceil(len(item.train) / flags.batch_size * flags.epochs)
-            work = f"{steps:,} steps of {flags.batch_size} rows, then {num_dev:,} rows scored"
-        cells *= len(flags.model)
+            steps = math.ceil(math.ceil(len(item.train) / setting.batch_size) * setting.epochs)
+            work = f"{steps:,} steps of {setting.batch_size} rows, then {num_dev:,} rows scored"
+        cells = num_models * plan.num_cells(item)
         console.say(f"  {item.task.name}: {counted(cells, 'cell')}, each {work}")
 
 
-def _choose(flags: Any) -> list[Any]:
-    columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
-    tasks = choose_tasks(flags.tasks, columns)
-    if flags.protocol == "transfer":
+def _choose(words: Sequence[str], columns: Mapping[str, str | None], protocol: str) -> list[Task]:
+    tasks = choose_tasks(words, columns)
+    if protocol == "transfer":
         known = {task.name for task in tasks}
         sources = {task.starts_from for task in tasks if task.starts_from} - known
         for name in sorted(sources & set(shipped_tasks())):
@@ -231,7 +233,7 @@ def _choose(flags: Any) -> list[Any]:
     return tasks
 
 
-def _check_starts(tasks: Sequence[Any]) -> None:
+def _check_starts(tasks: Sequence[Task]) -> None:
     """Every task that another starts from is there, and none starts from itself in the end."""
     starts = {task.name: task.starts_from for task in tasks}
     for name, source in starts.items():
@@ -272,15 +274,7 @@ def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> N
 
 
 def _read_deepspeed(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--deepspeed_config {path}: cannot be read as JSON ({error}). Correct the file.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"--deepspeed_config {path}: is a JSON {type(content).__name__}, expected an object.")
-    return content
+    return None if path is None else load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
 
 
 def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> TaskData:

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from common.console import console
 from evaluation.cells import Cell, CellStore, Result
 from evaluation.finetuning import ranks
-from evaluation.finetuning.finetune import Machine, Outcome, Setting, fine_tune
+from evaluation.finetuning.finetune import Machine, Outcome, Setting, all_ranks_fine_tune
 from evaluation.finetuning.models import ModelFolder
 from evaluation.pseudo_likelihood.likelihood import Masking
 from evaluation.scoring.scores import collapse_reason, score
 from evaluation.tasks.task_data import TaskData, selection_split
-from evaluation.zero_shot import Unavailable, score_zero_shot
+from evaluation.zero_shot import Unavailable, all_ranks_score_zero_shot
 
 Protocol = Literal["fixed", "sweep", "transfer"]
 PROTOCOLS: dict[Protocol, str] = {
@@ -47,6 +47,13 @@ class Plan:
             for size in self.batch_sizes
             for rate in self.learning_rates
         ]
+
+    def num_cells(self, data: TaskData) -> int:
+        """How many cells a task has for each model."""
+        if data.task.is_zero_shot:  # nothing is drawn for a trained model
+            return 1 + len(self.untrained_seeds)
+        num_choices = len(self.candidates())
+        return len(self.seeds) + len(self.untrained_seeds) + (num_choices if num_choices > 1 else 0)
 
     def starts(self) -> dict[str, str]:
         """Under "transfer": task → the task whose model it starts from."""
@@ -112,11 +119,11 @@ class Runner:
         self.num_computed = self.num_resumed = 0
         self.progress: ProgressLine | None = None
 
-    def run(self) -> list[TaskResult]:
+    def all_ranks_run(self) -> list[TaskResult]:
         self.progress = ProgressLine(self._total_cost())
         try:
             return [
-                self._run_task(model, data, untrained, seeds)
+                self._all_ranks_run_task(model, data, untrained, seeds)
                 for data in self._ordered()
                 for untrained, seeds in ((False, self.plan.seeds), (True, self.plan.untrained_seeds))
                 for model in self.plan.models
@@ -130,7 +137,9 @@ class Runner:
         sources = set(self.starts.values())
         return sorted(self.plan.tasks, key=lambda data: data.task.name not in sources)
 
-    def _run_task(self, model: ModelFolder, data: TaskData, untrained: bool, seeds: Sequence[int]) -> TaskResult:
+    def _all_ranks_run_task(
+        self, model: ModelFolder, data: TaskData, untrained: bool, seeds: Sequence[int]
+    ) -> TaskResult:
         if data.task.is_zero_shot:
             result = TaskResult(model, data, untrained, None)
             scoring = f"{self.plan.masking},{self.plan.scorer}"
@@ -138,14 +147,14 @@ class Runner:
             for seed in seeds if untrained else seeds[:1]:
                 cell = Cell(model, data, seed, None, untrained, scoring=scoring)
                 result.cells.append(cell)
-                result.results.append(self.obtain(cell))
+                result.results.append(self.all_ranks_obtain(cell))
             return result
-        setting, selection = self._choose_setting(model, data)
+        setting, selection = self._all_ranks_choose_setting(model, data)
         result = TaskResult(model, data, untrained, setting, selection=selection)
         for seed in seeds:
             cell = self._cell(model, data, seed, setting, untrained)
             result.cells.append(cell)
-            result.results.append(self.obtain(cell))
+            result.results.append(self.all_ranks_obtain(cell))
         return result
 
     def _cell(self, model: ModelFolder, data: TaskData, seed: int, setting: Setting, untrained: bool) -> Cell:
@@ -157,7 +166,7 @@ class Runner:
             start = self._cell(model, source, seed, setting, untrained)
         return Cell(model, data, seed, setting, untrained, start=start, keeps_model=keeps)
 
-    def _choose_setting(self, model: ModelFolder, data: TaskData) -> tuple[Setting, list[dict[str, Any]]]:
+    def _all_ranks_choose_setting(self, model: ModelFolder, data: TaskData) -> tuple[Setting, list[dict[str, Any]]]:
         """The setting with the best score on rows held out of train, with the first seed; the first of equals."""
         candidates = self.plan.candidates()
         if len(candidates) == 1:
@@ -165,27 +174,20 @@ class Runner:
         reduced, tried = selection_split(data), []
         for setting in candidates:
             cell = Cell(model, reduced, self.plan.seeds[0], setting, purpose="select")
-            value = self.obtain(cell)["scores"]["selection"][data.task.main_metric]
+            value = self.all_ranks_obtain(cell)["scores"]["selection"][data.task.main_metric]
             tried.append({"setting": setting.as_dict(), "score": value})
         best = max(range(len(candidates)), key=lambda i: tried[i]["score"])
         return candidates[best], tried
 
     def _total_cost(self) -> float:
-        total = 0.0
-        num_choices = len(self.plan.candidates())
-        for data in self.plan.tasks:
-            for model in self.plan.models:
-                cell = Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting)
-                num_cells = len(self.plan.seeds) + len(self.plan.untrained_seeds)
-                if data.task.is_zero_shot:
-                    num_cells = 1 + len(self.plan.untrained_seeds)
-                elif num_choices > 1:
-                    num_cells += num_choices
-                total += num_cells * cell.cost
-        return total
+        return sum(
+            self.plan.num_cells(data) * Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting).cost
+            for data in self.plan.tasks
+            for model in self.plan.models
+        )
 
-    def obtain(self, cell: Cell) -> Result:
-        """A cell's result: of this run, of an earlier one, or computed now. A collective."""
+    def all_ranks_obtain(self, cell: Cell) -> Result:
+        """A cell's result: of this run, of an earlier one, or computed now."""
         assert self.progress is not None
         if cell.key in self.done:
             self.progress.leave_out(cell.cost)
@@ -195,20 +197,20 @@ class Runner:
             self.num_resumed += 1
             self.progress.leave_out(cell.cost)
         else:
-            self.num_computed += 1
             self.progress.begin(cell)
-            result = self._compute(cell)
+            result = self._all_ranks_compute(cell)
             self.progress.advance(1.0)
             if ranks.is_first():
                 self.store.write(cell, result)
+            self.num_computed += 1
         self.done[cell.key] = result
         return result
 
-    def _compute(self, cell: Cell) -> Result:
+    def _all_ranks_compute(self, cell: Cell) -> Result:
         assert self.progress is not None
         if cell.setting is None:
             try:
-                outcome, scorer = score_zero_shot(
+                outcome, scorer = all_ranks_score_zero_shot(
                     cell.model, cell.data, self.plan.masking, self.plan.scorer, cell.seed, self.progress.advance,
                     untrained=cell.untrained,
                 )  # fmt: skip
@@ -217,10 +219,10 @@ class Runner:
             return _as_result(cell, outcome) | {"scorer": scorer}
         start = None
         if cell.start is not None:
-            self.obtain(cell.start)
+            self.all_ranks_obtain(cell.start)
             start = self.store.model_path(cell.start)
             self.progress.begin(cell)
-        outcome = fine_tune(
+        outcome = all_ranks_fine_tune(
             cell.model,
             cell.data,
             cell.setting,

@@ -1,4 +1,4 @@
-"""Zero-shot tasks of a run: our own model where it can hold the weights, stock transformers everywhere else."""
+"""Zero-shot tasks of a run: our own model if it can load the weights, else stock transformers."""
 
 import time
 from typing import Any
@@ -12,11 +12,9 @@ from evaluation.finetuning.finetune import Outcome, Progress
 from evaluation.finetuning.models import ModelFolder, lacks_masked_head, load_model
 from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, StockScorer
 from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, score_cloze, score_pairs
-from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native
+from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native, use_fastest_products
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData
-
-SCORERS = ("auto", "packed", "stock")
 
 
 class Unavailable(Exception):
@@ -37,6 +35,8 @@ def make_scorer(model: ModelFolder, task: Task, which: str, untrained: bool, see
             native = (
                 load_native(model.path) if stock is None else to_native(stock.state_dict(), stock.config.to_dict(), "")
             )
+            if ranks.device().type == "cpu":
+                use_fastest_products(native)
             return PackedScorer(native.to(ranks.device()), pad), "packed"
         except UserError as error:
             if which == "packed":
@@ -58,7 +58,7 @@ def check_cloze(model: ModelFolder, data: TaskData) -> None:
             raise UserError(f"task {data.task.name}, {split}, {error}") from None
 
 
-def score_zero_shot(
+def all_ranks_score_zero_shot(
     model: ModelFolder,
     data: TaskData,
     masking: Masking,
@@ -106,4 +106,4 @@ def _score_rows(
         return [scored.by_sum.tolist(), scored.by_mean.tolist()], scored.num_shortened
     cloze = score_cloze(scorer, model.tokenizer, rows, max_positions=model.max_positions)
     report(len(rows))
-    return [cloze.correct.tolist(), cloze.reciprocal_ranks.tolist()], 0  # a text that is too long is an error
+    return [cloze.correct.tolist(), cloze.reciprocal_ranks.tolist()], cloze.num_shortened

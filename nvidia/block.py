@@ -37,6 +37,9 @@ class BertBlock(nn.Module):
         self.chunk_size = config.chunk_size_feed_forward
         self.checkpointing = Checkpointing()
 
+    def set_checkpointing(self, choice: Checkpointing) -> None:
+        self.checkpointing = choice
+
     def forward(self, x: Tensor, call: AttentionCall, scale: float = 1.0) -> Tensor:
         """[T, H] → [U, H] for `call.rows`, or [T, H]; `scale` multiplies both branches (progressive layer drop)."""
         a = self.add_attention(x, call, scale)

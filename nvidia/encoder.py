@@ -3,13 +3,13 @@
 T real tokens, U used tokens (those whose final state is read), H hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from nvidia.block import BertBlock
-from nvidia.checkpointing import recomputed
+from nvidia.checkpointing import Checkpointing, recomputed
 from nvidia.config import BertConfig
 from nvidia.layers import LayerNorm
 from nvidia.self_attention import AttentionCall
@@ -30,6 +30,17 @@ class BertEncoder(nn.Module):
         self.FinalLayerNorm = LayerNorm(config) if has_final_norm else None
         self.checkpoint_chunk = 0  # blocks recomputed together in the backward pass; 0 = keep everything
         self.branch_scales = (1.0,) * config.num_hidden_layers  # in training; 0 drops a block
+
+    def set_checkpointing(self, choice: Checkpointing) -> None:
+        """Choose what the backward pass recomputes: whole blocks, or parts of them."""
+        self.checkpoint_chunk = choice.layers
+        for block in self.layer:
+            assert isinstance(block, BertBlock)
+            block.set_checkpointing(choice)
+
+    def set_branch_scales(self, scales: Sequence[float]) -> None:
+        """Set the factor of each block's branches in training; 0 drops a block."""
+        self.branch_scales = tuple(scales)
 
     def forward(self, hidden: Tensor, call: AttentionCall, return_states: bool = False) -> EncoderOutput:
         """[T, H] → [U, H] for `call.rows`, to which the last block is limited; `call.head_mask` is [layers, A]."""

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from common.errors import UserError
 from nvidia.bert import BertModelBase
-from nvidia.block import BertBlock
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.config import BertConfig
 from nvidia.heads import PreTrainingHeads
@@ -162,10 +161,7 @@ class PreTrainingModel(nn.Module):
                 "torch does not compare nested tensors; use another attention_backend, or recompute neither blocks nor "
                 "attention"
             )
-        self.bert.encoder.checkpoint_chunk = choice.layers
-        for layer in self.bert.encoder.layer:
-            assert isinstance(layer, BertBlock)
-            layer.checkpointing = choice
+        self.bert.encoder.set_checkpointing(choice)
 
     def set_layer_drop(self, theta: float, seed: int) -> None:
         """Set progressive layer drop for the forward passes until the next call; θ = 1 drops nothing.
@@ -173,7 +169,7 @@ class PreTrainingModel(nn.Module):
         `theta` is `layer_drop.keep_theta` of the step. `seed` must depend only on the seed of the run and the optimizer
         step: then all ranks, and a resumed run, drop the same blocks.
         """
-        self.bert.encoder.branch_scales = branch_scales(self.config.num_hidden_layers, theta, seed)
+        self.bert.encoder.set_branch_scales(branch_scales(self.config.num_hidden_layers, theta, seed))
 
 
 def _divisor(count: Tensor, total: Tensor | None) -> Tensor:

@@ -39,6 +39,22 @@ class AttentionCall(NamedTuple):
         return self.head_mask is not None or self.probabilities is not None
 
 
+def training_context(
+    config: BertConfig, device: str, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> BackendContext:
+    """What decides the backend of this model's layers in training, of those with a window if it has any."""
+    return BackendContext(
+        device=device,
+        dtype=dtype,
+        head_size=config.head_size,
+        dropout_prob=config.attention_probs_dropout_prob,
+        needs_plain=config.is_relative,
+        is_sparse=config.is_sparse,
+        has_window=config.attention_window > 0,
+        capability=capability,
+    )
+
+
 class BertSelfAttention(nn.Module):
     """softmax(QKᵀ/√D)·V on packed tokens. Query, key and value keep separate parameters but share one matmul."""
 
@@ -143,6 +159,12 @@ class BertSelfAttention(nn.Module):
         """The indices, in the unpruned layer, of the heads that were kept."""
         return tuple(head for head in range(self.num_heads + len(self.pruned)) if head not in self.pruned)
 
+    def keep_heads(self, columns: Tensor, num_heads: int, pruned: tuple[int, ...]) -> None:
+        """Keep the given features of the projections, those of `num_heads` heads."""
+        for part in (self.query, self.key, self.value):
+            _select(part, columns, dim=0)
+        self.num_heads, self.pruned = num_heads, pruned
+
     def project(self, x: Tensor, call: AttentionCall) -> Tensor:
         """[T, H] → [T, 3, A, D], from one matmul."""
         joined = joined_linear(x, self.query, self.key, self.value)
@@ -153,13 +175,15 @@ class BertSelfAttention(nn.Module):
     ) -> Tensor:
         """Normalize and rotate queries and keys, where the model does: [N, K·A·D] → [N, K, A, D]
 
-        The first kinds, one for each of `norms`, are queries and keys; `rows` are the packed positions, None for all.
+        Queries and keys come first, one for each of `norms`, then values, which are left as they are. `rows` are the
+        packed positions, None for all.
         """
         shape = (joined.shape[1] // (self.num_heads * self.head_size), self.num_heads, self.head_size)
         if any(norm is not None for norm in norms):
             kinds = joined.unflatten(1, shape).unbind(1)
-            normed = [norm(kind) for norm, kind in zip(norms, kinds, strict=False) if norm is not None]
-            joined = torch.cat([kind.flatten(1) for kind in (*normed, *kinds[len(norms) :])], dim=1)
+            queries_and_keys, values = kinds[: len(norms)], kinds[len(norms) :]
+            normed = [x if norm is None else norm(x) for norm, x in zip(norms, queries_and_keys, strict=True)]
+            joined = torch.cat([x.flatten(1) for x in (*normed, *values)], dim=1)
         if self.rope_base is not None:
             cos, sin = rotation(call.packing, call.position_ids, self.rope_base, self.head_size)
             joined = rotate(joined, (select_rows(rows, cos), select_rows(rows, sin)), len(norms), self.num_heads)
@@ -194,10 +218,8 @@ class BertAttention(nn.Module):
         left = [head for head in range(config.num_attention_heads) if head not in before]
         kept = [index for index, head in enumerate(left) if head not in after]
         columns = (torch.tensor(kept)[:, None] * config.head_size + torch.arange(config.head_size)).flatten()
-        for part in (self.self.query, self.self.key, self.self.value):
-            _select(part, columns, dim=0)
+        self.self.keep_heads(columns, len(kept), after)
         _select(self.output.dense, columns, dim=1)
-        self.self.num_heads, self.self.pruned = len(kept), after
 
 
 def _select(linear: nn.Linear, index: Tensor, dim: int) -> None:

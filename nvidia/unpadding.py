@@ -92,7 +92,7 @@ class KnownTokens(NamedTuple):
 
 
 def find_tokens(input_mask: Tensor, wanted: Tensor) -> KnownTokens:
-    """Of a batch on the host: [B, S] mask, and which of its tokens are wanted."""
+    """The tokens of a batch on the host, from its mask [B, S] and from which of its tokens are wanted."""
     mask = real_tokens(input_mask).flatten()
     return KnownTokens(torch.nonzero(mask).squeeze(1), torch.nonzero(mask & wanted.flatten()).squeeze(1))
 

@@ -25,7 +25,7 @@ from common.errors import run_command
 from common.help import Parser, positive_int
 from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.words import counted
-from scripts.doctor_hosts import check_hosts, check_together, read_hosts
+from scripts.doctor_hosts import MAX_SECONDS, check_hosts, check_together, read_hosts
 from training.runtime.launchers import find_deepspeed
 from training.runtime.rank_variables import has_launcher
 from training.runtime.starting import choose_accelerator
@@ -84,6 +84,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
     parser.add_argument("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")
+    parser.add_argument(
+        "--timeout",
+        type=positive_int,
+        default=MAX_SECONDS,
+        metavar="SECONDS",
+        help=f"give up on several machines after this time (default: {MAX_SECONDS})",
+    )
     parser.add_argument("--data_path_prefix", type=Path, metavar="DIR", help="data of the run, on several machines")
     parser.add_argument(
         "--accelerator",
@@ -98,10 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     if flags.hostfile is not None:
         data = [] if flags.data_path_prefix is None else ["--data_path_prefix", str(flags.data_path_prefix.absolute())]
-        words = ["--output_dir", str(flags.output_dir.absolute()), *data]
-        return check_hosts(read_hosts(flags.hostfile), flags.master_port, words)
+        words = ["--output_dir", str(flags.output_dir.absolute()), "--timeout", str(flags.timeout), *data]
+        return check_hosts(read_hosts(flags.hostfile), flags.master_port, words, flags.timeout)
     if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
-        return check_together(rank_info, flags.data_path_prefix, flags.output_dir)
+        return check_together(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     if flags.accelerator:
         findings += check_trust()

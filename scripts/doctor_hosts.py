@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # it imports torch, which may be what is missing
     from training.runtime.ranks import RankInfo
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-MAX_SECONDS = 60.0  # for all hosts together
-JOIN_SECONDS = 40.0
+MAX_SECONDS = 60  # for all hosts together
+REACH_SHARE = 0.25  # of it for ssh alone, so that a host that hangs leaves the others enough time
+JOIN_SHARE = 0.67  # until all ranks have joined
 COLUMNS = ("host", "Python", "torch", "deepspeed", "project", "data", "output", "disk", "clock", "interface", "GPUs")
 
 
@@ -34,12 +35,11 @@ def read_hosts(path: Path) -> list[str]:
     return hosts
 
 
-def check_hosts(hosts: Sequence[str], port: int, words: Sequence[str]) -> int:
+def check_hosts(hosts: Sequence[str], port: int, words: Sequence[str], seconds: float = MAX_SECONDS) -> int:
     """Run `doctor.py words` on all hosts at once, as ranks of one world; the exit code."""
-    deadline = time.monotonic() + MAX_SECONDS
-    failures = {
-        host: reason for host, (_, _, reason) in _run_on(dict.fromkeys(hosts, "true"), deadline).items() if reason
-    }
+    deadline = time.monotonic() + seconds
+    answers = _run_on(dict.fromkeys(hosts, "true"), REACH_SHARE * seconds)
+    failures = {host: reason for host, (_, _, reason) in answers.items() if reason}
     reached = [host for host in hosts if host not in failures]
     command = shlex.join([sys.executable, str(Path(__file__).with_name("doctor.py")), *words])
     commands = {}
@@ -48,7 +48,7 @@ def check_hosts(hosts: Sequence[str], port: int, words: Sequence[str]) -> int:
         meeting = f"MASTER_ADDR={shlex.quote(reached[0])} MASTER_PORT={port}"
         commands[host] = f"cd {shlex.quote(str(Path.cwd()))} && exec env {numbers} {meeting} {command}"
     has_problems = False
-    for rank, (host, (code, out, reason)) in enumerate(_run_on(commands, deadline).items()):
+    for rank, (host, (code, out, reason)) in enumerate(_run_on(commands, deadline - time.monotonic()).items()):
         if rank == 0 and out:  # the report
             console.say(out.rstrip())
             has_problems = code == 1
@@ -59,8 +59,9 @@ def check_hosts(hosts: Sequence[str], port: int, words: Sequence[str]) -> int:
     return 1 if failures or has_problems else 0
 
 
-def _run_on(commands: dict[str, str], deadline: float) -> dict[str, tuple[int, str, str]]:
+def _run_on(commands: dict[str, str], seconds: float) -> dict[str, tuple[int, str, str]]:
     """Run a command on each host at the same time: exit code, output, and why it failed or ""."""
+    deadline = time.monotonic() + seconds
     started = {
         host: subprocess.Popen([*SSH, host, command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for host, command in commands.items()
@@ -72,12 +73,12 @@ def _run_on(commands: dict[str, str], deadline: float) -> dict[str, tuple[int, s
             reason = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1] if process.returncode else ""
         except subprocess.TimeoutExpired:
             process.kill()
-            out, reason = process.communicate()[0], f"no result within {MAX_SECONDS:.0f} s"
+            out, reason = process.communicate()[0], f"no result within {seconds:.0f} s"
         results[host] = (process.returncode, out, reason)
     return results
 
 
-def check_together(rank_info: "RankInfo", data: Path | None, output: Path) -> int:
+def check_together(rank_info: "RankInfo", data: Path | None, output: Path, seconds: float = MAX_SECONDS) -> int:
     """As one of the ranks: join the others, compare the machines, and print the table on rank 0."""
     import torch
 
@@ -86,9 +87,9 @@ def check_together(rank_info: "RankInfo", data: Path | None, output: Path) -> in
     from training.runtime.ranks import pick_device
 
     console.enabled = rank_info.is_main
-    meeting.JOIN_TIMEOUT = timedelta(seconds=JOIN_SECONDS)
+    meeting.JOIN_TIMEOUT = timedelta(seconds=JOIN_SHARE * seconds)
     device = pick_device(rank_info) if torch.cuda.is_available() else torch.device("cpu")
-    collectives.start(device, rank_info, JOIN_SECONDS)
+    collectives.start(device, rank_info, seconds)
     try:
         with collectives.reporting_lost_ranks():
             reports, link = all_ranks_report(rank_info, data, output)

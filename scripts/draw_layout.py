@@ -17,8 +17,8 @@ from torch import Tensor
 from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser, positive_int
+from common.json_files import load_json
 from nvidia.attention.sparsity import SparseAttention, make_layout
-from training.settings.json_files import load_json
 
 BLOCK = "sparse_attention"
 

@@ -15,13 +15,13 @@ if __name__ == "__main__":
 from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser
+from common.json_files import load_json
 from data.tokenizer import BertTokenizer, load_tokenizer
 from evaluation.results import REPORT
 from training.checkpoints.paths import MODEL_JSON, RESOLVED
 from training.checkpoints.state import read_state
 from training.export.card_facts import CardRequest
 from training.export.hugging_face import check_tokenizer, describe_checkpoint, export_checkpoint, locate_checkpoint
-from training.settings.json_files import load_json
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -35,36 +35,23 @@ PANELS = {
 }
 # --over → label of the axis
 AXES = {"step": "steps", "samples": "samples", "tokens": "real tokens", "hours": "hours of the run, without gaps"}
-# heading of the table's column → kind of line, key, format
 Format = Callable[[float], str]
-
-
-def _as_share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _as_loss(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _as_whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
+_share, _loss, _whole = "{:.1%}".format, "{:.3f}".format, "{:,.0f}".format
+# heading of the table's column → kind of line, key, format
 COLUMNS: dict[str, tuple[str, str, Format]] = {
-    "steps": ("train", "step", _as_whole),
+    "steps": ("train", "step", _whole),
     "tokens": ("train", "tokens", format_count),
     "hours": ("train", "hours", "{:.2f}".format),
-    "tokens/s": ("train", "tokens_per_second", _as_whole),
-    "training loss (MLM)": ("train", "mlm_loss", _as_loss),
-    "training accuracy (MLM)": ("train", "mlm_accuracy", _as_share),
-    "validated at step": ("validation", "step", _as_whole),
-    "validation loss (MLM)": ("validation", "mlm_loss", _as_loss),
+    "tokens/s": ("train", "tokens_per_second", _whole),
+    "training loss (MLM)": ("train", "mlm_loss", _loss),
+    "training accuracy (MLM)": ("train", "mlm_accuracy", _share),
+    "validated at step": ("validation", "step", _whole),
+    "validation loss (MLM)": ("validation", "mlm_loss", _loss),
     "perplexity": ("validation", "perplexity", "{:.1f}".format),
-    "validation accuracy (MLM)": ("validation", "mlm_accuracy", _as_share),
-    "validation accuracy (sentences)": ("validation", "nsp_accuracy", _as_share),
-    "lowest validation loss": ("lowest", "mlm_loss", _as_loss),
-    "at step": ("lowest", "step", _as_whole),
+    "validation accuracy (MLM)": ("validation", "mlm_accuracy", _share),
+    "validation accuracy (sentences)": ("validation", "nsp_accuracy", _share),
+    "lowest validation loss": ("lowest", "mlm_loss", _loss),
+    "at step": ("lowest", "step", _whole),
 }
 STYLE = """
 body { font-family: sans-serif; margin: 2em }
@@ -211,7 +198,7 @@ def read_rows(path: Path) -> Rows:
     for row in rows:
         if row["kind"] == "train":
             if "seconds_per_step" in row and "window_steps" in row:
-                pauses = row.get("seconds_checkpoint", 0.0) + row.get("seconds_validation", 0.0)
+                pauses = sum(row.get(f"seconds_{pause}", 0.0) for pause in ("checkpoint", "validation", "probe"))
                 seconds += row["seconds_per_step"] * row["window_steps"] + pauses
                 known["hours"] = seconds / 3600
             if "tokens" in row:

@@ -24,12 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser
+from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
 from common.validation import validate
 from training.runtime.chain import Chain
 from training.runtime.launchers import find_deepspeed
 from training.runtime.ranks import free_port
-from training.settings.json_files import load_json
 
 Flags = dict[str, Any]  # of one command: name without dashes → value, list of values, or true
 TABLES = (".csv", ".tsv", ".jsonl")

@@ -3,10 +3,11 @@
 # other arguments go to pytest: scripts/test.sh tests/unit -k masking
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/install.sh"
-install_requirements requirements-dev.txt
+install_requirements "requirements-$([ "${1:-}" = --cluster ] && echo cluster || echo dev).txt"
 
 # Debian packages: two machines with ssh, the launchers, and a Slurm. A test skips, with the name, if one is missing.
-CLUSTER_PACKAGES=(iproute2 openssh-server openssh-client pdsh openmpi-bin mpich munge slurmctld slurmd slurm-client)
+CLUSTER_PACKAGES=(iproute2 openssh-server openssh-client pdsh openmpi-bin mpich munge slurmctld slurmd slurm-client
+    faketime)
 if [ "${1:-}" = --cluster ]; then
     shift
     if [ "$(id -u)" -ne 0 ]; then

@@ -132,7 +132,7 @@ def checkpoints_of(request: Request, phase: int) -> CheckpointFolder:
 
 
 def remaining_phases(request: Request) -> tuple[int, ...]:
-    """Only phase 2 once it has its own checkpoint."""
+    """The phases still to run: only phase 2 once it has its own checkpoint."""
     if request.lengths[0] == request.lengths[1]:
         raise UserError(
             f"--lengths {request.lengths[0]} {request.lengths[1]}: the phases must differ in length. BERT uses 128 512"

@@ -15,10 +15,11 @@ def pytest_configure() -> None:
 
     Tests in half precision must not die where a CPU announces AMX without having it; oneDNN reads the limit at its
     first product. A machine that is slow for a moment does not make a property false, nor does it choose the library of
-    a product, on which the last bits of a result depend.
+    a product, on which the last bits of a result depend. Properties are tried on the same examples in every run.
     """
     os.environ["CPU_PRODUCTS"] = "torch"
-    hypothesis.settings.register_profile("any_machine", deadline=None)
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("any_machine", deadline=None, derandomize=True, suppress_health_check=slow)
     hypothesis.settings.load_profile("any_machine")
     from training.runtime.precision import avoid_broken_amx
 

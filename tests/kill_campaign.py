@@ -70,13 +70,15 @@ class Setup:
 class Kill:
     """At a stage of a save (`stage`, `step`), or `after` so many seconds.
 
-    `victim` is a rank's number, "all", or "launcher": then the ranks notice and save.
+    `victim` is a rank's number, "all", or "launcher": then the ranks notice and save. With `is_early` or `is_late` the
+    steps of the run are slow, so that it cannot be over before the kill, on any machine.
     """
 
     stage: str | None = None
     step: int = 4
     after: float = 0.0
-    is_late: bool = False  # and not before the run has written its first figures
+    is_early: bool = False  # while the ranks start
+    is_late: bool = False  # counted from when the run has written its first figures
     victim: int | str = 0
 
     @property
@@ -90,7 +92,8 @@ class Kill:
     def faults(self) -> list[dict[str, Any]]:
         """At a stage, rank 0, which reaches all of them, kills the others too."""
         # Ranks check on their launcher once a second: without slow steps a run often ends before the next check.
-        faults: list[dict[str, Any]] = [{"kind": "slow_steps", "seconds": 0.4}] if self.victim == "launcher" else []
+        is_slow = self.victim == "launcher" or self.is_early or self.is_late
+        faults: list[dict[str, Any]] = [{"kind": "slow_steps", "seconds": 0.4}] if is_slow else []
         if self.stage is not None:
             who = {"rank": 0, "who": self.victim} if isinstance(self.victim, str) else {"rank": self.victim}
             faults.append({"kind": "kill", "stage": self.stage, "step": self.step} | who)
@@ -137,13 +140,12 @@ def train(server: RankServer, setup: Setup, folder: Path, kill: Kill | None = No
     if kill is not None:
         options["has_launcher"] = kill.victim == "launcher"
         options["faults"] += kill.faults()
+        once = {"once": str(folder / "out" / "runs" / "tiny" / "metrics.jsonl")} if kill.is_late else {}
         if kill.stage is None and kill.victim == "launcher":
-            options["launcher_dies"] = kill.after
+            options["launcher_dies"] = {"after": kill.after, **once}
         elif kill.stage is None:
             ranks = [kill.victim] if isinstance(kill.victim, int) else list(range(setup.num_ranks))
-            sent = {"after": kill.after, "signal": int(signal.SIGKILL), "ranks": ranks}
-            once = {"once": str(folder / "out" / "runs" / "tiny" / "metrics.jsonl")} if kill.is_late else {}
-            options["signals"] = [sent | once]
+            options["signals"] = [{"after": kill.after, "signal": int(signal.SIGKILL), "ranks": ranks, **once}]
     return server.run(setup.write(folder), setup.num_ranks, folder, **options)
 
 

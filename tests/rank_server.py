@@ -30,10 +30,10 @@ class Request:
     output: str
     faults: list[dict[str, Any]] = field(default_factory=list)
     signals: list[dict[str, Any]] = field(default_factory=list)
-    timeout: float = 90.0
+    timeout: float = 300.0
     grace: float = 30.0  # between the launcher's SIGTERM to the other ranks and its SIGKILL
     has_launcher: bool = False  # ranks get one of their own, which a fault may kill
-    launcher_dies: float | None = None  # and it is killed after so many seconds
+    launcher_dies: dict[str, Any] | None = None  # when it is killed: `after` and `once`, as in a signal
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RankServer:
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(120)
 
     def run(self, words: list[str], num_ranks: int, folder: Path, **options: Any) -> Outcome:
         """Train with `words` on `num_ranks` ranks; output goes to files below `folder`."""
@@ -112,8 +112,8 @@ def _train_below_launcher(request: Request, began: float) -> list[int]:
         time.sleep(0.005)
         found, status = os.waitpid(launcher, os.WNOHANG)
         has_ended = bool(found)
-        is_late = request.launcher_dies is not None and time.monotonic() - began >= request.launcher_dies
-        if is_late and not has_ended and not is_killed and _list_of(request, "pids").exists():
+        is_due = request.launcher_dies is not None and _is_due(request.launcher_dies, began)
+        if is_due and not has_ended and not is_killed and _list_of(request, "pids").exists():
             os.kill(launcher, signal.SIGKILL)
             is_killed = True
     if status == 0:
@@ -184,7 +184,7 @@ def _run_rank(request: Request, rank: int) -> None:
 def _wait(children: list[int], request: Request, began: float) -> list[int]:
     """Until all have ended. When one fails, the others get SIGTERM and, after the launcher's grace, SIGKILL."""
     codes: dict[int, int] = {}
-    signals = sorted(request.signals, key=lambda entry: entry["after"])
+    signals = [dict(entry) for entry in request.signals]
     ending_since: float | None = None
     while len(codes) < len(children):
         for child in children:
@@ -196,8 +196,8 @@ def _wait(children: list[int], request: Request, began: float) -> list[int]:
                 if found:
                     codes[child] = os.waitstatus_to_exitcode(status)
         now = time.monotonic()
-        while signals and _is_due(signals[0], now - began):
-            entry = signals.pop(0)
+        for entry in [entry for entry in signals if _is_due(entry, began)]:
+            signals.remove(entry)
             _send([children[rank] for rank in entry["ranks"]], codes, entry["signal"])
         if any(codes.values()) and ending_since is None:
             ending_since = now
@@ -209,10 +209,17 @@ def _wait(children: list[int], request: Request, began: float) -> list[int]:
     return [codes[child] for child in children]
 
 
-def _is_due(entry: dict[str, Any], seconds: float) -> bool:
-    """A signal may wait for a file that the run writes (`once`), so that it comes at the same place on any machine."""
-    awaited = Path(entry["once"]) if "once" in entry else None
-    return seconds >= entry["after"] and (awaited is None or (awaited.is_file() and awaited.stat().st_size > 0))
+def _is_due(entry: dict[str, Any], began: float) -> bool:
+    """Whether `after` seconds have passed, with `once` since the run wrote the first `lines` (1) of that file.
+
+    So a signal comes at the same place on any machine, while a number of seconds is another place on each.
+    """
+    if "once" in entry and "since" not in entry:
+        path = Path(entry["once"])
+        if not path.is_file() or path.read_bytes().count(b"\n") < entry.get("lines", 1):
+            return False
+        entry["since"] = time.monotonic()
+    return time.monotonic() - entry.get("since", began) >= entry.get("after", 0.0)
 
 
 def _send(children: list[int], ended: dict[int, int], number: int) -> None:

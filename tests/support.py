@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +150,24 @@ def add_probes(folder: Path) -> list[str]:
     return ["--probe", str(path), str(folder / "rows.csv"), "--probe_data", str(folder)]
 
 
+# Below the ports that the system gives to connections, so that none of those takes one before the test does.
+FIRST_PORT, PORTS_PER_WORKER, MAX_WORKERS = 20_000, 1_000, 12
+_port_numbers = count(os.getpid())
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a test to listen on later. Each worker of pytest-xdist has its own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MAX_WORKERS
+    for number in islice(_port_numbers, PORTS_PER_WORKER):
+        port = FIRST_PORT + worker * PORTS_PER_WORKER + number % PORTS_PER_WORKER
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("no free port")
 
 
 def run_command(
-    command: list[str], *, timeout: float = 180, env: dict[str, str] | None = None, cwd: Path = PROJECT
+    command: list[str], *, timeout: float = 400, env: dict[str, str] | None = None, cwd: Path = PROJECT
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end, or kill the whole process group and fail."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), **(env or {})}
@@ -181,6 +193,12 @@ def run_command(
 def run_plain(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """The launcher under plain python."""
     return run_command([sys.executable, "deepspeed_train.py", *words], **options)
+
+
+def with_slow_steps(words: list[str], seconds: float = 0.1) -> list[str]:
+    """The command of a run that leaves time for signals, on a fast machine too."""
+    faults = json.dumps([{"kind": "slow_steps", "seconds": seconds}])
+    return [sys.executable, "-m", "tests.faults", faults, "deepspeed_train.py", *words]
 
 
 def run_deepspeed(words: list[str], num_ranks: int, **options: Any) -> subprocess.CompletedProcess[str]:

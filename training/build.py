@@ -70,7 +70,7 @@ class Run:
     stop: StopRequests
 
 
-def build_run(
+def all_ranks_build_run(
     settings: Settings,
     datasets: Datasets,
     rank_info: RankInfo,
@@ -103,7 +103,7 @@ def build_run(
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
         note("loading the checkpoint", 0)
-        state = resume(engine, rank_info, fresh, point)
+        state = all_ranks_resume(engine, rank_info, fresh, point)
         budget = settings.training_flags.time_budget
         is_exported = settings.checkpoint_flags.export_dir is not None
         progress = Progress(all_ranks_count_lost_time(state, budget, settings.saved_models, is_exported))
@@ -315,7 +315,9 @@ def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> 
     )
 
 
-def resume(engine: Any, rank_info: RankInfo, fresh: TrainingState, point: ResumePoint | None) -> TrainingState:
+def all_ranks_resume(
+    engine: Any, rank_info: RankInfo, fresh: TrainingState, point: ResumePoint | None
+) -> TrainingState:
     """Load `point` into the engine, and return the state to continue with: `fresh` for a new run."""
     if point is None or point.is_only_weights:
         return fresh

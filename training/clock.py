@@ -73,7 +73,7 @@ class Clock:
             self.budget.end()
 
     def learning_rate(self) -> float:
-        """Of the next step."""
+        """The learning rate of the next step."""
         return self.schedule.rate(self._schedule_position())
 
     def is_warm(self) -> bool:
@@ -81,7 +81,7 @@ class Clock:
         return self._schedule_position() >= self.schedule.origin + self.schedule.warmup_steps
 
     def _schedule_position(self) -> float:
-        """In steps of the schedule: those taken, or the used share of the time budget."""
+        """The position in the schedule, in its steps: those taken, or the used share of the time budget."""
         if not self.has_budget:
             return self.progress.step
         share = self.budget.progress(self.progress.state.seconds)

@@ -21,7 +21,7 @@ from training.runtime import collectives
 TIMED_STEPS = 2
 
 
-def dry_run(run: Run) -> None:
+def all_ranks_dry_run(run: Run) -> None:
     """Take steps as a run does, on its first batch, with a learning rate of zero."""
     window = all_ranks_build_window(run)
     for group in run.engine.optimizer.param_groups:
@@ -55,7 +55,7 @@ def dry_run(run: Run) -> None:
 
 
 def fastest_step(seconds: list[float]) -> float:
-    """Without the first step, which pays for allocations, and without disturbances."""
+    """The fastest step but for the first, which pays for allocations; others may have been disturbed."""
     return min(seconds[1:])
 
 

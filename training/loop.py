@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from common.console import console
+from common.hardware import describe_hardware
 from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
@@ -28,9 +29,9 @@ from training.faults.unreadable import StepReader
 from training.guesses import ModelPreview
 from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
-from training.metrics.hardware import describe_hardware
 from training.metrics.health import Health
 from training.metrics.tally import Tally
+from training.metrics.window import MetricsWindow
 from training.optimizers.build import set_learning_rate
 from training.probing import Prober
 from training.report import Reporter
@@ -39,7 +40,7 @@ from training.runtime.collectives import Unreadable
 from training.validation import Validator
 
 
-def train(run: Run) -> bool:
+def all_ranks_train(run: Run) -> bool:
     """Train to the end; report, validate and save on the way. False: stopped on request, with everything saved."""
     saver, validator, prober, preview = (
         build_saver(run),
@@ -52,7 +53,7 @@ def train(run: Run) -> bool:
         if not all_ranks_complete_end(run, saver, validator, prober, preview):
             console.say("stopped during the last validation; the same command repeats it")
             return False
-    elif Loop(run, saver, validator, prober, preview).run():
+    elif Loop(run, all_ranks_build_window(run), saver, validator, prober, preview).all_ranks_run():
         finish_sinks(run)
     else:
         run.sinks.close()
@@ -111,7 +112,13 @@ class Loop:
     """Takes steps, reports, validates and saves, until the run is finished or asked to stop."""
 
     def __init__(
-        self, run: Run, saver: Saver, validator: Validator | None, prober: Prober | None, preview: ModelPreview
+        self,
+        run: Run,
+        window: MetricsWindow,
+        saver: Saver,
+        validator: Validator | None,
+        prober: Prober | None,
+        preview: ModelPreview,
     ) -> None:
         settings, flags = run.settings, run.settings.training_flags
         self.engine, self.grad_norm, self.device = run.engine, run.grad_norm, run.device
@@ -121,11 +128,9 @@ class Loop:
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
         self.movement = MovementWatch(run.engine)
-        self.window = all_ranks_build_window(run)
+        self.window = window
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
-        self.reporter = Reporter(
-            self.window, health, run.sinks, run.clock, run.engine, run.grad_norm, flags.print_steps
-        )
+        self.reporter = Reporter(window, health, run.sinks, run.clock, run.engine, run.grad_norm, flags.print_steps)
         open_stream = partial(build_stream, run.datasets.training, run.rank_info, flags.seed, settings.masking)
         self.reader = StepReader(open_stream, run.clock.horizon.plan, run.progress, run.engine, run.timer)
         bad_rows = settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
@@ -133,11 +138,11 @@ class Loop:
         does_roll_back = settings.fault_flags.on_spike == "rollback"
         self.spikes = SpikeResponse(does_roll_back, run.checkpoints, run.engine, run.progress, run.sinks)
 
-    def run(self) -> bool:
+    def all_ranks_run(self) -> bool:
         """True: the end was reached. False: all ranks have agreed to stop, and everything is saved."""
         with closing(self.reader), closing(self.reporter.bar):
             try:
-                is_finished = self.take_steps()
+                is_finished = self.all_ranks_take_steps()
             except TooManyBadSteps as error:
                 self.progress.move_cursor(error.first_sample)  # none of these steps was applied
                 self.all_ranks_save_unsaved()
@@ -150,7 +155,7 @@ class Loop:
         self.all_ranks_leave_early()
         return False
 
-    def take_steps(self) -> bool:
+    def all_ranks_take_steps(self) -> bool:
         """Whether the end was reached."""
         if self.prober is not None:
             self.prober.all_ranks_probe_start()

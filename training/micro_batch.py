@@ -24,6 +24,7 @@ from training.checkpoints.folder import CheckpointFolder
 from training.micro_batch_trial import LOST_RANK, NO_MEMORY, TrialRequest, run_trials
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo, free_port
+from training.settings.deepspeed_file import BatchSizes
 from training.settings.micro_batch import find_sizes, read_found, with_micro_batch
 from training.settings.resolve import Settings
 
@@ -34,7 +35,7 @@ GIB = 2**30
 
 
 class Outcome(IntEnum):
-    """Of one size on one rank."""
+    """What the trial of one size ended with on one rank."""
 
     RUNNING = 0
     FITS = 1
@@ -53,8 +54,9 @@ def all_ranks_find_micro_batch(
     newest_first = [folder.folder / tag for tag in reversed(folder.tags())]
     micro = collectives.all_ranks_from_main(lambda: read_found(newest_first, sizes, world_size))
     if micro is not None:
-        console.say(f"{FLAG}: {describe(micro, settings, world_size)}, as in the last checkpoint")
-        return with_micro_batch(settings, micro, world_size)
+        chosen = with_micro_batch(settings, micro, world_size)
+        console.say(f"{FLAG}: {describe(chosen.deepspeed.batch)}, as in the last checkpoint")
+        return chosen
     began = time.monotonic()
     limit = all_ranks_memory_limit(rank_info, device)
     console.say(f"{FLAG}: trying up to {counted(sizes[-1], 'row')} per micro-step and rank")
@@ -66,16 +68,16 @@ def all_ranks_find_micro_batch(
             f"micro-step fits into memory ({limit / GIB:.1f} GiB per rank). Use --gradient_checkpointing, a higher "
             f"zero_optimization.stage, a smaller model, or fewer ranks per machine"
         )
+    chosen = with_micro_batch(settings, micro, world_size)
     console.say(
-        f"{FLAG}: {describe(micro, settings, world_size)}; takes {trials.peaks[micro] / GIB:.2f} of "
+        f"{FLAG}: {describe(chosen.deepspeed.batch)}; takes {trials.peaks[micro] / GIB:.2f} of "
         f"{limit / GIB:.2f} GiB per rank (tried {', '.join(map(str, trials.tried))} in "
         f"{time.monotonic() - began:.0f} s)"
     )
-    return with_micro_batch(settings, micro, world_size)
+    return chosen
 
 
-def describe(micro: int, settings: Settings, world_size: int) -> str:
-    batch = with_micro_batch(settings, micro, world_size).deepspeed.batch
+def describe(batch: BatchSizes) -> str:
     return (
         f"{counted(batch.micro, 'row')} per micro-step and rank, {counted(batch.accumulation, 'micro-step')} for the "
         f"{counted(batch.total, 'row')} of a step"

@@ -46,6 +46,18 @@ class TrialRequest:
     port: int  # at which the trial processes of all ranks meet
     limit: int
 
+    def step_of(self, micro: int) -> tuple[Segment, StepBatches]:
+        """A step with micro-steps of `micro` rows; how many more of them a step of the run has takes no memory."""
+        settings, length = self.settings, self.settings.lengths[-1].length
+        micro_rows = micro * self.rank_info.world_size
+        is_single = settings.batch_schedule is None and settings.deepspeed.batch.total == micro_rows
+        accumulation = 1 if is_single else MICRO_STEPS
+        phase = Phase(0, length, micro, num_rows=micro, tokens_per_row=length)
+        predictions = settings.data_flags.max_predictions_per_seq
+        batch = full_rows(micro, length, predictions, settings.model_config.num_tokens)
+        batches = StepBatches((batch,) * accumulation, next_sample=0, rows=())
+        return Segment(0, phase, accumulation, micro_rows * accumulation), batches
+
 
 def run_trials(request: TrialRequest, pipe: Connection) -> None:
     """Receive sizes and send the bytes that each takes. Ends with NO_MEMORY if a size takes more than the limit."""
@@ -70,7 +82,7 @@ def run_trials(request: TrialRequest, pipe: Connection) -> None:
         while True:
             micro = pipe.recv()
             for _ in range(num_steps):
-                take_step(engine, settings, rank_info, device, micro)
+                all_ranks_try_step(engine, request.step_of(micro), settings.training_flags.seed, device)
             num_steps = 1
             pipe.send(measure_peak(base, device))
     except EOFError:
@@ -117,17 +129,10 @@ def measure_peak(base: int, device: torch.device) -> int:
     return max(0, int(peak_resident_mib() * MIB) - base)
 
 
-def take_step(engine: Any, settings: Settings, rank_info: RankInfo, device: torch.device, micro: int) -> None:
-    """One step with micro-steps of `micro` rows; how many more of them a step of the run has takes no memory."""
-    length, micro_rows = settings.lengths[-1], micro * rank_info.world_size
-    is_single = settings.batch_schedule is None and settings.deepspeed.batch.total == micro_rows
-    accumulation = 1 if is_single else MICRO_STEPS
-    phase = Phase(0, length.length, micro, num_rows=micro, tokens_per_row=length.length)
-    set_batch(engine, Segment(0, phase, accumulation, micro_rows * accumulation))
-    predictions = settings.data_flags.max_predictions_per_seq
-    batch = full_rows(micro, length.length, predictions, settings.model_config.num_tokens)
-    step = StepBatches((batch,) * accumulation, next_sample=0, rows=())
-    all_ranks_take_step(engine, step, Tally(), SectionTimer(device), settings.training_flags.seed, device)
+def all_ranks_try_step(engine: Any, step: tuple[Segment, StepBatches], seed: int, device: torch.device) -> None:
+    segment, batches = step
+    set_batch(engine, segment)
+    all_ranks_take_step(engine, batches, Tally(), SectionTimer(device), seed, device)
     if device.type == "cuda":
         torch.cuda.synchronize()
 

@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 from common.words import counted
-from nvidia.attention.registry import BackendContext, choose_backend
+from nvidia.attention.registry import choose_backend
 from nvidia.config import BertConfig
+from nvidia.self_attention import training_context
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.runtime.precision import DTYPES
@@ -111,16 +112,7 @@ def find_attention_notes(
     """A note if attention dropout prevents a faster backend; the fastest GPU kernels have no dropout."""
     if device == "cpu" or config.attention_backend != "auto":
         return []
-    given = BackendContext(
-        device=device,
-        dtype=DTYPES[precision],
-        head_size=config.head_size,
-        dropout_prob=config.attention_probs_dropout_prob,
-        needs_plain=config.is_relative,
-        is_sparse=config.is_sparse,
-        has_window=config.attention_window > 0,
-        capability=capability,
-    )
+    given = training_context(config, device, DTYPES[precision], capability)
     taken, faster = choose_backend("auto", given), choose_backend("auto", given._replace(dropout_prob=0.0))
     if taken == faster:
         return []

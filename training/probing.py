@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 PREFIX = "probe/"  # of the names that --keep_best_by takes
 COLUMNS = {"text": "text", "label": "label"}  # of labelled tables
-MAX_SHARE = 0.02  # of the time between two probes
+MAX_SHARE = 0.02  # of the run
+PROBES_PER_INTERVAL = 2  # at most: a run that validates once has a probe before its first step and one at its end
 MAX_SHARE_UNWARNED = 0.05
-# A token costs a training step about three forward passes; two are counted, because probes have smaller batches.
-TRAINING_COST = 2.0
+TRAINING_COST = 3.0  # of a token, in forward passes
 
 
 class Stopped(Exception):
@@ -118,7 +118,7 @@ class Prober:
     def all_ranks_probe_start(self) -> None:
         """At the start of a run, measure the model before training, which all later figures are compared with.
 
-        Not where nobody knows yet how much is trained until the first probe: a time budget without --probe_every_steps.
+        Skipped with a time budget but no --probe_every_steps: then the time to the first probe is not known.
         """
         state, is_known = self.clock.progress.state, self.every_steps is not None or not self.clock.has_budget
         if state.step > state.start_step or not is_known:
@@ -156,7 +156,9 @@ class Prober:
 
     def all_ranks_measure(self, probes: Sequence["Probe"], units: dict[str, int]) -> dict[str, float]:
         """The figures of `probes`; rank 0 judges, so that all ranks have the same."""
-        team = Team(self.rank_info.rank, self.rank_info.world_size, collectives.all_ranks_gather, self._before_round)
+        team = Team(
+            self.rank_info.rank, self.rank_info.world_size, collectives.all_ranks_gather, self._all_ranks_before_round
+        )
         figures: dict[str, float] = {}
         for probe in probes:
             num_units = units[probe.task.name]
@@ -165,7 +167,7 @@ class Prober:
             figures |= collectives.all_ranks_from_main(partial(probe.judge, computed, num_units))
         return figures
 
-    def _before_round(self) -> None:
+    def _all_ranks_before_round(self) -> None:
         self.timer.begin("probe")
         if self.stop.all_ranks_agreed():
             raise Stopped
@@ -186,7 +188,8 @@ class Prober:
         return units
 
     def _units_by_tokens(self) -> dict[str, int]:
-        tokens = MAX_SHARE * TRAINING_COST * self._tokens_between() / len(self.probes)
+        share = MAX_SHARE / PROBES_PER_INTERVAL / len(self.probes)
+        tokens = share * TRAINING_COST * self._tokens_between()
         return {probe.task.name: probe.units_for(tokens) for probe in self.probes}
 
     def _tokens_between(self) -> float:
@@ -199,7 +202,7 @@ class Prober:
         return tokens * min(1.0, (self.every_steps or steps) / max(1, steps))
 
     def _all_ranks_units_by_seconds(self) -> dict[str, int]:
-        """By rank 0's clock, from a trial of the fewest units."""
+        """Choose the units that fit into --probe_seconds by rank 0's clock, from a trial of the fewest units."""
         assert self.max_seconds is not None
         units = {}
         for probe in self.probes:

@@ -1,1 +1,1 @@
-"""Turns documents into instances and shards, in tasks that can be repeated."""
+"""A preparation: documents become shards, in tasks that can be repeated."""

@@ -11,9 +11,9 @@ from common.errors import Problems, UserError
 from common.files import check_folder_to_write
 from common.flags import FlagGroup
 from common.help import HelpFormatter, Parser, positive_int, seed_number
+from data.instances.segments import OBJECTIVES
 from data.masking import UNITS
 from data.preparation.executors import EXECUTORS
-from data.preparation.instances import OBJECTIVES
 from data.preparation.settings import Settings, default_predictions
 from data.preparation.work_folder import check_work_folder
 from data.text.files import is_url

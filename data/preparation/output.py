@@ -48,8 +48,8 @@ def file_sizes(output: DirFileSystem, folder: str) -> dict[str, int]:
     return dict(sorted(sizes.items()))
 
 
-def is_complete(output: DirFileSystem, root: str, fingerprint: str, settings: Settings) -> bool:
-    """Whether this preparation is complete. Raise UserError if the output is that of another preparation."""
+def check_complete(output: DirFileSystem, root: str, fingerprint: str, settings: Settings) -> bool:
+    """Return whether this preparation is complete; warn of changed shards, refuse the output of another preparation."""
     complete = []
     for length in settings.max_seq_lengths:
         found, listed = _read_manifest(output, root, length)

@@ -7,8 +7,8 @@ from typing import Any
 
 from common.errors import Problems
 from common.words import counted
+from data.instances.segments import Objective
 from data.masking import Unit
-from data.preparation.instances import Objective
 from data.shards.schema import MAX_ROW_LENGTH
 from data.tokenizer_training import MIN_VOCABULARIES, TokenizerType
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from data.instances.encoder import Encoder
+from data.instances.rows import SpecialIds, assemble_rows
+from data.instances.segments import Documents, make_instances
 from data.masking import MaskingPolicy, mask_rows
 from data.preparation.duplicates import DROPPED
-from data.preparation.encoder import Encoder
-from data.preparation.instances import Documents, make_instances
 from data.preparation.output import open_output, write_file
 from data.preparation.plan import ShardTask
-from data.preparation.rows import SpecialIds, assemble_rows
 from data.preparation.settings import Settings
 from data.preparation.splits import splits_of
 from data.preparation.work_folder import Job

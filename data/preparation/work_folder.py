@@ -13,7 +13,7 @@ import numpy as np
 from common.console import console
 from common.errors import UserError
 from common.files import write_atomically
-from data.preparation.instances import Documents, Instances
+from data.instances.segments import Documents, Instances
 from data.preparation.settings import Settings
 
 WORK_FORMAT = 7  # version of the intermediate files; changes with how sources are cut and what task results contain

@@ -46,8 +46,6 @@ class TrainingStream:
         stream_start: int = 0,
     ) -> None:
         assert masking is not None or dataset.is_masked  # check_masked() reports it to the user
-        if masking is not None and dataset.vocab_size is None:
-            dataset.vocab_size = masking.vocab_size
         self.dataset = dataset
         self.seed = seed
         self.rank, self.world_size = rank, world_size

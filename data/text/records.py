@@ -79,7 +79,7 @@ def json_kind(sample: str) -> str:
 
 
 def looks_like_json(sample: str) -> bool:
-    """Whether a file without a telling suffix holds records: its first line is a JSON object, or an array begins."""
+    """Whether a file whose suffix names no format has records: its first line is a JSON object, or an array begins."""
     first = sample.lstrip().partition("\n")[0]
     if re.match(r"\[\s*\{", sample.lstrip()):
         return True
@@ -90,7 +90,7 @@ def looks_like_json(sample: str) -> bool:
 
 
 def table_kind(sample: str) -> str | None:
-    """Return `tsv` or `csv` for a file without a telling suffix whose first line is the names of its columns.
+    """Return `tsv` or `csv` for a file whose suffix names no format and whose first line names its columns.
 
     None for text: names are single words, and every row has as many fields as there are names.
     """

@@ -271,8 +271,3 @@ def _cut_table(path: str, found: str) -> list[Source]:
             return [Source(path, found)]
         raise
     return [Source(path, found, *rows) for rows in ranges] or [Source(path, found)]
-
-
-def detect_layout(path: str) -> str:
-    """Detect how a text file is laid out, from its beginning."""
-    return layout_of(read_sample(path))

@@ -82,7 +82,7 @@ def _tokenize(
 
 
 def _usable(item: dict[str, Any], model: ModelFolder) -> dict[str, Any]:
-    """Without word numbers, and without token types where the model has one type only."""
+    """The inputs that the model takes: no word numbers, and no token types if it has only one."""
     keys = ["input_ids", "attention_mask", "labels"]
     if getattr(model.config, "type_vocab_size", 0) > 1:
         keys.append("token_type_ids")

@@ -113,7 +113,7 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(torch|transformers|accelerate|deepspeed)\.")
 
 
-def fine_tune(
+def all_ranks_fine_tune(
     model: ModelFolder,
     data: TaskData,
     setting: Setting,

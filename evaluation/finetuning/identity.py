@@ -22,6 +22,6 @@ def digest_of(content: Any) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """Of a model's weights, configuration and tokenizer."""
+    """A digest of a model's weights, configuration and tokenizer."""
     files = [p for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".bin") or p.name in IDENTITY]
     return digest_of([(path.name, file_digest(path)) for path in files])

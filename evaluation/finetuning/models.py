@@ -61,12 +61,12 @@ class ModelFolder:
 
     @cached_property
     def digest(self) -> str:
-        """Of the weights, the configuration and the tokenizer."""
+        """A digest of the weights, the configuration and the tokenizer."""
         return folder_digest(self.path)
 
     @cached_property
     def architecture_digest(self) -> str:
-        """Of the configuration and the tokenizer: equal for models that differ in weights alone."""
+        """A digest of the configuration and the tokenizer: equal for models that differ only in weights."""
         files = [self.path / name for name in IDENTITY if (self.path / name).is_file()]
         config = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
         tokenizer = [(path.name, file_digest(path)) for path in files if path.name != "config.json"]

@@ -10,8 +10,14 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
+def choose_accelerator() -> None:
+    """Keep DeepSpeed, which transformers imports if it is installed, from warning that it found no accelerator."""
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def num_ranks() -> int:
-    """As the launcher set it; 1 under plain python."""
+    """The number of ranks that the launcher started; 1 under plain python."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -32,7 +38,7 @@ def device() -> torch.device:
 
 
 def all_ranks_take_from_first(make: Callable[[], T]) -> T:
-    """Run `make` on rank 0 and give its result to all ranks. A collective; an error of rank 0 is raised on all."""
+    """Run `make` on rank 0 and give its result to all ranks. An error of rank 0 is raised on all."""
     if num_ranks() == 1:
         return make()
     box: list[Any] = [None, None]
@@ -48,7 +54,7 @@ def all_ranks_take_from_first(make: Callable[[], T]) -> T:
 
 
 def all_ranks_gather(part: list[Any]) -> list[Any]:
-    """The parts of all ranks, in the order of ranks. A collective."""
+    """The parts of all ranks, in the order of ranks."""
     if num_ranks() == 1:
         return part
     parts: list[Any] = [None] * num_ranks()

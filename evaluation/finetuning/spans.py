@@ -21,7 +21,7 @@ def make_windows(
     """Inputs of at most `limit` tokens: question and a window of the text; neighbours share `stride` tokens.
 
     With labels, each has the positions of the first answer's first and last token, or twice that of the first token
-    ([CLS]) where the window does not hold the whole answer.
+    ([CLS]) where the window does not contain the whole answer.
     """
     max_question = min(MAX_QUESTION_TOKENS, limit // 3)
     questions = [_shortened(tokenizer, row["question"], max_question) for row in rows]
@@ -79,7 +79,7 @@ def best_texts(
     for number, window in enumerate(windows):
         size = len(window.offsets)
         start, end = starts[number, :size], ends[number, :size]
-        # No window holds an answer only if even the one that denies it least does not.
+        # The window with the lowest score for "no answer" decides whether there is none.
         null[window.row] = min(null[window.row], float(start[0] + end[0]))
         found = _best_span(window.offsets, start, end)
         if found is not None and found[0] > best[window.row][0]:

@@ -19,10 +19,30 @@ class Encoded:
         """At most `limit` tokens: the last ones before the closing special tokens are cut."""
         if len(self.ids) <= limit:
             return self
-        closing = 0
-        while closing < limit and self.words[len(self.words) - 1 - closing] is None:
-            closing += 1
-        kept = [*range(limit - closing), *range(len(self.ids) - closing, len(self.ids))]
+        _, closing = self.num_specials
+        closing = min(closing, limit)
+        return self._of([*range(limit - closing), *range(len(self.ids) - closing, len(self.ids))])
+
+    @property
+    def num_specials(self) -> tuple[int, int]:
+        """Special tokens before the first other token and after the last one."""
+        places = [place for place, word in enumerate(self.words) if word is not None]
+        return (places[0], len(self.words) - 1 - places[-1]) if places else (0, len(self.words))
+
+    def around(self, first: int, last: int, num_context: int) -> tuple["Encoded", int]:
+        """Tokens [first, last), `num_context` more from both sides of them, and the special tokens at both ends.
+
+        Also returns how many tokens were cut in front. The sides get equally many; what one lacks, the other gets.
+        """
+        opening, closing = self.num_specials
+        before, after = first - opening, len(self.ids) - closing - last
+        left = min(before, max(num_context // 2, num_context - after))
+        right = min(after, num_context - left)
+        inner = range(first - left, last + right)
+        kept = [*range(opening), *inner, *range(len(self.ids) - closing, len(self.ids))]
+        return self._of(kept), before - left
+
+    def _of(self, kept: Sequence[int]) -> "Encoded":
         return Encoded(
             tuple(self.ids[i] for i in kept), tuple(self.words[i] for i in kept), tuple(self.offsets[i] for i in kept)
         )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class ClozeScores:
     correct: np.ndarray  # [N] 1, 0, or a share where choices tie
     reciprocal_ranks: np.ndarray  # [N]
     chosen: list[str | None]  # the preferred choice; None where there are no choices
+    num_shortened: int  # texts that were longer than the model's positions
 
 
 def score_cloze(
@@ -82,8 +83,8 @@ def score_cloze(
     With choices, all tokens of a choice are masked together, and the choice with the highest mean log-probability is
     taken, so that long ones are not at a disadvantage. Without, the answer's tokens compete with the whole vocabulary.
     """
-    filled = [filled for row in rows for filled in fill_gap(tokenizer, row, max_positions)]
-    wanted = [(sentence, [(hidden, hidden)]) for sentence, hidden in filled]
+    filled = [fill_gap(tokenizer, row, max_positions) for row in rows]
+    wanted = [(sentence, [(hidden, hidden)]) for row in filled for sentence, hidden in row.copies]
     queries = make_queries(wanted, mask_id_of(tokenizer))
     answers = scorer.answer(queries, with_ranks=True)
     assert answers.ranks is not None
@@ -92,11 +93,11 @@ def score_cloze(
     worst = np.ones(len(wanted), dtype=np.int64)
     np.maximum.at(worst, queries.owners, answers.ranks)
     inverse = np.bincount(queries.owners, 1.0 / answers.ranks, len(wanted)) / np.maximum(counts, 1)
-    return _judge_cloze(rows, means, worst, inverse)
+    return _judge_cloze(rows, means, worst, inverse, sum(row.was_cut for row in filled))
 
 
 def _judge_cloze(
-    rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray
+    rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray, num_shortened: int
 ) -> ClozeScores:
     correct, reciprocal, place = [], [], 0
     chosen: list[str | None] = []
@@ -115,11 +116,17 @@ def _judge_cloze(
         correct.append(float(own == scores.max()) / int(best.sum()))
         reciprocal.append(1.0 / (1 + int((scores > own).sum())))
         chosen.append(choices[int(scores.argmax())])
-    return ClozeScores(np.array(correct), np.array(reciprocal), chosen)
+    return ClozeScores(np.array(correct), np.array(reciprocal), chosen, num_shortened)
 
 
-def fill_gap(tokenizer: Any, row: dict[str, Any], max_positions: int) -> list[tuple[Encoded, tuple[int, ...]]]:
-    """The text with each choice (or the answer) in its gap, and the positions of the tokens that come from it."""
+class FilledGap(NamedTuple):
+    """A text with each choice (or the answer) in its gap, and the positions of the tokens that come from it."""
+
+    copies: list[tuple[Encoded, tuple[int, ...]]]
+    was_cut: bool  # to the model's positions: the gap and what is nearest to it were kept
+
+
+def fill_gap(tokenizer: Any, row: dict[str, Any], max_positions: int) -> FilledGap:
     line, text, choices = row.get("line", "?"), row["text"], row.get("choices") or [row["answer"]]
     gaps = list(GAP.finditer(text))
     if len(gaps) != 1:
@@ -140,10 +147,24 @@ def fill_gap(tokenizer: Any, row: dict[str, Any], max_positions: int) -> list[tu
         )
         if not hidden:
             raise UserError(f"line {line}: {choice!r} has no tokens in this vocabulary.")
-        if len(sentence.ids) > max_positions:
-            raise UserError(
-                f"line {line}: the text with the gap has {len(sentence.ids)} tokens, but the model has {max_positions} "
-                "positions; cutting could remove the gap. Shorten the text."
-            )
         filled.append((sentence, hidden))
-    return filled
+    if all(len(sentence.ids) <= max_positions for sentence in sentences):
+        return FilledGap(filled, was_cut=False)
+    return FilledGap(_cut_around_gap(filled, max_positions, f"line {line}"), was_cut=True)
+
+
+def _cut_around_gap(
+    filled: list[tuple[Encoded, tuple[int, ...]]], max_positions: int, where: str
+) -> list[tuple[Encoded, tuple[int, ...]]]:
+    """All copies with the same number of tokens around the gap, so that choices are compared in the same context."""
+    longest = max(hidden[-1] + 1 - hidden[0] for _, hidden in filled)
+    num_context = max_positions - sum(filled[0][0].num_specials) - longest
+    if num_context < 0:
+        raise UserError(
+            f"{where}: a choice has {longest} tokens, but the model has {max_positions} positions. Shorten the choice."
+        )
+    cut = []
+    for sentence, hidden in filled:
+        part, num_cut = sentence.around(hidden[0], hidden[-1] + 1, num_context)
+        cut.append((part, tuple(position - num_cut for position in hidden)))
+    return cut

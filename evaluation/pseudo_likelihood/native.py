@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
+from common.files import find_weight_files
 from evaluation.pseudo_likelihood.likelihood import (
     Answers,
     Queries,
@@ -27,6 +28,9 @@ from evaluation.pseudo_likelihood.likelihood import (
     put_answers,
 )
 from evaluation.pseudo_likelihood.team import ALONE, Team
+from nvidia.cpu.libraries import forced_libraries, use
+from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.fastest import measure_libraries
 from nvidia.interop.hugging_face import from_hugging_face, is_pre_ln
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -36,6 +40,7 @@ from nvidia.unpadding import plan_packing, plan_with_rows, real_tokens
 WEIGHTS = "model.safetensors"
 TOKENS_AT_ONCE = 4096  # large enough for the products to run at the processor's speed, small enough for its cache
 HEAD_ROWS = 128  # rows of scores at a time: each is as long as the vocabulary
+SENTENCE_LENGTH = 16  # tokens of a typical sentence, for measuring products
 
 
 def load_native(folder: Path) -> PreTrainingModel:
@@ -61,12 +66,27 @@ def to_native(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: s
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, from one safetensors file or from several with an index."""
-    index = folder / f"{WEIGHTS}.index.json"
+    paths = find_weight_files(folder, WEIGHTS)
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [WEIGHTS]
-        return {name: tensor for file in names for name, tensor in load_file(folder / file).items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: its weights cannot be read as safetensors ({error})") from None
+
+
+def prepare_process() -> None:
+    """Settings of oneDNN and of the memory allocator for a process that evaluates, before its first product."""
+    configure_onednn()
+    keep_freed_memory()
+
+
+def use_fastest_products(model: PreTrainingModel) -> None:
+    """Let the library that is fastest on this processor compute the products of a scorer; for the whole process.
+
+    Not for a model in training: its run has chosen.
+    """
+    forced = forced_libraries()
+    rows = TOKENS_AT_ONCE // SENTENCE_LENGTH
+    use(measure_libraries(model.config, rows, SENTENCE_LENGTH).libraries if forced is None else forced)
 
 
 class PackedScorer:
@@ -98,7 +118,9 @@ class PackedScorer:
             return entries, self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), with_ranks)
 
         with evaluating(self.model):
-            answered = self.team.map(work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once))
+            answered = self.team.all_ranks_map(
+                work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once)
+            )
         for entries, part in answered:
             log_probs[entries] = part.log_probs
             if ranks is not None:
@@ -106,7 +128,7 @@ class PackedScorer:
         return Answers(log_probs, ranks)
 
     def _answer_batch(self, batch: Any, with_ranks: bool) -> Answers:
-        """For each entry of the batch."""
+        """The answers to the entries of a batch."""
         device = next(self.model.parameters()).device
         ids, mask, targets = batch.ids.to(device), batch.mask.to(device), batch.targets.to(device)
         flat = (batch.rows * ids.shape[1] + batch.positions).to(device)  # [e] in the flattened batch
@@ -137,7 +159,7 @@ def batches_by_length(lengths: Sequence[int], tokens_at_once: int) -> list[np.nd
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Generator[None]:
-    """Without dropout while entered."""
+    """Switch the model to evaluation, without dropout, and back at the end."""
     was_training = model.training
     model.eval()
     try:
@@ -168,6 +190,6 @@ def mean_states(
     batches = batches_by_length([len(row) for row in rows], tokens_at_once)
     result = torch.empty(len(rows), model.config.hidden_size)
     with evaluating(model):
-        for chosen, means in zip(batches, team.map(work, batches), strict=True):
+        for chosen, means in zip(batches, team.all_ranks_map(work, batches), strict=True):
             result[chosen] = means
     return result

@@ -10,17 +10,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Team:
-    """This process among `size` others. `gather` returns the values of all of them, in order; a collective.
+    """This process among `size` others. `all_ranks_gather` returns the values of all of them, in order.
 
     `before_round` is called before each round of batches, at the same time on all of them; it may raise to give up.
     """
 
     rank: int = 0
     size: int = 1
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
+    all_ranks_gather: Callable[[Any], list[Any]] = lambda value: [value]
     before_round: Callable[[], None] = lambda: None
 
-    def map(self, work: Callable[[B], R], batches: Sequence[B]) -> list[R]:
+    def all_ranks_map(self, work: Callable[[B], R], batches: Sequence[B]) -> list[R]:
         """`work` of every batch. The batches do not depend on `size`, so neither do the results.
 
         Every process computes equally many, because partitioned weights are gathered from all of them.
@@ -29,7 +29,7 @@ class Team:
         for first in range(0, len(batches), self.size):
             self.before_round()
             own.append(work(batches[min(first + self.rank, len(batches) - 1)]))
-        parts = self.gather(own)
+        parts = self.all_ranks_gather(own)
         return [parts[number % self.size][number // self.size] for number in range(len(batches))]
 
 

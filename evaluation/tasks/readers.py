@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -205,12 +206,19 @@ def read_dataset(path: Path, task: Task) -> tuple[list[Row], int]:
             f'task {task.name}: format "dataset" needs the package datasets. Install it: pip install datasets'
         ) from None
     name, split = str(path.parent), path.name
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # without a network, it reports every attempt
     try:
         loaded: Any = datasets.load_from_disk(name) if Path(name).is_dir() else None
         if loaded is None:
             loaded = datasets.load_dataset(name, task.configuration, split=split)
         elif isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise UserError(
+                    f"{name}: has no split {split!r} (found {', '.join(loaded)}). Correct task {task.name}."
+                )
             loaded = loaded[split]
+    except UserError:
+        raise
     except Exception as error:  # the library raises many kinds, also of network libraries
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -248,7 +256,7 @@ READERS: dict[str, Callable[[Path, Task], tuple[list[Row], int]]] = {
 
 def _read_text(path: Path) -> str:
     try:
-        # newline="\n": a carriage return inside a row is no end of it.
+        # newline="\n": a carriage return inside a row does not end it.
         with path.open(encoding="utf-8-sig", newline="\n") as stream:
             return stream.read()
     except UnicodeDecodeError as error:

@@ -1,6 +1,5 @@
 """Task files: what a task reads, what it predicts, how it is scored."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from common.errors import UserError, nearest
+from common.json_files import load_json
 
 Kind = Literal["classify", "pair", "regress", "tokens", "span", "minimal_pairs", "cloze"]
 Format = Literal["tsv", "csv", "jsonl", "conll", "squad", "folders", "dataset"]
@@ -117,14 +117,7 @@ def shipped_tasks() -> tuple[str, ...]:
 
 def load_task(path: Path) -> Task:
     """Read a task file; a mistake in it becomes one UserError that names the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: is not valid JSON ({error}). Correct it; docs/evaluation.md has the format."
-        ) from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: is a JSON {type(content).__name__}, expected an object. See docs/evaluation.md.")
+    content = load_json(path, "a task file (see docs/evaluation.md)")
     return make_task({"name": path.stem, **content}, str(path))
 
 

@@ -70,7 +70,7 @@ def load_data(task: Task, data: Path | None) -> TaskData:
 
 
 def _rows_digest(rows: list[Row]) -> str:
-    """Of a folder or dataset, whose files may be many or elsewhere: of what was read."""
+    """A digest of the rows that were read, for folders and datasets, whose files may be many or elsewhere."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(repr(sorted(row.items())).encode())

@@ -18,6 +18,27 @@ HEADS = {
     "masked-token head": ("cls.predictions.",),
 }
 
+# Our modules of a block → those of the stock classes.
+_ATTENTION_NORM = "PreAttentionLayerNorm"
+_CLASSIC_LAYER = {
+    **{name: name for name in ("attention.self.query", "attention.self.key", "attention.self.value")},
+    **{name: name for name in ("attention.output.dense", "output.dense")},
+    "intermediate.dense_act": "intermediate.dense",
+}
+_PRE_LN_LAYER = _CLASSIC_LAYER | {
+    _ATTENTION_NORM: "attention.LayerNorm",
+    "PostAttentionLayerNorm": "intermediate.LayerNorm",
+}
+_POST_LN_LAYER = _CLASSIC_LAYER | {name: name for name in ("attention.output.LayerNorm", "output.LayerNorm")}
+_MODERN_LAYER = {
+    QKV: "attn.Wqkv",
+    "attention.output.dense": "attn.Wo",
+    "intermediate.dense_act": "mlp.Wi",
+    "output.dense": "mlp.Wo",
+    _ATTENTION_NORM: "attn_norm",
+    "PostAttentionLayerNorm": "mlp_norm",
+}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -113,9 +134,12 @@ def _modules(config: BertConfig, family: Family) -> Iterator[tuple[str, str]]:
     for index in range(config.num_hidden_layers):
         ours = f"bert.encoder.layer.{index}"
         if is_modern:
-            yield from _modern_layer(ours, f"{root}.layers.{index}", index > 0)
+            names, theirs = _MODERN_LAYER, f"{root}.layers.{index}"
         else:
-            yield from _classic_layer(ours, f"{root}.encoder.layer.{index}", family.is_pre_ln)
+            names, theirs = _PRE_LN_LAYER if family.is_pre_ln else _POST_LN_LAYER, f"{root}.encoder.layer.{index}"
+        for our_name, their_name in names.items():
+            if not (is_modern and index == 0 and our_name == _ATTENTION_NORM):  # its first block has no such norm
+                yield f"{ours}.{our_name}", f"{theirs}.{their_name}"
     if family.is_pre_ln:
         yield "bert.encoder.FinalLayerNorm", f"{root}.{'final_norm' if is_modern else 'LayerNorm'}"
     transform = f"{head}.transform" if family.has_sentence_head else head
@@ -125,30 +149,6 @@ def _modules(config: BertConfig, family: Family) -> Iterator[tuple[str, str]]:
     if family.has_sentence_head and config.has_sentence_head:
         yield "bert.pooler.dense_act", f"{root}.pooler.dense"
         yield "cls.seq_relationship", "cls.seq_relationship"
-
-
-def _classic_layer(ours: str, theirs: str, pre_ln: bool) -> Iterator[tuple[str, str]]:
-    for part in ("query", "key", "value"):
-        yield f"{ours}.attention.self.{part}", f"{theirs}.attention.self.{part}"
-    yield f"{ours}.attention.output.dense", f"{theirs}.attention.output.dense"
-    yield f"{ours}.intermediate.dense_act", f"{theirs}.intermediate.dense"
-    yield f"{ours}.output.dense", f"{theirs}.output.dense"
-    if pre_ln:
-        yield f"{ours}.PreAttentionLayerNorm", f"{theirs}.attention.LayerNorm"
-        yield f"{ours}.PostAttentionLayerNorm", f"{theirs}.intermediate.LayerNorm"
-    else:
-        yield f"{ours}.attention.output.LayerNorm", f"{theirs}.attention.output.LayerNorm"
-        yield f"{ours}.output.LayerNorm", f"{theirs}.output.LayerNorm"
-
-
-def _modern_layer(ours: str, theirs: str, has_attention_norm: bool) -> Iterator[tuple[str, str]]:
-    yield f"{ours}.{QKV}", f"{theirs}.attn.Wqkv"
-    yield f"{ours}.attention.output.dense", f"{theirs}.attn.Wo"
-    yield f"{ours}.intermediate.dense_act", f"{theirs}.mlp.Wi"
-    yield f"{ours}.output.dense", f"{theirs}.mlp.Wo"
-    if has_attention_norm:
-        yield f"{ours}.PreAttentionLayerNorm", f"{theirs}.attn_norm"
-    yield f"{ours}.PostAttentionLayerNorm", f"{theirs}.mlp_norm"
 
 
 def _has_bias(module: str, config: BertConfig) -> bool:

@@ -1,12 +1,14 @@
 """Runs on two machines: the commands of docs/clusters.md, and what to expect of them."""
 
-from collections.abc import Generator, Sequence
+import shlex
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
 
-from tests.cluster.machines import Machine, started, wait_until
+from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
 from tests.integration.test_launcher_ends import checkpoints
+from tests.support import PROJECT
 from training.checkpoints.state import read_state
 
 OUTPUT = "output.txt"
@@ -17,6 +19,17 @@ def write_hostfile(folder: Path, slots: int = 1) -> str:
     path = folder / "hostfile"
     path.write_text(f"worker-0 slots={slots}\nworker-1 slots={slots}\n")
     return str(path)
+
+
+def documented(start: str, changes: Mapping[str, str]) -> list[str]:
+    """The one command of docs/clusters.md that starts so, without flags of the script. `changes`: of its words."""
+    page = (PROJECT / "docs" / "clusters.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith(f"    {start}"))
+    words = shlex.split(line)
+    assert set(changes) <= set(words), f"not in the command: {set(changes) - set(words)}"
+    if "deepspeed_train.py" in words:
+        words = words[: words.index("deepspeed_train.py") + 1]
+    return ["env", *(changes.get(word, word) for word in words)]
 
 
 def deepspeed(folder: Path, words: Sequence[str], *options: str, slots: int = 1) -> list[str]:
@@ -32,14 +45,14 @@ def training(machine: Machine, command: Sequence[str], folder: Path, **env: str)
     """A command that has written a checkpoint."""
     with started(machine, command, folder / OUTPUT, **env) as process:
         before = checkpoints(folder).tags()
-        wait_until(lambda: process.poll() is not None or checkpoints(folder).tags() != before, 240, "no checkpoint")
+        wait_until(lambda: process.poll() is not None or checkpoints(folder).tags() != before, "a checkpoint")
         assert process.poll() is None, printed(folder)
         yield process
 
 
-def run_to_end(machine: Machine, command: Sequence[str], folder: Path, seconds: float = 300, **env: str) -> int:
+def run_to_end(machine: Machine, command: Sequence[str], folder: Path, **env: str) -> int:
     with started(machine, command, folder / OUTPUT, **env) as process:
-        return process.wait(seconds)
+        return process.wait(LAST_RESORT)
 
 
 def run_everywhere(machines: Machines, commands: Sequence[Sequence[str]], folder: Path, **env: str) -> list[int]:
@@ -49,16 +62,16 @@ def run_everywhere(machines: Machines, commands: Sequence[Sequence[str]], folder
             stack.enter_context(started(machine, command, folder / OUTPUT, **env))
             for machine, command in zip(machines, commands, strict=True)
         ]
-        return [process.wait(300) for process in processes]
+        return [process.wait(LAST_RESORT) for process in processes]
 
 
-def seconds_until_no_rank(machines: Sequence[Machine], limit: float) -> float:
-    """How long it takes until no rank runs on any of the machines, nor a process that DeepSpeed started for one."""
+def wait_for_no_rank(machines: Sequence[Machine]) -> None:
+    """Wait until no rank runs on any of the machines, nor a process that DeepSpeed started for one."""
 
     def is_empty() -> bool:
         return not any("deepspeed" in word for machine in machines for p in machine.processes() for word in _words(p))
 
-    return wait_until(is_empty, limit, "ranks still run")
+    wait_until(is_empty, "the end of all ranks")
 
 
 def _words(process: object) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import PATHS, Machine, wait_until
+from tests.cluster.machines import LAST_RESORT, PATHS, Machine, wait_until
 from tests.support import PROJECT
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
@@ -32,14 +32,14 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
-KillWait=30
+KillWait=300
 OverTimeLimit=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=requeue_setup_env_fail,sched_interval=2
 NodeName=worker-0 NodeAddr=10.77.0.1 CPUs={cpus} State=UNKNOWN
 NodeName=worker-1 NodeAddr=10.77.0.2 CPUs={cpus} State=UNKNOWN
-PartitionName=normal Nodes=worker-[0-1] Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=normal Nodes=worker-[0-1] Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=300
 PartitionName=urgent Nodes=worker-[0-1] State=UP PriorityTier=10
 """
 
@@ -65,7 +65,7 @@ class Slurm:
         self._start(machines[0], "slurmctld")
         for machine in machines:
             self._start(machine, "slurmd", "-N", machine.name)
-        wait_until(self._is_ready, 60, "two idle nodes")
+        wait_until(self._is_ready, "two idle nodes")
 
     def _start(self, machine: Machine, program: str, *words: str) -> None:
         machine.run(*self._with_config(program), "-f", str(self.config), *words)
@@ -82,7 +82,7 @@ class Slurm:
             self.machines[0].command(*self._with_config(*words)),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LAST_RESORT,
             cwd=PROJECT,
         )
         return done.stdout if done.returncode == 0 else f"error: {done.stderr}"
@@ -100,8 +100,8 @@ class Slurm:
         fields = self.ask("scontrol", "show", "job", str(job)).split()
         return next((field.partition("=")[2] for field in fields if field.startswith(f"{key}=")), "")
 
-    def wait_for(self, job: int, *states: str, seconds: float = 300) -> str:
-        wait_until(lambda: self.show(job, "JobState") in states, seconds, f"job {job} in {', '.join(states)}")
+    def wait_for(self, job: int, *states: str) -> str:
+        wait_until(lambda: self.show(job, "JobState") in states, f"job {job} in {', '.join(states)}")
         return self.show(job, "JobState")
 
     def logs(self) -> str:

@@ -1,20 +1,22 @@
 """What goes wrong between machines: all ranks end in time, one message names the machine, the same command resumes."""
 
 import signal
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.processes import STUCK_EXIT_CODE, USER_ERROR_EXIT_CODE
-from tests.cluster.machines import Machine, wait_until
-from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, seconds_until_no_rank, training
+from tests.cluster.machines import LAST_RESORT, Machine, wait_until
+from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, training, wait_for_no_rank
 from tests.distributed.test_ranks import losses
-from tests.integration.test_launcher_ends import write_endless
+from tests.integration.test_launcher_ends import checkpoints, write_endless
 from tests.support import read_metrics, run_deepspeed, tiny_words, write_project
+from training.checkpoints.paths import STAGING
 
 Machines = tuple[Machine, Machine]
-STUCK = ["--stuck_after_minutes", "0.5"]
+STUCK = ["--stuck_after_minutes", "1"]
 # The highest code of all machines is that of `deepspeed`.
 SSH_FAILED = 255
 KILLED = 256 - signal.SIGKILL
@@ -30,23 +32,40 @@ def assert_resumes(machine: Machine, folder: Path, **env: str) -> None:
 def test_a_killed_rank_ends_the_others(machines: Machines, tmp_path: Path) -> None:
     with training(machines[0], deepspeed(tmp_path, write_endless(tmp_path)), tmp_path) as process:
         machines[1].ranks()[0].kill()
-        assert seconds_until_no_rank(machines, 60) < 30
-        assert process.wait(30) == KILLED
+        wait_for_no_rank(machines)
+        assert process.wait(LAST_RESORT) == KILLED
     assert "the connection to another rank on worker-1 broke" in printed(tmp_path)
     assert "worker-0: ssh exited with exit code 1" in printed(tmp_path), "of the rank that lost it"
     assert_resumes(machines[0], tmp_path)
 
 
-@pytest.mark.parametrize("saves_every", [5, 1])
-def test_a_cut_link(saves_every: int, machines: Machines, tmp_path: Path) -> None:
-    """During steps, and during saves: with one at every step most of the time is spent on them."""
-    words = [*write_endless(tmp_path), *STUCK, "--save_every_steps", str(saves_every)]
-    with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process:
+def suspend_in_a_save(machine: Machine, folder: Path) -> psutil.Process:
+    """The only rank of a machine, suspended while a checkpoint is being written."""
+    (rank,) = machine.ranks()
+
+    def is_saving() -> bool:
+        rank.suspend()
+        if (checkpoints(folder).folder / STAGING).exists():
+            return True
+        rank.resume()
+        return False
+
+    wait_until(is_saving, "a save")
+    return rank
+
+
+@pytest.mark.parametrize("moment", ["steps", "a save"])
+def test_a_cut_link(moment: str, machines: Machines, tmp_path: Path) -> None:
+    words = [*write_endless(tmp_path), *STUCK, "--save_every_steps", "1" if moment == "a save" else "5"]
+    with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process, ExitStack() as stack:
+        if moment == "a save":
+            stack.callback(suspend_in_a_save(machines[0], tmp_path).resume)
         machines[1].cut_link()
-        wait_until(lambda: not machines[0].ranks() and not machines[1].ranks(), 90, "ranks still run")
+        stack.close()
+        wait_until(lambda: not machines[0].ranks() and not machines[1].ranks(), "the end of all ranks")
         machines[1].mend_link()  # until then ssh waits
-        assert process.wait(60) == STUCK_EXIT_CODE, printed(tmp_path)
-    lost = "no sign of life from {} for 30 s"
+        assert process.wait(LAST_RESORT) == STUCK_EXIT_CODE, printed(tmp_path)
+    lost = "no sign of life from {} for 60 s"
     assert lost.format("worker-1") in printed(tmp_path) or lost.format("worker-0") in printed(tmp_path)
     assert_resumes(machines[0], tmp_path)
 
@@ -74,7 +93,7 @@ def test_a_machine_that_does_not_see_a_folder(folder: str, machines: Machines, t
     words = [*write_project(tmp_path), "--max_steps", "4"]
     (tmp_path / folder).mkdir(exist_ok=True)
     machines[1].run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path / folder))
-    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, 120) == USER_ERROR_EXIT_CODE, printed(tmp_path)
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path) == USER_ERROR_EXIT_CODE, printed(tmp_path)
     text = printed(tmp_path)
     assert text.count("error: ") == 1, text
     message = "error: worker-1 (rank 1): " if folder == "data" else "worker-1 cannot see what worker-0 (rank 0) writes"
@@ -89,7 +108,7 @@ def test_a_machine_with_other_data(machines: Machines, tmp_path: Path) -> None:
     write_project(tmp_path / "other")
     (tmp_path / "other" / "data" / "wiki_training_0.hdf5").unlink()
     machines[1].run("mount", "--bind", str(tmp_path / "other" / "data"), str(tmp_path / "data"))
-    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, 120) == USER_ERROR_EXIT_CODE, printed(tmp_path)
+    assert run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path) == USER_ERROR_EXIT_CODE, printed(tmp_path)
     assert "error: worker-1: its training data is " in printed(tmp_path)
 
 
@@ -98,7 +117,7 @@ def test_a_wrong_address(machines: Machines, tmp_path: Path) -> None:
     settings = tmp_path / "deepspeed_env"
     settings.write_text("DEEPSPEED_TIMEOUT=1\n")
     command = deepspeed(tmp_path, write_project(tmp_path), "--master_addr", "10.77.0.9")
-    assert run_to_end(machines[0], command, tmp_path, 200, DS_ENV_FILE=str(settings)) == STUCK_EXIT_CODE
+    assert run_to_end(machines[0], command, tmp_path, DS_ENV_FILE=str(settings)) == STUCK_EXIT_CODE
     text = printed(tmp_path)
     assert text.count("error: ") == len(machines)
     assert "MASTER_PORT: worker-0 (rank 0) cannot reach 10.77.0.9:29500; expected an address of the machine" in text
@@ -108,9 +127,9 @@ def test_a_wrong_address(machines: Machines, tmp_path: Path) -> None:
 
 
 def test_clocks_that_differ_by_an_hour(machines: Machines, tmp_path: Path) -> None:
-    machines[1].shift_clock(-3600)
-    ask = [sys.executable, "-c", "import time; print(time.time())"]
-    assert float(machines[0].run(*ask)) - float(machines[1].run(*ask)) > 3500
+    machines[1].shift_clock(-1)
+    here, there = (int(machines[0].run("ssh", machine.name, "date", "+%s")) for machine in machines)
+    assert 3000 < here - there < 4200
     whole = tmp_path / "whole"
     whole.mkdir()
     limits = ["--max_steps", "6", "--save_every_steps", "2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import PATHS, Machine
-from tests.cluster.runs import deepspeed, printed, run_everywhere, run_to_end, write_hostfile
+from tests.cluster.runs import deepspeed, documented, printed, run_everywhere, run_to_end, write_hostfile
 from tests.distributed.test_ranks import TOLERANCE, losses, without_dropout
 from tests.support import run_deepspeed, run_plain, tiny_words, write_project
 
@@ -39,22 +39,25 @@ def require(*programs: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
+def documented_deepspeed(folder: Path, slots: int, *options: str, **changes: str) -> list[str]:
+    hostfile = write_hostfile(folder, slots)
+    return documented(" ".join(["deepspeed --hostfile hostfile", *options]), {"hostfile": hostfile, **changes})
+
+
 def start_pdsh(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:
-    return [run_to_end(machines[0], deepspeed(folder, words, slots=slots), folder)]
+    return [run_to_end(machines[0], [*documented_deepspeed(folder, slots, "deepspeed_train.py"), *words], folder)]
 
 
 def start_open_mpi(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:
     require("ompi_info", "mpirun.openmpi")
-    options = ["--launcher", "openmpi", "--launcher_args=-x MASTER_ADDR=worker-0 -x OMP_NUM_THREADS=1"]
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = deepspeed(folder, words, *options, slots=slots)
+    command = [*documented_deepspeed(folder, slots, "--launcher openmpi"), *words]
     return [run_to_end(machines[0], command, folder, **as_root, PATH=first_on_path(folder, "mpirun.openmpi"))]
 
 
 def start_mpich(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:
     require("mpirun.mpich")
-    options = ["--launcher", "mpich", "--master_addr", "worker-0"]
-    command = deepspeed(folder, words, *options, slots=slots)
+    command = [*documented_deepspeed(folder, slots, "--launcher mpich"), *words]
     return [run_to_end(machines[0], command, folder, PATH=first_on_path(folder, "mpirun.mpich"))]
 
 
@@ -68,20 +71,16 @@ def first_on_path(folder: Path, program: str) -> str:
 
 
 def start_without_ssh(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:
-    hostfile = write_hostfile(folder, slots)
     for machine in machines:
         machine.stop_sshd()
-    options = ["--hostfile", hostfile, "--no_ssh", "--master_addr", "worker-0"]
-    commands = [
-        ["deepspeed", *options, "--node_rank", str(node), "deepspeed_train.py", *words] for node in range(len(machines))
-    ]
+    places = [{"0": str(node)} for node in range(len(machines))]
+    commands = [[*documented_deepspeed(folder, slots, "--no_ssh", **place), *words] for place in places]
     return run_everywhere(machines, commands, folder)
 
 
 def start_torchrun(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "worker-0:29400", "--rdzv-id", "bert"]
-    command = ["torchrun", "--nnodes", "2", "--nproc_per_node", str(slots), *meeting, "deepspeed_train.py", *words]
-    return run_everywhere(machines, [command, command], folder)
+    command = [*documented("torchrun --nnodes 2:4", {"2:4": "2", "8": str(slots)}), *words]
+    return run_everywhere(machines, [command, command], folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 LAUNCHERS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import Machine, started, wait_until
+from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
 from tests.cluster.runs import printed
 from tests.integration.prepare.corpora import digests, write_corpus
 from tests.support import PROJECT, run_command
@@ -39,20 +39,20 @@ def test_a_worker_is_killed(machines: Machines, tmp_path: Path) -> None:
     assert here.returncode == 0, here.stderr
     log = tmp_path / "dask.txt"
     worker = ["dask", "worker", "tcp://worker-0:8786", "--nthreads", "1", "--no-dashboard", "--nworkers", "2"]
-    place = ["--local-directory", str(tmp_path / "spill"), "--death-timeout", "60"]
+    place = ["--local-directory", str(tmp_path / "spill"), "--death-timeout", str(LAST_RESORT)]
     scheduler = ["dask", "scheduler", "--host", "worker-0", "--no-dashboard"]
     with ExitStack() as stack:
         stack.enter_context(started(machines[0], scheduler, log, PYTHONPATH=str(PROJECT)))
         for machine in machines:
             stack.enter_context(started(machine, [*worker, *place], log, PYTHONPATH=str(PROJECT)))
-        wait_until(lambda: log.read_text().count("Registered to:") >= 4, 90, "four workers")
+        wait_until(lambda: log.read_text().count("Registered to:") >= 4, "four workers")
         options = ["--executor", "dask", "--scheduler", "tcp://worker-0:8786", "--work_dir", str(tmp_path / "work")]
         command = prepare(corpus, tmp_path / "there", *options)
         process = stack.enter_context(started(machines[0], command, tmp_path / "output.txt"))
         work = tmp_path / "work"
-        wait_until(lambda: any(path.is_file() for path in work.rglob("*")), 90, "the first file of a worker")
+        wait_until(lambda: any(path.is_file() for path in work.rglob("*")), "the first file of a worker")
         assert process.poll() is None, printed(tmp_path)
         victim = max(machines[1].processes(), key=lambda each: each.cpu_times().user)
         victim.kill()
-        assert process.wait(240) == 0, printed(tmp_path)
+        assert process.wait(LAST_RESORT) == 0, printed(tmp_path)
     assert digests(tmp_path / "here") == digests(tmp_path / "there")

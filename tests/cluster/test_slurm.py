@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import Machine, wait_until
-from tests.cluster.runs import checkpoints, run_to_end, saved_step, seconds_until_no_rank
+from tests.cluster.runs import checkpoints, run_to_end, saved_step, wait_for_no_rank
 from tests.cluster.slurm import CPUS, Slurm
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import write_endless
@@ -27,8 +27,8 @@ def submit(slurm: Slurm, folder: Path, words: list[str], *options: str, ranks: i
 
 
 def wait_for_checkpoint(slurm: Slurm, job: int, folder: Path) -> None:
-    slurm.wait_for(job, "RUNNING", seconds=60)
-    wait_until(lambda: checkpoints(folder).tags() or slurm.show(job, "JobState") != "RUNNING", 240, "a checkpoint")
+    slurm.wait_for(job, "RUNNING")
+    wait_until(lambda: checkpoints(folder).tags() or slurm.show(job, "JobState") != "RUNNING", "a checkpoint")
     assert slurm.show(job, "JobState") == "RUNNING", (folder / "job.txt").read_text() + slurm.logs()
 
 
@@ -37,35 +37,50 @@ def read_output(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, tmp_path: Path) -> None:
-    """Saved with 75, requeued by the script, and continued to the end with the losses of an undisturbed run."""
-    limits = ["--max_steps", "150", "--save_every_steps", "5"]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    outcome = run_deepspeed([*write_project(whole), *limits], 2 * ranks)
-    assert outcome.returncode == 0, outcome.stderr
-    job = submit(slurm, tmp_path, [*write_project(tmp_path), *limits], ranks=ranks)
+def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, machines: Machines, tmp_path: Path) -> None:
+    """Saved with 75 and requeued by the script; cancelled, submitted again, and the losses of an undisturbed run."""
+    words = write_endless(tmp_path)
+    job = submit(slurm, tmp_path, words, ranks=ranks)
     wait_for_checkpoint(slurm, job, tmp_path)
     slurm.ask("scancel", "--signal=USR1", str(job))
-    slurm.wait_for(job, "COMPLETED")
-    assert slurm.show(job, "Restarts") == "1", read_output(tmp_path)
+    wait_until(lambda: slurm.show(job, "Restarts") == "1", "a restart")
     assert "(SIGUSR1)" in read_output(tmp_path)
+    wait_for_progress(tmp_path)
+    cancel(slurm, job, machines, tmp_path)
+    last_step = saved_step(tmp_path) + 3
+    ended = submit(slurm, tmp_path, [*words, "--max_steps", str(last_step)], ranks=ranks)
+    assert slurm.wait_for(ended, "COMPLETED", "FAILED") == "COMPLETED", read_output(tmp_path)
     assert f"× {2 * ranks} ranks" in read_output(tmp_path)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    outcome = run_deepspeed([*write_endless(whole), "--max_steps", str(last_step)], 2 * ranks)
+    assert outcome.returncode == 0, outcome.stderr
     assert losses(tmp_path) == losses(whole)
 
 
-def test_the_time_limit_and_scancel(slurm: Slurm, machines: Machines, tmp_path: Path) -> None:
-    """Slurm sends the signal itself, some time before the limit; scancel ends the job for good."""
-    job = submit(slurm, tmp_path, write_endless(tmp_path), "--time=3", "--signal=USR1@60")
-    wait_for_checkpoint(slurm, job, tmp_path)
-    wait_until(lambda: slurm.show(job, "Restarts") == "1", 240, "a restart")
-    assert "(SIGUSR1)" in read_output(tmp_path)
-    before = saved_step(tmp_path)
-    wait_until(lambda: saved_step(tmp_path) > before, 300, "a checkpoint of the second start")
+def wait_for_progress(folder: Path) -> None:
+    before = saved_step(folder)
+    wait_until(lambda: saved_step(folder) > before, "a checkpoint of the second start")
+
+
+def cancel(slurm: Slurm, job: int, machines: Machines, folder: Path) -> None:
+    """scancel sends SIGTERM, waits for KillWait seconds, and ends the job for good."""
     slurm.ask("scancel", str(job))
-    assert seconds_until_no_rank(machines, 60) < 40
+    wait_for_no_rank(machines)
     assert slurm.wait_for(job, "CANCELLED", "COMPLETED", "PENDING") == "CANCELLED"
-    assert f"stopped at step {saved_step(tmp_path)} (SIGTERM)" in read_output(tmp_path)
+    assert f"stopped at step {saved_step(folder)} (SIGTERM)" in read_output(folder)
+
+
+def test_the_time_limit(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm sends the signal itself, some time before the limit. The limit is set when there is something to save."""
+    job = submit(slurm, tmp_path, write_endless(tmp_path), "--time=60", "--signal=USR1@60")
+    wait_for_checkpoint(slurm, job, tmp_path)
+    hours, minutes, _ = slurm.show(job, "RunTime").split(":")
+    slurm.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * int(hours) + int(minutes) + 2}")
+    wait_until(lambda: slurm.show(job, "Restarts") == "1", "a restart")
+    slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+    assert "(SIGUSR1)" in read_output(tmp_path)
+    wait_for_progress(tmp_path)
 
 
 def test_a_preempted_job_continues_afterwards(slurm: Slurm, tmp_path: Path) -> None:
@@ -74,10 +89,9 @@ def test_a_preempted_job_continues_afterwards(slurm: Slurm, tmp_path: Path) -> N
     urgent = slurm.submit(
         *("--partition=urgent", "--nodes=2", f"--ntasks-per-node={CPUS}", "--output=/dev/null", "--wrap=sleep 5")
     )
-    slurm.wait_for(urgent, "COMPLETED", seconds=180)
-    before = saved_step(tmp_path)
-    assert f"stopped at step {before} (SIGTERM)" in read_output(tmp_path)
-    wait_until(lambda: saved_step(tmp_path) > before, 300, "a checkpoint of the second start")
+    slurm.wait_for(urgent, "COMPLETED")
+    assert f"stopped at step {saved_step(tmp_path)} (SIGTERM)" in read_output(tmp_path)
+    wait_for_progress(tmp_path)
 
 
 def test_srun_without_an_address_is_refused(slurm: Slurm, machines: Machines, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_killed_while_a_valid_checkpoint_is_replaced(
 
 def test_killed_outside_of_a_save(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
     """One rank after the first metrics, then all ranks while they start."""
-    kills = [Kill(is_late=True, victim=1), Kill(after=0.5, victim="all")]
+    kills = [Kill(is_late=True, victim=1), Kill(after=0.5, is_early=True, victim="all")]
     hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
     assert hits == 2
     assert differences == []
@@ -75,7 +75,7 @@ def test_killed_outside_of_a_save(undisturbed: tuple[Trace, float], rank_server:
 
 def test_a_killed_launcher(undisturbed: tuple[Trace, float], rank_server: RankServer, tmp_path: Path) -> None:
     """Once while the ranks start, once while they train: they notice, save and exit."""
-    kills = [Kill(after=share * undisturbed[1], victim="launcher") for share in (0.2, 0.7)]
+    kills = [Kill(after=0.3, is_early=True, victim="launcher"), Kill(is_late=True, victim="launcher")]
     hits, differences = interrupt(rank_server, TWO_RANKS, kills, tmp_path, undisturbed[0])
     assert hits == 2
     assert differences == []

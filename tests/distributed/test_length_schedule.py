@@ -10,8 +10,7 @@ from tests.rank_server import RankServer
 from tests.support import read_metrics, write_two_lengths
 
 TOLERANCE = 2e-5  # fp32 sums in another order
-# Far apart, so that both lengths see some of them; runs end within the last one or are started once more.
-KILLS = (1.0, 1.5, 2.0, 2.5, 3.0)
+KILLS = (2, 5, 8, 12)  # after so many steps: rows of both lengths see some of them
 
 
 def samples(folder: Path) -> list[int]:
@@ -36,12 +35,12 @@ def test_killed_again_and_again(rank_server: RankServer, tmp_path: Path) -> None
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert rank_server.run([*write_two_lengths(whole), *flags], 2, tmp_path).codes == [0, 0]
     words = [*write_two_lengths(broken), *flags]
-    kills = 0
-    for moment in KILLS:
-        kill = {"after": moment, "ranks": [0, 1], "signal": int(signal.SIGKILL)}
-        outcome = rank_server.run(words, 2, tmp_path, signals=[kill])
-        kills += outcome.codes == [-signal.SIGKILL] * 2
-    assert kills > 0
+    figures = str(broken / "out" / "runs" / "tiny" / "metrics.jsonl")
+    slow = [{"kind": "slow_steps", "seconds": 0.2}]  # or a run could be over before it is killed
+    for steps in KILLS:
+        kill = {"once": figures, "lines": steps, "ranks": [0, 1], "signal": int(signal.SIGKILL)}
+        outcome = rank_server.run(words, 2, tmp_path, faults=slow, signals=[kill])
+        assert outcome.codes == [-signal.SIGKILL] * 2, outcome.text
     outcome = rank_server.run(words, 2, tmp_path)
     assert outcome.codes == [0, 0], outcome.text
     assert samples(broken) == samples(whole)

@@ -55,11 +55,11 @@ def test_a_stop_between_micro_steps_finishes_the_step(
 def test_a_signal_while_waiting_for_a_rank(number: int, rank_server: RankServer, tmp_path: Path) -> None:
     """Inside a call during which Python runs no signal handler."""
     words = [*write_project(tmp_path), "--max_steps", "2"]
-    late = [{"kind": "late", "rank": 1, "seconds": 600}]
-    sent = [{"after": 3.0, "signal": int(number), "ranks": [0]}]
-    outcome = rank_server.run(words, 2, tmp_path, faults=late, signals=sent, grace=1.0)
+    file = str(tmp_path / "waiting")
+    faults = [{"kind": "late", "rank": 1, "seconds": 600}, {"kind": "meeting", "rank": 0, "file": file}]
+    sent = [{"once": file, "after": 0.5, "signal": int(number), "ranks": [0]}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=faults, signals=sent, grace=1.0)
     assert outcome.codes[0] == STOPPED_EXIT_CODE, outcome.text
-    assert outcome.seconds < 12
     assert outcome.text.count("stopped before the first step") == 1
     assert "Traceback" not in outcome.text
     assert not (tmp_path / "out" / "runs").exists()
@@ -67,10 +67,13 @@ def test_a_signal_while_waiting_for_a_rank(number: int, rank_server: RankServer,
 
 def test_a_signal_while_a_rank_builds(rank_server: RankServer, tmp_path: Path) -> None:
     words = [*write_project(tmp_path), "--max_steps", "2"]
-    stuck = [{"kind": "hang_in_build", "rank": 1}]
-    outcome = rank_server.run(words, 2, tmp_path, faults=stuck, signals=[{"after": 5.0, "signal": 15, "ranks": [1]}])
+    file = str(tmp_path / "hanging")
+    sent = [{"once": file, "after": 1.0, "signal": 15, "ranks": [1]}]
+    stuck = [{"kind": "hang_in_build", "rank": 1, "file": file}]
+    outcome = rank_server.run(words, 2, tmp_path, faults=stuck, signals=sent)
     assert outcome.codes == [STOPPED_EXIT_CODE] * 2, outcome.text
-    assert outcome.seconds < 12
+    assert outcome.text.count("stopped before the first step") == 1
+    assert "connection to another rank" not in outcome.text
     assert "Traceback" not in outcome.text
 
 

@@ -15,9 +15,8 @@ from training.checkpoints.state import read_state
 LIMITS = ["--max_steps", "60", "--save_every_steps", "5"]
 
 
-def torchrun(words: list[str], *options: str, num_ranks: int = 2) -> list[str]:
-    agent = ["torchrun", "--standalone", "--nproc_per_node", str(num_ranks), *options]
-    return [*agent, "deepspeed_train.py", *words]
+def torchrun(words: list[str], *options: str) -> list[str]:
+    return ["torchrun", "--standalone", "--nproc_per_node", "2", *options, "deepspeed_train.py", *words]
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -34,9 +33,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 def test_a_killed_rank_is_restarted_and_the_losses_stay_the_same(undisturbed: list[float], tmp_path: Path) -> None:
     words = [*write_project(tmp_path, zero_optimization={"stage": 1}), *LIMITS]
-    with running(torchrun(words, "--max-restarts", "2"), tmp_path) as process:
+    slow = ["-m", "tests.faults", '[{"kind": "slow_steps", "seconds": 0.1}]']  # until it is killed
+    with running(torchrun(words, "--max-restarts", "2", *slow), tmp_path) as process:
         ranks_of(process)[-1].kill()
-        assert process.wait(120) == 0, (tmp_path / "output.txt").read_text()
+        assert process.wait(300) == 0, (tmp_path / "output.txt").read_text()
     assert "  start        from /" in (tmp_path / "output.txt").read_text(), "it was restarted"
     assert losses(tmp_path) == undisturbed
 
@@ -47,8 +47,8 @@ def test_a_stop_request_saves_and_is_not_restarted(tmp_path: Path) -> None:
     with running(torchrun(words, "--max-restarts", "2"), tmp_path) as process:
         ranks = ranks_of(process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 1
-        assert not psutil.wait_procs(ranks, timeout=10)[1], "orphans"
+        assert process.wait(120) == 1
+        assert not psutil.wait_procs(ranks, timeout=300)[1], "orphans"
     text = (tmp_path / "output.txt").read_text()
     newest = checkpoints(tmp_path).newest_valid()
     assert newest is not None

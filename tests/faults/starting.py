@@ -6,12 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.patching import Fault, before, die
+from tests.faults.patching import Fault, announce, before, die
 
 
 def _late(fault: Fault) -> None:
     """A rank that does not come to where the others wait."""
     time.sleep(fault["seconds"])
+
+
+def _meeting(fault: Fault) -> None:
+    """Write `file` right before this rank meets the others; or, with `waits`, meet them when the file is there."""
+    from training.runtime import meeting
+
+    def begin(*_: Any) -> None:
+        while fault.get("waits") and not Path(fault["file"]).exists():
+            time.sleep(0.01)
+        announce(fault)
+
+    before(meeting, "meet", begin)
 
 
 def _short_join(fault: Fault) -> None:
@@ -42,17 +54,32 @@ def _short_collectives(fault: Fault) -> None:
     meeting.meet = meet_and_shorten
 
 
-def _hang_in_build(_: Fault) -> None:
+def _hang_in_build(fault: Fault) -> None:
     from training import build as run
 
-    before(run, "replace_blocks", lambda *_: time.sleep(600))
+    before(run, "replace_blocks", lambda *_: (announce(fault), time.sleep(600)))
 
 
-def _hang_in_initialize(_: Fault) -> None:
+def _hang_in_initialize(fault: Fault) -> None:
     """Inside deepspeed.initialize(), where the others wait for this rank's weights."""
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    before(DeepSpeedEngine, "_broadcast_model", lambda *_: time.sleep(600))
+    before(DeepSpeedEngine, "_broadcast_model", lambda *_: (announce(fault), time.sleep(600)))
+
+
+def _impatient(fault: Fault) -> None:
+    """A watchdog that counts `seconds` once a rank hangs and has written `file`: a slow start must not end the run."""
+    from training.runtime import watchdog
+
+    check_progress, intervals, seconds = watchdog.Watchdog._check_progress, watchdog.intervals, fault["seconds"]
+
+    def check_when_stuck(self: watchdog.Watchdog, idle_seconds: float) -> None:
+        if Path(fault["file"]).exists():
+            self.stuck_seconds = seconds
+            check_progress(self, idle_seconds)
+
+    watchdog.Watchdog._check_progress = check_when_stuck  # type: ignore[method-assign]
+    watchdog.intervals = lambda _: intervals(seconds)
 
 
 def _compile(fault: Fault) -> None:
@@ -116,6 +143,8 @@ def _no_compiler(_: Fault) -> None:
 
 KINDS: dict[str, Callable[[Fault], None]] = {
     "late": _late,
+    "meeting": _meeting,
+    "impatient": _impatient,
     "short_join": _short_join,
     "short_collectives": _short_collectives,
     "hang_in_build": _hang_in_build,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.patching import Fault, before, die
+from tests.faults.patching import Fault, announce, before, die
 
 
 def _not_a_number(fault: Fault) -> None:
@@ -101,6 +101,7 @@ def _hang(fault: Fault) -> None:
 
     def hang(_engine: Any, step: Any, *_: Any) -> None:
         if step.next_sample == fault["next_sample"]:
+            announce(fault)
             if fault.get("how") == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
@@ -115,13 +116,31 @@ def _slow_steps(fault: Fault) -> None:
     before(loop, "all_ranks_take_step", lambda *_: time.sleep(fault["seconds"]))
 
 
-def _slow_forward(fault: Fault) -> None:
-    """A rank with a slower device than the others."""
+def _slow_clock(fault: Fault) -> None:
+    """A rank whose timers show `seconds` more for each forward pass, backward pass or product of a probe (`of`).
+
+    So one rank is slower than another by far more than what a busy machine adds to either.
+    """
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
     from nvidia.modelingpreln import BertForPreTrainingPreLN
     from training.metrics import flops
+    from training.metrics.timing import SectionTimer
 
-    before(BertForPreTrainingPreLN, "forward", lambda *_, **__: time.sleep(fault["seconds"]))
-    before(flops, "linear", lambda *_: time.sleep(fault["seconds"] / 20))
+    places = {
+        "forward": (BertForPreTrainingPreLN, "forward"),
+        "backward": (DeepSpeedEngine, "backward"),
+        "product": (flops, "linear"),
+    }
+    added: list[float] = []
+    for name in fault["of"]:
+        before(*places[name], lambda *_, **__: added.append(fault["seconds"]))
+
+    def read_clock() -> float:
+        return time.perf_counter() + sum(added)
+
+    for timer in (SectionTimer, flops.MatmulProbe):
+        timer.__init__.__defaults__ = (*timer.__init__.__defaults__[:-1], read_clock)  # type: ignore[index, misc]
 
 
 def _long_sequences(_: Fault) -> None:
@@ -150,7 +169,7 @@ KINDS: dict[str, Callable[[Fault], None]] = {
     "die_in_rollback": _die_in_rollback,
     "hang": _hang,
     "slow_steps": _slow_steps,
-    "slow_forward": _slow_forward,
+    "slow_clock": _slow_clock,
     "long_sequences": _long_sequences,
     "worse_validation": _worse_validation,
 }

@@ -1,6 +1,8 @@
 """evaluation.run and evaluation.compare, from files to reports, with tiny stock models."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
-from evaluation import compare, run
+from common.processes import STOPPED_EXIT_CODE
+from evaluation import compare, run, runner
 from evaluation.results import find_card_section
 from tests.support import PROJECT
 from tests.unit.evaluation.tiny import NOUNS, make_tokenizer, save_model, write_pairs, write_reviews
@@ -96,11 +99,15 @@ def test_kept_models_load_in_stock_transformers_and_know_their_classes(finished:
 
 
 def test_a_second_run_keeps_finished_cells_and_redoes_damaged_ones(
-    folder: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read_report(finished)
     damaged = finished / result_of(before, "reviews", "theirs")["cells"][1]
     damaged.write_text(damaged.read_text()[:-200])
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "all_ranks_fine_tune", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+        assert run.main(words(folder)) == STOPPED_EXIT_CODE
+    assert re.search(r"stopped by SIGTERM: \d finished cells below .* to resume", capsys.readouterr().err)
     assert run.main(words(folder)) == 0
     output = capsys.readouterr()
     assert "1 cells computed, 9 kept from before" in output.out
@@ -289,7 +296,7 @@ def test_all_mistakes_are_reported_at_once_with_exit_code_2(folder: Path, tmp_pa
     command = [sys.executable, "-m", "evaluation.run", "--model", str(bare), str(tmp_path / "nowhere")]
     command += ["--tasks", "rte", "--data", str(folder), "--output", str(folder / "reviews.csv"), "--batch_size", "10"]
     command += ["--micro_batch_size", "3", "--deepspeed_config", str(folder / "reviews.csv")]
-    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     for part in (
         "bare: has no tokenizer",
@@ -297,7 +304,7 @@ def test_all_mistakes_are_reported_at_once_with_exit_code_2(folder: Path, tmp_pa
         "task rte: found no data below --data",
         "is a file; expected a folder",
         "--micro_batch_size 3: does not divide",
-        "cannot be read as JSON",
+        "is not valid JSON",
     ):
         assert part in ended.stderr
     assert "Traceback" not in ended.stderr

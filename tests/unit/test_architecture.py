@@ -16,7 +16,7 @@ LAYERS = (
     ("common",),
     ("nvidia.cpu", "data.tokenizer", "data.randomness"),
     ("nvidia.attention", "data.shards"),
-    ("nvidia", "data.text", "data.masking"),
+    ("nvidia", "data.text", "data.masking", "data.instances"),
     ("data.preparation", "data.stream"),
     ("nvidia.interop", "data"),
     ("evaluation.tasks", "evaluation.pseudo_likelihood"),

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 # In a checkpoint, beside the files below: the user's files, unchanged, and all values that were set.
-from training.settings.json_files import DEEPSPEED_JSON as DEEPSPEED_JSON
-from training.settings.json_files import MODEL_JSON as MODEL_JSON
-from training.settings.json_files import RESOLVED as RESOLVED
+from training.settings.saved_files import DEEPSPEED_JSON as DEEPSPEED_JSON
+from training.settings.saved_files import MODEL_JSON as MODEL_JSON
+from training.settings.saved_files import RESOLVED as RESOLVED
 
 # In the run's folder.
 LATEST = "latest"  # DeepSpeed's pointer to the newest checkpoint

@@ -49,7 +49,7 @@ class ZeroCheckpoint:
 
     @cached_property
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter name: the whole, flat fp32 weight and optimizer states."""
+        """The whole, flat fp32 weight and optimizer states of each parameter, by its name."""
         tensors: dict[str, dict[str, Tensor]] = {}
         for index, shapes in enumerate(self.model["param_shapes"]):
             sizes = {name: shape.numel() for name, shape in shapes.items()}

@@ -9,11 +9,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.errors import UserError, shortened
 from common.files import write_plainly
+from common.json_files import load_json
 from nvidia.cpu.libraries import Libraries
 from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
 from training.checkpoints.skips import Ranges
 from training.plan.time_budget import MAX_SECONDS
-from training.settings.json_files import load_json
 
 
 @dataclass(frozen=True)

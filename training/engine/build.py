@@ -122,7 +122,7 @@ def all_ranks_labels_per_micro_step(batches: list[Batch], world_size: int) -> to
 
 @contextmanager
 def calling_parts_of(engine: Any) -> Iterator[None]:
-    """For calls of the model's methods without the engine's forward pass.
+    """Allow calls of the model's methods without the engine's forward pass.
 
     At ZeRO stage 3 a weight that a module reads from another one, as the joined projections of attention do, is
     gathered only while the tables of parameters are marked, which the engine does for its own forward passes.

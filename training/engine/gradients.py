@@ -40,7 +40,7 @@ class GradientNorm:
         self._drop_if_not_finite()
 
     def _drop_if_not_finite(self) -> bool:
-        """Without gradients the optimizer changes nothing; `overflow` makes the engine count a skipped step."""
+        """Drop the gradients, so that nothing is updated; `overflow` makes the engine count a skipped step."""
         assert self.own is not None
         is_bad = not bool(self.own.isfinite())
         self.engine.optimizer.overflow = is_bad

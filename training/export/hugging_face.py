@@ -1,9 +1,11 @@
 """Checkpoint → Hugging Face folder with weights, config, tokenizer and model card; and weights from such a folder."""
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ from training.checkpoints.reshard import ZeroCheckpoint
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts
-from training.export.folder import check_export_folder, read_tensors, save_tensors
+from training.export.folder import check_export_folder, read_folder_tensors, read_tensors, save_tensors
 from training.export.model_card import model_card
 from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
 from training.runtime import collectives
@@ -105,7 +107,22 @@ def _export(
         # A pre-LN export numbers its positions from the tokenizer's padding id.
         config = replace(config, pad_token_id=tokenizer.pad_id)
     facts = read_card_facts(checkpoint, metrics, state.step)
-    tensors, hf_config, extra = to_hugging_face(read_weights(checkpoint), config)
+    hf_config = write_model(read_weights(checkpoint), config, tokenizer, output)
+    results = find_card_section(find_reports(checkpoint, output) if evaluation is None else [evaluation], output)
+    if evaluation is not None and results is None:
+        console.warn(
+            f"--evaluation {evaluation}: has no results of this model, which are found by the digest of its files; the "
+            f"model card is written without them. Evaluate {output}, then export again"
+        )
+    write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None, results))
+    return state
+
+
+def write_model(
+    weights: Mapping[str, torch.Tensor], config: BertConfig, tokenizer: BertTokenizer | None, output: Path
+) -> dict[str, Any]:
+    """Write weights, configuration and tokenizer to the Hugging Face folder `output`. Returns config.json's content."""
+    tensors, hf_config, extra = to_hugging_face(weights, config)
     output.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, output / WEIGHTS)
     # An earlier export may have left files that belong to other weights.
@@ -119,14 +136,7 @@ def _export(
         ids = {"bos": tokenizer.cls_id, "eos": tokenizer.sep_id, "cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
         hf_config.update({key: ids[key[:3]] for key in hf_config if key.endswith("_token_id") and key[:3] in ids})
     write_atomically(output / "config.json", json.dumps(hf_config, indent=2) + "\n")
-    results = find_card_section(find_reports(checkpoint, output) if evaluation is None else [evaluation], output)
-    if evaluation is not None and results is None:
-        console.warn(
-            f"--evaluation {evaluation}: has no results of this model, which are found by the digest of its files; the "
-            f"model card is written without them. Evaluate {output}, then export again"
-        )
-    write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None, results))
-    return state
+    return hf_config
 
 
 def find_reports(checkpoint: Path, output: Path) -> list[Path]:
@@ -210,7 +220,7 @@ def check_tokenizer(tokenizer: BertTokenizer, state: TrainingState, where: str) 
 
 def load_hugging_face_weights(model: PreTrainingModel, folder: Path, tokenizer: BertTokenizer | None) -> None:
     """Load the weights of a Hugging Face folder of the same shape into `model`, which `tokenizer` makes input for."""
-    tensors = read_tensors(folder / WEIGHTS)
+    tensors = read_folder_tensors(folder)
     extra = read_tensors(folder / EXTRA_WEIGHTS) if (folder / EXTRA_WEIGHTS).is_file() else None
     hf_config = read_stock_config(folder)
     try:

@@ -37,7 +37,7 @@ class StepReader:
 
     @property
     def dataset(self) -> PretrainingDataset:
-        """Of the last step."""
+        """The dataset of the last step."""
         assert self._stream is not None
         return self._stream.dataset
 

@@ -91,7 +91,7 @@ def by_samples(tag: str) -> str:
 
 
 def _add(writer: SummaryWriter, chart: Chart, value: float, step: int) -> None:
-    """As SummaryWriter.add_scalar(), with a description."""
+    """Write a scalar as SummaryWriter.add_scalar() does, with a description."""
     metadata = SummaryMetadata(summary_description=chart.description)
     metadata.plugin_data.plugin_name = "scalars"
     value_of_tag = Summary.Value(tag=chart.tag, simple_value=float(value), metadata=metadata)

@@ -41,7 +41,7 @@ def model_flops(config: BertConfig, lengths: Tensor, num_masked: int, layers: in
     *others, last = [pairs[window] / max(tokens, 1) for window in windows]  # keys per query, by layer
 
     def per_query(keys: float) -> float:
-        """Of its projection, scores against its keys, their product with the values, and what follows attention."""
+        """FLOPs of its projection, its scores, their product with the values, and what follows attention."""
         return 2 * hidden * hidden + 2 * keys * hidden + wide * hidden * config.intermediate_size
 
     products = (

@@ -16,7 +16,7 @@ VALIDATION_KEYS = ("step", "mlm_loss", "mlm_accuracy", "perplexity")
 def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, Any] | None:
     """The newest validation line of a run's metrics.jsonl; with `step`, the newest one up to it.
 
-    A validation whose loss was not finite is passed over.
+    A validation whose loss was not finite is skipped.
     """
     if metrics is None:
         return None

@@ -40,7 +40,7 @@ class BatchSpread:
         self.sums = values if self.sums is None else self.sums + values
 
     def all_ranks_standard_error(self) -> float | None:
-        """Of the mean loss per masked token, in nats; None: there are fewer than two micro-batches."""
+        """The standard error of the mean masked-token loss, in nats; None: there are fewer than two micro-batches."""
         assert self.sums is not None, "all_ranks_standard_error() before the first add()"
         loss, count, squares, products, counts, batches = collectives.all_ranks_sum(self.sums.clone()).tolist()
         if batches < 2:

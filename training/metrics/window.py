@@ -101,7 +101,7 @@ class MetricsWindow:
             self.flops += model_flops(self.config, batch.input_mask.sum(1), num_masked, num_layers)
 
     def seconds_per_step(self) -> float:
-        """Of the last report; before the first, of the steps so far."""
+        """Seconds per step in the last report; before the first, in the steps so far."""
         if self.seconds_per_step_before is not None:
             return self.seconds_per_step_before
         return self.timer.training_so_far() / max(1, self.num_steps)

@@ -52,7 +52,7 @@ class MuonParams(CommonParams):
 
 
 class OtherParams(AdamParams, LambParams, MuonParams):
-    """Of an optimizer that only DeepSpeed has; it may have other keys."""
+    """The parameters of an optimizer that only DeepSpeed has; it may have other keys."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

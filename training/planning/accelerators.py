@@ -1,6 +1,5 @@
 """The table of accelerators, and the cluster that --gpus describes."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError, closest, nearest, shortened
+from common.json_files import load_json
 
 TABLE = Path(__file__).with_name("accelerators.json")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -113,7 +113,7 @@ def parse_gpus(text: str) -> GpusText:
 
 
 def find_accelerator(name: str, table: Mapping[str, Accelerator]) -> Accelerator:
-    """By its name in the table, whatever the case; `A100` alone is ambiguous and gets both names."""
+    """The accelerator of that name, in any case; `A100` alone is ambiguous, and the error lists both names."""
     by_lower = {known.lower(): accelerator for known, accelerator in table.items()}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
@@ -131,12 +131,7 @@ def find_accelerator(name: str, table: Mapping[str, Accelerator]) -> Accelerator
 
 def _read_file(path: Path) -> dict[str, Accelerator]:
     problems = Problems()
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); expected a table of accelerators") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an object with an accelerator for each name, found {shortened(content)}")
+    content = load_json(path, "a table of accelerators")
     made = {name: problems.attempt(partial(_make, path, name, entry)) for name, entry in content.items()}
     problems.raise_if_any()
     return {name: accelerator for name, accelerator in made.items() if accelerator is not None}

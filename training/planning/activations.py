@@ -19,13 +19,9 @@ class ActivationMemory:
     stored: float
     workspace: float
 
-    @property
-    def peak(self) -> float:
-        return self.stored + self.workspace
-
 
 def estimate_activations(config: BertConfig, batch: Batch, execution: Execution) -> ActivationMemory:
-    """Of one micro-step on one rank."""
+    """Estimate the activations of one micro-step on one rank."""
     layers, chunk = config.num_hidden_layers, execution.checkpointing.layers
     halves = [_attention_half(config, batch, execution, layer) for layer in range(max(1, layers - 1))]
     full = sum(halves) / len(halves) + _wide_half(config, batch.tokens, execution)
@@ -62,7 +58,7 @@ def _stream(config: BertConfig, rows: float, execution: Execution) -> float:
 def _attention_half(
     config: BertConfig, batch: Batch, execution: Execution, layer: int, used: float | None = None
 ) -> float:
-    """From the block's input to the input of attention's output projection; `used` rows leave the last block."""
+    """Bytes stored up to the input of attention's output projection; `used` rows leave the last block."""
     execution = execution.in_layer(config, layer)
     choice, tokens = execution.checkpointing, batch.tokens
     has_norm = execution.is_pre_ln and (layer > 0 or config.first_attention_norm)

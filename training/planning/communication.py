@@ -66,7 +66,7 @@ def estimate_communication(
     micro_steps: int,
     micro_step_seconds: float,
 ) -> Communication:
-    """Of one optimizer step of `micro_steps`, as DeepSpeed 0.19 communicates at each ZeRO stage."""
+    """Estimate an optimizer step of `micro_steps`, as DeepSpeed 0.19 communicates at each ZeRO stage."""
     if cluster.world_size == 1:
         return Communication(0.0, 0.0, 0.0, 0.0)
     size = float(BYTES[precision] * parameters.total)

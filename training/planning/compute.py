@@ -14,7 +14,7 @@ BACKWARD_PRODUCTS = 2  # of a linear layer: for its input and for its weight
 # Products of attention in the backward pass, in forwards: fused kernels compute the scores again.
 FUSED_ATTENTION_BACKWARD = 2.5
 PLAIN_ATTENTION_BACKWARD = 2.0
-LONG_ROW_SCORES = 1 << 17  # of all heads: from here on the CPU's attention leaves out queries that nobody reads
+LONG_ROW_SCORES = 1 << 17  # of all heads: from here on the CPU's attention skips queries whose results are not used
 # Kernels of a block in eager PyTorch, forward and backward, and of embeddings, heads and loss; a test counts them.
 KERNELS_PER_LAYER = 60
 KERNELS_OUTSIDE = 128
@@ -74,16 +74,14 @@ def estimate_micro_step(
     """Forward and backward of one micro-batch on one device."""
     hooks = ZERO3_HOST_TIME if zero_stage == 3 else 1.0
     speed, bandwidth = accelerator.matmul_flops(execution.precision), accelerator.streaming_bytes_per_s
-    flops = seconds = 0.0
+    seconds = 0.0
     for product in forward_products(config, batch, execution):
-        times = 1 + _backward_factor(product, execution) + _recomputed_share(product, execution)
-        flops += times * product.flops
         # A fused attention kernel reads and writes its scores nowhere.
         moved = 0.0 if product.is_attention else product.bytes(execution.bytes)
-        seconds += times * max(product.flops / speed, moved / bandwidth)
+        seconds += _num_passes(product, execution) * max(product.flops / speed, moved / bandwidth)
     moved = traffic(config, batch, execution)
     return MicroStep(
-        flops=flops,
+        flops=executed_flops(config, batch, execution),
         bytes=moved,
         product_seconds=seconds,
         memory_seconds=moved / bandwidth,
@@ -92,7 +90,7 @@ def estimate_micro_step(
 
 
 def optimizer_seconds(parameters: float, precision_bytes: int, accelerator: Accelerator) -> float:
-    """To update `parameters` of them, once per step."""
+    """Seconds to update that many parameters, once per step."""
     return parameters * OPTIMIZER_BYTES[precision_bytes] / accelerator.streaming_bytes_per_s
 
 
@@ -102,11 +100,9 @@ def count_kernels(config: BertConfig, execution: Execution) -> float:
 
 
 def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
-    """Of all products that a micro-step executes, forward and backward."""
-    return sum(
-        product.flops * (1 + _backward_factor(product, execution) + _recomputed_share(product, execution))
-        for product in forward_products(config, batch, execution)
-    )
+    """FLOPs of all products that a micro-step executes, forward and backward."""
+    products = forward_products(config, batch, execution)
+    return sum(product.flops * _num_passes(product, execution) for product in products)
 
 
 def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> Iterator[Product]:
@@ -125,10 +121,8 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
     if num_windows < full_layers:
         yield Product("attention", pairs, hidden, 1, 2 * (full_layers - num_windows))
     if num_windows:
-        is_padded = (execution.window_backend or execution.backend) in (
-            "plain",
-            "sdpa",
-        )  # which compute what the window hides, too
+        # These backends compute what the window hides, too.
+        is_padded = (execution.window_backend or execution.backend) in ("plain", "sdpa")
         windowed = batch.padded_pairs if is_padded else batch.windowed_pairs(config.attention_window)
         yield Product("attention", windowed, hidden, 1, 2 * num_windows)
     if some:
@@ -147,6 +141,11 @@ def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) 
     is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
     has_window = config.window(config.num_hidden_layers - 1) > 0
     return execution.backend == "grouped" and is_long and not has_window
+
+
+def _num_passes(product: Product, execution: Execution) -> float:
+    """How often a micro-step computes a product: forward, backward, and again where it is recomputed."""
+    return 1 + _backward_factor(product, execution) + _recomputed_share(product, execution)
 
 
 def _backward_factor(product: Product, execution: Execution) -> float:
@@ -176,7 +175,11 @@ def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
     last = batch.used if execution.shortens_last_block else batch.tokens
     blocks = sum(
         _attention_traffic(
-            config, batch, execution.in_layer(config, layer), last if layer == layers - 1 else batch.tokens
+            config,
+            batch,
+            execution.in_layer(config, layer),
+            last if layer == layers - 1 else batch.tokens,
+            batch.windowed_pairs(config.attention_window) if config.window(layer) else batch.pairs,
         )
         for layer in range(layers)
     )
@@ -188,20 +191,20 @@ def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
 
 
 def _norm_bytes(config: BertConfig, execution: Execution) -> float:
-    """Of one layer norm per row: read, write; backward reads twice for its input and twice for its weights."""
+    """Bytes of a layer norm per row: read, write; backward reads twice for its input and twice for its weights."""
     fused = 7 * execution.bytes
     casts = 0 if execution.has_fused_norm else 40  # to fp32 and back, in both directions, and fp32 kernels
     return config.hidden_size * (fused + casts)
 
 
 def _residual_bytes(config: BertConfig, execution: Execution) -> float:
-    """Of the end of a branch per row: dropout and sum, their backward, the sum of the two branches' gradients."""
+    """Bytes of the end of a branch per row: dropout, sum, their backward, the sum of both branches' gradients."""
     dropout = (4 * execution.bytes + 2) if config.hidden_dropout_prob else 0
     num_biased = config.has_attention_bias + config.has_mlp_bias  # of the two branches
     return config.hidden_size * (6 * execution.bytes + dropout + execution.bytes * num_biased / 2)
 
 
-def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float) -> float:
+def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, rows: float, pairs: float) -> float:
     e, hidden = execution.bytes, config.hidden_size
     bias = 3 * hidden * e * batch.tokens if config.has_attention_bias else 0
     around = batch.tokens * _norm_bytes(config, execution) + rows * _residual_bytes(config, execution) + bias
@@ -212,18 +215,20 @@ def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, r
         # Written by the product, masked, softmax in fp32, cast, dropped and read again; backward as much.
         per_score = 24 if execution.has_fused_norm else 60
         return around + fused + config.num_attention_heads * batch.padded_pairs * per_score
+    if execution.backend == "grouped":  # softmax in both passes and its backward; masks drawn and applied three times
+        per_score = e * (7 + (11 if config.attention_probs_dropout_prob else 0))
+        return around + fused + config.num_attention_heads * pairs * per_score
     if execution.pads_attention:  # unpack, and pack the context, in both directions
         return around + fused + 16 * hidden * e * batch.padded_tokens
     return around + fused
 
 
 def _wide_traffic(config: BertConfig, execution: Execution) -> float:
-    """Of the feed-forward part per row."""
+    """Bytes of the feed-forward part per row."""
     e, inner = execution.bytes, config.intermediate_size
     is_gated = wide_size(config) > inner
-    activation = (
-        inner * e * (17 if is_gated else 5)
-    )  # of a gated one: gelu, product, their backward, both halves joined
+    # Of a gated activation: gelu, product, their backward, both halves joined.
+    activation = inner * e * (17 if is_gated else 5)
     bias = wide_size(config) * e if config.has_mlp_bias else 0
     again = inner * e * 2 if execution.checkpointing.activation else 0
     return _norm_bytes(config, execution) + _residual_bytes(config, execution) + activation + bias + again

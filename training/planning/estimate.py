@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from nvidia.checkpointing import Checkpointing
 from training.planning.accelerators import GIB, Cluster
 from training.planning.communication import Communication, estimate_communication
 from training.planning.compute import MicroStep, estimate_micro_step, optimizer_seconds
@@ -21,13 +22,16 @@ class Configuration:
 
     @property
     def recomputation(self) -> str:
-        """The launcher's flags."""
-        choice = self.execution.checkpointing
-        flags = [f"--gradient_checkpointing {choice.layers}"] if choice.layers else []
-        flags += ["--gelu_checkpoint"] if choice.activation else []
-        flags += ["--attention_dropout_checkpoint"] if choice.attention else []
-        flags += ["--normalize_invertible"] if choice.norm else []
-        return " ".join(flags) or "none"
+        return describe_recomputation(self.execution.checkpointing)
+
+
+def describe_recomputation(choice: Checkpointing) -> str:
+    """The launcher's flags for a choice, or "none"."""
+    flags = [f"--gradient_checkpointing {choice.layers}"] if choice.layers else []
+    flags += ["--gelu_checkpoint"] if choice.activation else []
+    flags += ["--attention_dropout_checkpoint"] if choice.attention else []
+    flags += ["--normalize_invertible"] if choice.norm else []
+    return " ".join(flags) or "none"
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Estimate:
             "recomputation": configuration.recomputation,
             "attention_backend": configuration.execution.backend,
             "fits": self.fits,
-            "memory_gib": {**{name: size / GIB for name, size in self.memory.parts().items()}},
+            "memory_gib": {name: size / GIB for name, size in self.memory.parts().items()},
             "peak_memory_gib": self.memory.peak / GIB,
             "host_memory_gib": self.memory.host / GIB,
             "usable_memory_gib": self.usable_gib,

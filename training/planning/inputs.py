@@ -1,21 +1,19 @@
 """What a plan starts from: the two JSON files and the data's lengths. The only module here that reads users' files."""
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError, shortened
+from common.json_files import load_json
 from data.shards.dataset import open_dataset
 from nvidia.config import BertConfig
 from training.planning.workload import RowLengths
-from training.settings.deepspeed_file import load_deepspeed_file
-from training.settings.json_files import load_json
+from training.settings.deepspeed_file import BATCH_KEYS, check_content
 from training.settings.model_file import ModelFile, load_model_file, section_for_length
 
-BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 MASKED_SHARE = 0.15
 SAMPLED_SHARDS = 16
 SAMPLED_ROWS = 256  # of each
@@ -40,10 +38,6 @@ class EngineInput:
     precision: str
     total_rows: int
     micro: int | None  # as configured; None where the file leaves it open or where it does not divide the batch
-
-    def accumulation(self, world_size: int) -> int:
-        assert self.micro is not None
-        return self.total_rows // (self.micro * world_size)
 
 
 @dataclass(frozen=True)
@@ -74,24 +68,12 @@ def read_engine(path: Path, world_size: int) -> EngineInput:
     content = load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
     problems = Problems()
     others = {key: value for key, value in content.items() if key not in BATCH_KEYS}
-    checked = problems.attempt(lambda: _check_others(path, others))
+    checked = problems.attempt(lambda: check_content({**others, BATCH_KEYS[1]: 1}, path, 1, str(path)))
     batch = problems.attempt(lambda: _resolve_batch(path, content, world_size))
     problems.raise_if_any()
     assert checked is not None
     assert batch is not None
-    return EngineInput(path, content, checked, *batch)
-
-
-def _check_others(path: Path, content: dict[str, Any]) -> str:
-    """The precision that the file asks for."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        write_json(copy, {**content, BATCH_KEYS[1]: 1})
-        try:
-            return load_deepspeed_file(copy, world_size=1).wanted_precision
-        except UserError as error:
-            parts = [part.replace(str(copy), str(path)) for part in error.parts]
-            raise UserError(str(error).replace(str(copy), str(path)), parts) from None
+    return EngineInput(path, content, checked.wanted_precision, *batch)
 
 
 def _resolve_batch(path: Path, content: dict[str, Any], world_size: int) -> tuple[int, int | None]:
@@ -121,7 +103,7 @@ def _resolve_batch(path: Path, content: dict[str, Any], world_size: int) -> tupl
 
 
 def describe_lengths(width: int, mean_tokens: float | None, masked: int | None) -> DataInput:
-    """Without data: every row has `mean_tokens`, or is full."""
+    """Row lengths without data: every row has `mean_tokens`, or is full."""
     mean = float(width if mean_tokens is None else mean_tokens)
     if not 2 <= mean <= width:
         raise UserError(f"--mean_tokens {mean:g}: expected 2 to --max_seq_length ({width})")
@@ -131,7 +113,7 @@ def describe_lengths(width: int, mean_tokens: float | None, masked: int | None) 
 
 
 def measure_lengths(prefix: Path, folders: Sequence[Path], width: int) -> DataInput:
-    """From rows of the first shards, and from the sizes of all files."""
+    """Row lengths of some rows of the shards; bytes per row from the sizes of all files."""
     dataset = open_dataset(
         [prefix / folder for folder in folders],
         split="training",

@@ -1,7 +1,6 @@
 """This machine as an accelerator: its products, memory and links, measured when the command runs."""
 
 import os
-import socket
 import time
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
 from training.runtime.precision import DTYPES, avoid_broken_amx, find_abilities
+from training.runtime.ranks import free_port
 
 TOKENS = 2048  # rows of the measured products
 REDUCED = 1 << 25  # bytes of the measured all-reduce
@@ -74,11 +74,8 @@ def measure_memory(device: torch.device, width: int, clock: Callable[[], float] 
 
 def measure_link(ranks: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes per second of a link of the ring, from an all-reduce between processes of this machine."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     queue = processes.get_context("spawn").SimpleQueue()
-    spawn(_reduce, args=(ranks, port, queue, clock), nprocs=ranks)
+    spawn(_reduce, args=(ranks, free_port(), queue, clock), nprocs=ranks)
     seconds = float(queue.get())
     return 2 * (ranks - 1) / ranks * REDUCED / seconds
 
@@ -107,7 +104,7 @@ def _reduce(
 
 
 def _best_seconds(action: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Without the first, which pays for allocations."""
+    """The shortest of several calls, without the first, which pays for allocations."""
     action()
     seconds = []
     for _ in range(ROUNDS):

@@ -19,7 +19,7 @@ OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "lion": 1, "ada
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """What of the DeepSpeed JSON decides memory and communication."""
+    """The settings of the DeepSpeed JSON that decide memory and communication."""
 
     stage: int
     optimizer: str = "adamw"
@@ -38,7 +38,7 @@ class ZeroSettings:
 
     @classmethod
     def of(cls, content: Mapping[str, Any], stage: int | None = None) -> "ZeroSettings":
-        """From the checked DeepSpeed JSON, for its own or for another stage."""
+        """The settings of a checked DeepSpeed JSON, for its own or for another stage."""
         zero, optimizer = content.get("zero_optimization", {}), content.get("optimizer", {})
         stage = int(zero.get("stage", 0)) if stage is None else stage
         overlaps = zero.get("overlap_comm")
@@ -79,7 +79,7 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """On the device. Buffers of the step and activations are counted together: an upper limit."""
+        """The most bytes on the device. Buffers of the step and activations are counted together: an upper limit."""
         return self.states + self.buffers + self.activations + self.workspace
 
     def parts(self) -> dict[str, float]:
@@ -97,11 +97,7 @@ def estimate_memory(
     """The peak of a rank by part. Gradients count whole, though with one micro-step they appear as activations go."""
     activations = estimate_activations(config, batch, execution)
     states = estimate_states(parameters, execution.precision, zero, world_size)
-    return Memory(
-        **states,
-        activations=activations.stored,
-        workspace=activations.workspace,
-    )
+    return Memory(**states, activations=activations.stored, workspace=activations.workspace)
 
 
 def estimate_states(

@@ -11,7 +11,7 @@ from training.planning.estimate import Configuration, Estimate
 from training.planning.inputs import DataInput, EngineInput, ModelInput
 from training.planning.memory import ZeroSettings
 from training.planning.recommendation import (
-    Workspace,
+    Planner,
     allowed_stages,
     check_precision,
     deepspeed_json,
@@ -94,10 +94,10 @@ def make_plan(
 ) -> Plan:
     check_precision(request.precision, cluster.accelerator)
     planned = PlannedModel(model.config, data.lengths, request.is_pre_ln)
-    workspace = Workspace(planned, engine, request.precision)
-    recommended = recommend(workspace, cluster)
+    planner = Planner(planned, engine, request.precision)
+    recommended = recommend(planner, cluster)
     if recommended is None:
-        raise UserError(explain_no_fit(workspace, cluster, table))
+        raise UserError(explain_no_fit(planner, cluster, table))
     parameters = planned.parameters()
     storage = estimate_storage(
         recommended,
@@ -111,7 +111,7 @@ def make_plan(
     )
     configured = None
     if engine.micro is not None:
-        configured = workspace.estimate(cluster, engine.micro, ZeroSettings.of(engine.content))
+        configured = planner.estimate(cluster, engine.micro, ZeroSettings.of(engine.content))
     return Plan(
         model=model,
         data=data,
@@ -122,56 +122,56 @@ def make_plan(
         flops_per_token=planned.flops_per_row / data.lengths.mean,
         configured=configured,
         recommended=recommended,
-        fits=tuple(find_fits(workspace, cluster)),
+        fits=tuple(find_fits(planner, cluster)),
         states=tuple(
-            workspace.estimate(cluster, 1, tuned_settings(workspace, stage, recommended.configuration.zero.overlaps))
+            planner.estimate(cluster, 1, tuned_settings(planner, stage, recommended.configuration.zero.overlaps))
             for stage in allowed_stages(engine.content)
         ),
-        activations=tuple(compare_activations(workspace, cluster)),
-        scaling=tuple(compare_nodes(workspace, cluster)),
+        activations=tuple(compare_activations(planner, cluster)),
+        scaling=tuple(compare_nodes(planner, cluster)),
         end=find_end(model, data, recommended, storage, request),
         storage=storage,
         notes=tuple(find_notes(model, data, recommended, configured, request)),
     )
 
 
-def table_micro_batches(workspace: Workspace, cluster: Cluster) -> list[int]:
+def table_micro_batches(planner: Planner, cluster: Cluster) -> list[int]:
     """Some of those that divide a rank's rows, spread over all of them."""
-    found = micro_batches(workspace.engine.total_rows // cluster.world_size)
+    found = micro_batches(planner.engine.total_rows // cluster.world_size)
     if len(found) <= MAX_TABLE_MICRO:
         return found
     doubled = [micro for micro in found if micro & (micro - 1) == 0]
     return (doubled if len(doubled) > 2 else found)[:MAX_TABLE_MICRO]
 
 
-def compare_activations(workspace: Workspace, cluster: Cluster) -> list[tuple[Configuration, float]]:
-    execution, zero = workspace.execution(cluster.accelerator), tuned_settings(workspace, 0, overlaps=False)
+def compare_activations(planner: Planner, cluster: Cluster) -> list[tuple[Configuration, float]]:
+    execution, zero = planner.execution(cluster.accelerator), tuned_settings(planner, 0, overlaps=False)
     found = []
-    for choice in recomputation_choices(workspace.model.config, execution):
-        for micro in table_micro_batches(workspace, cluster):
-            estimated = workspace.estimate(cluster, micro, zero, choice)
+    for choice in recomputation_choices(planner.model.config, execution):
+        for micro in table_micro_batches(planner, cluster):
+            estimated = planner.estimate(cluster, micro, zero, choice)
             found.append((estimated.configuration, estimated.memory.activations + estimated.memory.workspace))
     return found
 
 
-def find_fits(workspace: Workspace, cluster: Cluster) -> list[Fit]:
-    """For each stage and recomputation the fastest micro-batch that fits."""
-    execution, fits = workspace.execution(cluster.accelerator), []
-    micros = micro_batches(workspace.engine.total_rows // cluster.world_size)
-    for stage in allowed_stages(workspace.engine.content):
-        zero = tuned_settings(workspace, stage, overlaps=cluster.world_size > 1)
-        for choice in recomputation_choices(workspace.model.config, execution):
-            found = [workspace.estimate(cluster, micro, zero, choice) for micro in micros]
+def find_fits(planner: Planner, cluster: Cluster) -> list[Fit]:
+    """The fastest micro-batch that fits, for each stage and choice of recomputation."""
+    execution, fits = planner.execution(cluster.accelerator), []
+    micros = micro_batches(planner.engine.total_rows // cluster.world_size)
+    for stage in allowed_stages(planner.engine.content):
+        zero = tuned_settings(planner, stage, overlaps=cluster.world_size > 1)
+        for choice in recomputation_choices(planner.model.config, execution):
+            found = [planner.estimate(cluster, micro, zero, choice) for micro in micros]
             fitting = [one for one in found if one.fits]
             best = max(fitting, key=lambda one: one.tokens_per_second) if fitting else None
             fits.append(Fit(zero, choice, best))
     return fits
 
 
-def compare_nodes(workspace: Workspace, cluster: Cluster) -> list[tuple[int, Estimate | None]]:
+def compare_nodes(planner: Planner, cluster: Cluster) -> list[tuple[int, Estimate | None]]:
     """The same step on 1, 2, 4 … nodes, each with its own best configuration."""
     counts = sorted({*(2**power for power in range(20) if 2**power < cluster.nodes), cluster.nodes})
-    return [(nodes, recommend(workspace, replace(cluster, nodes=nodes))) for nodes in counts]
+    return [(nodes, recommend(planner, replace(cluster, nodes=nodes))) for nodes in counts]
 
 
 def find_end(model: ModelInput, data: DataInput, found: Estimate, storage: StorageLoad, request: Request) -> ToTheEnd:

@@ -9,9 +9,10 @@ from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.config import BertConfig
 from training.planning.accelerators import GIB, Accelerator, Cluster
 from training.planning.estimate import Configuration, Estimate, estimate
-from training.planning.inputs import BATCH_KEYS, EngineInput
+from training.planning.inputs import EngineInput
 from training.planning.memory import ZeroSettings
 from training.planning.workload import NOTHING, Execution, PlannedModel, plan_execution
+from training.settings.deepspeed_file import BATCH_KEYS
 
 STAGES = (0, 1, 2, 3)
 MAX_MICRO = 4096
@@ -21,7 +22,7 @@ BUCKETS = 8  # into which a model's gradients are divided, so that reductions ca
 
 
 @dataclass(frozen=True)
-class Workspace:
+class Planner:
     """What stays the same while configurations are compared."""
 
     model: PlannedModel
@@ -71,13 +72,13 @@ def allowed_stages(content: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(stage for stage in stages if stage > 0 or not configured.offloads_optimizer)
 
 
-def tuned_settings(workspace: Workspace, stage: int, overlaps: bool) -> ZeroSettings:
+def tuned_settings(planner: Planner, stage: int, overlaps: bool) -> ZeroSettings:
     """The JSON's settings at a stage, with buckets for this model's size where the JSON does not name any."""
-    zero = ZeroSettings.of(workspace.engine.content, stage)
+    zero = ZeroSettings.of(planner.engine.content, stage)
     if stage == 0:
         return zero
-    given = workspace.engine.content.get("zero_optimization", {})
-    total = workspace.model.parameters().total
+    given = planner.engine.content.get("zero_optimization", {})
+    total = planner.model.parameters().total
     bucket = max(MIN_BUCKET, -(-total // BUCKETS // 2) * 2)
     return replace(
         zero,
@@ -87,23 +88,23 @@ def tuned_settings(workspace: Workspace, stage: int, overlaps: bool) -> ZeroSett
     )
 
 
-def candidates(workspace: Workspace, cluster: Cluster, micros: Sequence[int] | None = None) -> Iterator[Estimate]:
+def candidates(planner: Planner, cluster: Cluster, micros: Sequence[int] | None = None) -> Iterator[Estimate]:
     """Every configuration of the JSON's step that makes sense on the cluster, or those with `micros` alone."""
-    micros = micro_batches(workspace.engine.total_rows // cluster.world_size) if micros is None else micros
-    choices = recomputation_choices(workspace.model.config, workspace.execution(cluster.accelerator))
-    for stage in allowed_stages(workspace.engine.content):
+    micros = micro_batches(planner.engine.total_rows // cluster.world_size) if micros is None else micros
+    choices = recomputation_choices(planner.model.config, planner.execution(cluster.accelerator))
+    for stage in allowed_stages(planner.engine.content):
         for overlaps in (True, False) if stage and cluster.world_size > 1 else (False,):
-            zero = tuned_settings(workspace, stage, overlaps)
+            zero = tuned_settings(planner, stage, overlaps)
             for choice in choices:
                 for micro in micros:
-                    yield workspace.estimate(cluster, micro, zero, choice)
+                    yield planner.estimate(cluster, micro, zero, choice)
 
 
-def recommend(workspace: Workspace, cluster: Cluster) -> Estimate | None:
+def recommend(planner: Planner, cluster: Cluster) -> Estimate | None:
     """The fastest that fits; of those about as fast the one with the simplest settings and the least memory."""
-    if workspace.engine.total_rows % cluster.world_size:
+    if planner.engine.total_rows % cluster.world_size:
         return None
-    fitting = [found for found in candidates(workspace, cluster) if found.fits]
+    fitting = [found for found in candidates(planner, cluster) if found.fits]
     if not fitting:
         return None
     best = max(found.tokens_per_second for found in fitting)
@@ -117,19 +118,19 @@ def _complexity(found: Estimate) -> tuple[int, int, float]:
     return recomputed, found.configuration.zero.stage, found.memory.peak
 
 
-def explain_no_fit(workspace: Workspace, cluster: Cluster, table: Mapping[str, Accelerator]) -> str:
+def explain_no_fit(planner: Planner, cluster: Cluster, table: Mapping[str, Accelerator]) -> str:
     """What the least would need, and where it would fit."""
-    least = min(candidates(workspace, cluster, [1]), key=lambda found: found.memory.peak)
+    least = min(candidates(planner, cluster, [1]), key=lambda found: found.memory.peak)
     configuration, accelerator = least.configuration, cluster.accelerator
     larger = [
         other.name
         for other in table.values()
-        if workspace.precision in other.peak_flops
+        if planner.precision in other.peak_flops
         and other.memory_gib > accelerator.memory_gib
-        and any(found.fits for found in candidates(workspace, replace(cluster, accelerator=other), [1]))
+        and any(found.fits for found in candidates(planner, replace(cluster, accelerator=other), [1]))
     ]
     remedy = f"It would fit on {', '.join(larger)}" if larger else "It fits on no accelerator of the table"
-    zero = workspace.engine.content.get("zero_optimization", {})
+    zero = planner.engine.content.get("zero_optimization", {})
     offload = (
         "" if "offload_optimizer" in zero else '; or offload the optimizer ({"device": "cpu"}) in the DeepSpeed JSON'
     )

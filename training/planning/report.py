@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from training.planning.accelerators import GIB
-from training.planning.estimate import Estimate
+from training.planning.estimate import Estimate, describe_recomputation
 from training.planning.plan import Plan
 from training.planning.published import Published
 
@@ -111,18 +111,12 @@ def _activations_table(plan: Plan) -> list[str]:
 def _fits_table(plan: Plan) -> list[str]:
     stages = sorted({fit.zero.stage for fit in plan.fits})
     cells: dict[str, dict[int, str]] = {}
-    for fit, name in zip(plan.fits, _choice_names(plan), strict=True):
-        found = fit.found
+    for fit in plan.fits:
+        found, name = fit.found, describe_recomputation(fit.choice)
         text = "–" if found is None else f"{found.configuration.micro} ({found.tokens_per_second / 1e3:,.0f})"
         cells.setdefault(name, {})[fit.zero.stage] = text
     rows = [[name, *(row[stage] for stage in stages)] for name, row in cells.items()]
     return format_table(["recomputation", *(f"ZeRO {stage}" for stage in stages)], rows)
-
-
-def _choice_names(plan: Plan) -> list[str]:
-    """The launcher's flags of each fit, which has an estimate only where something fits."""
-    names = list(dict.fromkeys(configuration.recomputation for configuration, _ in plan.activations))
-    return [names[index % len(names)] for index in range(len(plan.fits))]
 
 
 def _steps_table(plan: Plan) -> list[str]:

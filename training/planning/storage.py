@@ -24,7 +24,7 @@ class StorageLoad:
 
     @property
     def saving_share(self) -> float:
-        """Of the time between two checkpoints; training waits for them."""
+        """The share of the time that training waits for checkpoints."""
         return self.save_seconds / (self.interval_seconds + self.save_seconds)
 
     @property

@@ -10,9 +10,10 @@ import torch
 
 from nvidia.activations import is_gated
 from nvidia.attention.grouped import WINDOW_QUERIES
-from nvidia.attention.registry import BackendContext, choose_backend
+from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
+from nvidia.self_attention import training_context
 from training.metrics.flops import model_flops
 from training.runtime.precision import DTYPES
 
@@ -97,7 +98,7 @@ class Execution:
 
     @property
     def bytes(self) -> int:
-        """Of an activation."""
+        """Bytes of an element of an activation."""
         return BYTES[self.precision]
 
     @property
@@ -113,9 +114,6 @@ class Execution:
         """The same with the backend of that layer."""
         return replace(self, backend=self.window_backend or self.backend) if config.window(layer) else self
 
-    def with_checkpointing(self, choice: Checkpointing) -> "Execution":
-        return replace(self, checkpointing=choice)
-
 
 def plan_execution(
     config: BertConfig,
@@ -126,22 +124,12 @@ def plan_execution(
     checkpointing: Checkpointing = NOTHING,
 ) -> Execution:
     """How this project's model runs on a device."""
-    context = BackendContext(
-        device=device,
-        dtype=_DTYPES[precision],
-        head_size=config.head_size,
-        dropout_prob=config.attention_probs_dropout_prob,
-        needs_plain=config.is_relative,
-        is_sparse=config.is_sparse,
-        capability=capability,
-    )
+    context = training_context(config, device, _DTYPES[precision], capability)
     return Execution(
         precision=precision,
         device=device,
-        backend=choose_backend(config.attention_backend, context),
-        window_backend=choose_backend(
-            config.attention_backend, context._replace(has_window=config.attention_window > 0)
-        ),
+        backend=choose_backend(config.attention_backend, context._replace(has_window=False)),
+        window_backend=choose_backend(config.attention_backend, context),
         has_fused_norm=BYTES[precision] == 4,
         is_pre_ln=is_pre_ln,
         checkpointing=checkpointing,

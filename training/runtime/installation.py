@@ -12,7 +12,7 @@ SHOWN = 12  # characters of a digest
 
 
 def describe_installation(rank_info: RankInfo, data_digest: str) -> dict[str, str]:
-    """By name; nothing if the run has one machine. Takes a fraction of a second."""
+    """What must be equal on all machines, by name; nothing if the run has one. Takes a fraction of a second."""
     if rank_info.local_size == rank_info.world_size:
         return {}
     return {**read_versions(), "training data": data_digest[:SHOWN]}
@@ -24,7 +24,7 @@ def read_versions() -> dict[str, str]:
 
 
 def digest_of_project() -> str:
-    """Of the sources that a run imports."""
+    """A digest of the sources that a run imports."""
     root = Path(__file__).parent.parent.parent
     digest = hashlib.sha256()
     for package in PACKAGES:
@@ -34,7 +34,7 @@ def digest_of_project() -> str:
 
 
 def digest_of_data(folder: Path) -> str | None:
-    """Of the manifests below `folder`, and of the names and sizes of its shards; None if there are none."""
+    """A digest of the manifests below `folder`, and of the names and sizes of its shards; None if there are none."""
     shards = sorted(path for pattern in ("*.hdf5", "*.h5") for path in folder.rglob(pattern))
     if not shards:
         return None

@@ -33,7 +33,8 @@ class Launcher:
 
     The process that assigned this one its rank is one, whatever it is. So is the `deepspeed` or `torchrun` above it,
     with all between. Behind pdsh, `deepspeed` is not above: there it is the sshd that ends with pdsh's connection,
-    and, on the machine where `deepspeed` runs, the pdsh process with the same command and its parent.
+    and, on the machine where `deepspeed` runs, the pdsh process with the same command and its parent. A rank there
+    `sees_command`; if none does, nobody notices that `deepspeed` alone was killed.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,11 @@ class Launcher:
             names = [_words_of(process)[0] for process in above]
             watched = next((place for place in range(watched, len(above)) if names[place].startswith("sshd")), watched)
         self.chain = list(pairwise(above[: watched + 1]))
+        self.sees_command = True
         if is_behind_pdsh:
-            self.chain += _find_pdsh([word for word in words if word.startswith(("--world_info=", "--master_"))])
+            pdsh = _find_pdsh([word for word in words if word.startswith(("--world_info=", "--master_"))])
+            self.chain += pdsh
+            self.sees_command = bool(pdsh)
 
     def is_gone(self) -> bool:
         return any(_parent_of(child) != parent for child, parent in self.chain)

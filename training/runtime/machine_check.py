@@ -87,12 +87,12 @@ def measure_link(world_size: int) -> LinkReport:
     """Takes about a second on gigabit Ethernet."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     small, large = torch.zeros(1, device=device), torch.zeros(BANDWIDTH_BYTES // 4, device=device)
-    latency = statistics.median(_time_all_reduce(small) for _ in range(20))
-    seconds = min(_time_all_reduce(large) for _ in range(3))
+    latency = statistics.median(_all_ranks_time_sum(small) for _ in range(20))
+    seconds = min(_all_ranks_time_sum(large) for _ in range(3))
     return LinkReport(latency, 2 * (world_size - 1) / world_size * BANDWIDTH_BYTES / seconds)
 
 
-def _time_all_reduce(values: torch.Tensor) -> float:
+def _all_ranks_time_sum(values: torch.Tensor) -> float:
     began = time.monotonic()
     collectives.all_ranks_sum(values)
     if values.is_cuda:

@@ -147,15 +147,17 @@ def _read(value: bytes) -> Arrival:
 def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timedelta | None = None) -> Store:
     """A connection to the store that rank 0 serves, or torchrun's agent.
 
-    The agent's store outlives a restart, so keys are prefixed with the attempt: old ones are addresses of dead ranks.
+    A single rank serves it at any free port: no other process asks for it. The agent's store outlives a restart, so
+    keys are prefixed with the attempt: old ones are addresses of dead ranks.
     """
     timeout = timeout or JOIN_TIMEOUT
     is_agents = is_agent_store()
+    port = 0 if rank_info.world_size == 1 and is_served_here else int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     try:
         store = TCPStore(
             os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            port,
             is_master=is_served_here,
             timeout=timeout,
             wait_for_workers=False,

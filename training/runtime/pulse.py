@@ -2,7 +2,8 @@
 
 A machine that loses power or its network closes no connection: ranks would wait for it inside a collective until the
 watchdog ends them. So each rank counts in the store that rank 0 (or torchrun's agent) serves. A rank whose own count
-gets no answer has lost that machine; rank 0 sees which others no longer count. Times are those of one machine only.
+gets no answer has lost that machine; rank 0 sees which others no longer count. Silence is measured in rounds of this
+process, not by the clock: a process that was suspended has not asked meanwhile.
 """
 
 import os
@@ -37,9 +38,10 @@ class Pulse:
         self.connect, self.rank_info, self.hosts, self.leave = connect, rank_info, hosts, leave
         self.silent_seconds = silent_seconds
         self.interval = min(PULSE_SECONDS, silent_seconds / 4)
+        self.max_silent_rounds = round(silent_seconds / self.interval)
         self._keys = [f"pulse_{rank}" for rank in range(rank_info.world_size)]
-        self._answered = time.monotonic()
-        self._counts: dict[int, tuple[int, float]] = {}  # of each rank: its count, and since when it is that
+        self._num_answers, self._checked_answers, self._silent_checks = 0, 0, 0
+        self._counts: dict[int, tuple[int, int]] = {}  # of each rank: its count, and for how many rounds it is that
         self._ended = threading.Event()
 
     def __enter__(self) -> "Pulse":
@@ -56,18 +58,18 @@ class Pulse:
             while not self._ended.wait(self.interval):
                 store.add(self._keys[self.rank_info.rank], 1)
                 if self.rank_info.is_main:
-                    self._note_counts([store.add(key, 0) for key in self._keys], time.monotonic())
-                self._answered = time.monotonic()
+                    self._note_counts([store.add(key, 0) for key in self._keys])
+                self._num_answers += 1
         self._ended.set()
 
-    def _note_counts(self, counts: Sequence[int], now: float) -> None:
+    def _note_counts(self, counts: Sequence[int]) -> None:
         for rank, count in enumerate(counts):
-            if rank not in self._counts or self._counts[rank][0] != count:
-                self._counts[rank] = (count, now)
+            before, rounds = self._counts.get(rank, (-1, 0))
+            self._counts[rank] = (count, rounds + 1 if count == before else 0)
 
     def _check(self) -> None:
         while not self._ended.wait(self.interval):
-            lost = self.find_lost(time.monotonic())
+            lost = self.find_lost()
             if lost is not None and not self._ended.is_set():
                 if self.rank_info.local_rank == 0:
                     write_error(f"error: {lost}")
@@ -75,12 +77,15 @@ class Pulse:
                     time.sleep(REPORT_SECONDS)
                 self.leave(STUCK_EXIT_CODE)
 
-    def find_lost(self, now: float) -> str | None:
-        """The message that names the lost machines, or None."""
+    def find_lost(self) -> str | None:
+        """The message that names the lost machines, or None. Call it once per round."""
         here = self.hosts[self.rank_info.rank]
-        if now - self._answered > self.silent_seconds:
+        has_answer = self._num_answers != self._checked_answers
+        self._checked_answers = self._num_answers
+        self._silent_checks = 0 if has_answer else self._silent_checks + 1
+        if self._silent_checks > self.max_silent_rounds:
             return self._describe([self.hosts[0]], f"{here} reaches neither it nor rank 0 there")
-        silent = [rank for rank, (_, since) in self._counts.items() if now - since > self.silent_seconds]
+        silent = [rank for rank, (_, rounds) in self._counts.items() if rounds > self.max_silent_rounds]
         if silent:
             hosts = sorted({self.hosts[rank] for rank in silent})
             return self._describe(hosts, f"rank {', '.join(map(str, silent))} cannot be reached from {here}")

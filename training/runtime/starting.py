@@ -8,7 +8,9 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import NoReturn
 
 from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, handle_stop_signals
 from training.runtime.launchers import Launcher
@@ -30,9 +32,11 @@ class Start:
 
     def __init__(self) -> None:
         self.launcher: Launcher | None = None
+        self.before_leaving: Callable[[], None] | None = None  # called from a thread when a stop ends the process
         self._handlers = ExitStack()
         self._pipe: tuple[int, int] | None = None
         self._is_over = threading.Event()
+        self._request: Callable[[str], None] = lambda _: None
 
     def begin(self) -> None:
         """From now on a stop signal, or the launcher's end, ends the process. A second call changes nothing."""
@@ -42,12 +46,16 @@ class Start:
         self.launcher = Launcher()
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)  # first: no handler may swallow a signal
         self._handlers.enter_context(handle_stop_signals(lambda *_: None))
-        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(self._pipe[0],), name="start", daemon=True).start()
 
-    def hand_over(self) -> None:
-        """From now on StopRequests handles signals and the watchdog watches the launcher."""
+    def hand_over(self, request: Callable[[str], None] = lambda _: None) -> None:
+        """From now on StopRequests handles signals and the watchdog watches the launcher.
+
+        `request` is called, from a thread, with a signal that came just before.
+        """
+        self._request = request
         self._is_over.set()
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
@@ -55,6 +63,7 @@ class Start:
     def end(self) -> None:
         """Restore the signal handlers."""
         self.hand_over()
+        self.before_leaving = None
         self._handlers.close()
         if self._pipe is not None:
             os.close(self._pipe[1])  # the thread reads the end of file and closes the other side
@@ -67,20 +76,25 @@ class Start:
             if received == b"":
                 os.close(descriptor)
                 return
+            reason = signal.Signals(received[0]).name if received and received[0] in STOP_SIGNALS else None
             if self._is_over.is_set():
+                if reason is not None:
+                    self._request(reason)
                 continue
-            if received is not None and received[0] in STOP_SIGNALS:
-                _leave(signal.Signals(received[0]).name)
+            if reason is not None:
+                self.leave(reason)
             assert self.launcher is not None
             if self.launcher.is_gone():
-                _leave("the launcher has ended")
+                self.leave("the launcher has ended")
 
-
-def _leave(reason: str) -> None:
-    if printed_rank(os.environ) == "0":
-        with suppress(OSError):
-            os.write(2, f"stopped before the first step ({reason}): there was nothing to save\n".encode())
-    os._exit(STOPPED_EXIT_CODE)
+    def leave(self, reason: str) -> NoReturn:
+        """End the process, which has nothing to save."""
+        if self.before_leaving is not None:
+            self.before_leaving()
+        if printed_rank(os.environ) == "0":
+            with suppress(OSError):
+                os.write(2, f"stopped before the first step ({reason}): there was nothing to save\n".encode())
+        os._exit(STOPPED_EXIT_CODE)
 
 
 start = Start()

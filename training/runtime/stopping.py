@@ -8,6 +8,7 @@ import signal
 import types
 from contextlib import ExitStack
 
+from common.console import console
 from common.processes import handle_stop_signals
 from training.runtime import collectives
 from training.runtime.starting import start
@@ -23,7 +24,7 @@ class StopRequests:
 
     def __enter__(self) -> "StopRequests":
         self._handlers.enter_context(handle_stop_signals(self._note))
-        start.hand_over()
+        start.hand_over(self.request)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,3 +47,12 @@ class StopRequests:
         is_asked, is_flagged = collectives.all_ranks_any(self.reason is not None, flag)
         self.agreed = self.agreed or is_asked
         return self.agreed, is_flagged
+
+
+def all_ranks_warn_if_unwatched() -> None:
+    """Warn if the `deepspeed` command runs where no rank can see that it ends."""
+    if not collectives.all_ranks_any(start.launcher is None or start.launcher.sees_command)[0]:
+        console.warn(
+            "`deepspeed` was started on a machine outside the hostfile, where no rank can see it: if it alone is "
+            "killed, the ranks train on. Start it on a machine of the hostfile, for example with `ssh -tt HOST`"
+        )

@@ -21,6 +21,7 @@ from common.files import temporary_folders, write_plainly
 from common.processes import STUCK_EXIT_CODE
 from training.runtime.launchers import Launcher
 from training.runtime.ranks import RankInfo
+from training.runtime.starting import start
 from training.runtime.stopping import StopRequests
 
 MAX_TICK_SECONDS = 1.0  # between two checks of the launcher and of the progress
@@ -28,6 +29,7 @@ MAX_WRITE_SECONDS = 10.0  # between two writes of a rank's file
 REPORT_SECONDS = 5.0  # that the others give the rank that reports: the first to exit ends all
 # Folders of the code in which a rank waits for others.
 COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
+STOPPED = "a stop before the first step"  # the section of a rank that was asked to stop then, and has left
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,11 @@ class Watchdog:
         self.launcher = launcher or Launcher()
         self._on_write: Callable[[], None] | None = None  # called at every write, from a thread
         self.count, self.section, self.step = 0, "start", 0
-        self.since = time.monotonic()
         self._main = threading.get_ident()
         self._earlier: list[Beat] | None = None  # read when this rank began to look stuck
+        self._idle_then = 0.0  # seconds without progress when they were read
         self._folders = ExitStack()
+        self._writing, self._is_stopped = threading.Lock(), False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -77,11 +80,16 @@ class Watchdog:
                 self.folder.mkdir(parents=True, exist_ok=True)
         self._write()
         self._thread.start()
+        start.before_leaving = self.note_stop
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """A rank that loses the connection to one that was asked to stop before the first step stops as well."""
+        start.before_leaving = None
         self._ended.set()
         self._thread.join()
+        if isinstance(error, RuntimeError) and any(beat.section == STOPPED for beat in self._read_all()):
+            start.leave("another rank was asked to stop")
         if self.folder is not None:
             with suppress(OSError):
                 self._file(self.rank).unlink(missing_ok=True)
@@ -94,29 +102,39 @@ class Watchdog:
     def note(self, section: str, step: int = 0) -> None:
         self.section, self.step = section, step
         self.count += 1
-        self.since = time.monotonic()
+
+    def note_stop(self) -> None:
+        """For the other ranks, before this one ends."""
+        self._is_stopped = True
+        self._write()
 
     def _watch(self) -> None:
         tick_seconds, write_seconds = intervals(self.stuck_seconds)
+        count, idle_seconds = self.count, 0.0
+        ticked = time.monotonic()
         next_write = 0.0
         while not self._ended.wait(tick_seconds):
+            now = time.monotonic()
+            # A tick that comes late counts little: a process that was suspended has not been stuck.
+            idle_seconds = idle_seconds + min(now - ticked, 2 * tick_seconds) if count == self.count else 0.0
+            count, ticked = self.count, now
             if self.launcher.is_gone():
                 self.stop.request("the launcher has ended")
-            if time.monotonic() >= next_write:
+            if now >= next_write:
                 self._write()
                 if self._on_write is not None:
                     self._on_write()
-                next_write = time.monotonic() + write_seconds
+                next_write = now + write_seconds
             if self.folder is not None:
-                self._check_progress(time.monotonic() - self.since)
+                self._check_progress(idle_seconds)
 
     def _check_progress(self, idle_seconds: float) -> None:
         """Read the other ranks' files early and again at the end: those that did not change have no live process."""
         if idle_seconds < self.stuck_seconds / 3:
             self._earlier = None
         elif self._earlier is None:
-            self._earlier = self._read_all()
-        elif idle_seconds > self.stuck_seconds:
+            self._earlier, self._idle_then = self._read_all(), idle_seconds
+        elif idle_seconds > max(self.stuck_seconds, self._idle_then + self.stuck_seconds / 2):
             if not self._report():
                 time.sleep(REPORT_SECONDS)
             self.leave(STUCK_EXIT_CODE)
@@ -124,15 +142,19 @@ class Watchdog:
     def _write(self) -> None:
         if self.folder is None:
             return
-        process = (socket.gethostname(), os.getpid(), time.time())
-        beat = Beat(self.rank, self.count, self.section, self.step, *process, *find_line(self._main))
-        write_plainly(self._file(self.rank), json.dumps(asdict(beat)) + "\n")
+        with self._writing:
+            section = STOPPED if self._is_stopped else self.section
+            process = (socket.gethostname(), os.getpid(), time.time())
+            beat = Beat(self.rank, self.count, section, self.step, *process, *find_line(self._main))
+            write_plainly(self._file(self.rank), json.dumps(asdict(beat)) + "\n")
 
     def _file(self, rank: int) -> Path:
         assert self.folder is not None
         return self.folder / f"rank_{rank}.json"
 
     def _read_all(self) -> list[Beat]:
+        if self.folder is None:
+            return []
         beats = (_read(self._file(rank)) for rank in range(self.world_size))
         return [beat for beat in beats if beat is not None]
 

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from common.console import console
 from common.errors import Problems, UserError, shortened
+from common.json_files import load_json
 from common.validation import describe_errors
 from common.words import counted
 from training.engine.block_states import KEYS_WITHOUT_EFFECT, REFUSED_KEYS, is_off
 from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
 from training.optimizers.block import check_optimizer
 from training.runtime.precision import SPELLINGS
-from training.settings.json_files import load_json
 from training.settings.overrides import Override, apply_overrides, describe_source
 
 KNOWN_KEYS = frozenset(DeepSpeedJson.model_fields)
@@ -88,8 +88,13 @@ class DeepSpeedFile:
 def load_deepspeed_file(path: Path, world_size: int, overrides: Sequence[Override] = ()) -> DeepSpeedFile:
     """The checked DeepSpeed JSON at `path` with values set by --set; all its problems are reported at once."""
     given = apply_overrides(load_json(path, "a DeepSpeed JSON (--deepspeed_config)"), overrides, path)
-    where, problems = describe_source(path, overrides), Problems()
     _leave_accumulation_open(given, {override.key for override in overrides})
+    return check_content(given, path, world_size, describe_source(path, overrides))
+
+
+def check_content(given: dict[str, Any], path: Path, world_size: int, where: str) -> DeepSpeedFile:
+    """The checked content of the file at `path`; `where` names it in messages."""
+    given, problems = copy.deepcopy(given), Problems()
     _rename_old_clipping(given, where)
     content = _check_keys(given, where, problems)
     batch = None

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from common.errors import UserError
+from common.files import find_weight_files
 from nvidia.config import BertConfig
 from nvidia.interop.families import family_of_type
 from nvidia.interop.stock_config import from_stock_config
@@ -72,9 +73,9 @@ def read_stock_config(folder: Path) -> dict[str, Any]:
 
 
 def _has_sentence_head(folder: Path) -> bool:
-    for name in (WEIGHTS, EXTRA_WEIGHTS):
+    for path in (*find_weight_files(folder, WEIGHTS), folder / EXTRA_WEIGHTS):
         try:
-            with safe_open(folder / name, "pt") as tensors:
+            with safe_open(path, "pt") as tensors:
                 if _SENTENCE_HEAD in tensors.keys():  # noqa: SIM118 (not a dict)
                     return True
         except (OSError, SafetensorError):

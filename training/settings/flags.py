@@ -19,11 +19,6 @@ from training.settings.flag_groups import FlagGroup, Metavar, flag
 from training.settings.json_keys import TRAINING_BLOCK, find_hints
 from training.settings.overrides import Override
 
-NO_RESTARTS = (
-    "--max_restarts: this launcher does not restart itself. To restart a run that dies, start it with `torchrun "
-    "--standalone --nproc_per_node N --max-restarts R deepspeed_train.py …`; see docs/clusters.md"
-)
-
 
 def parse_masking_rate(text: str) -> TokenSchedule:
     rates = TokenSchedule.parse(text)
@@ -338,8 +333,5 @@ def build_parser() -> Parser:
 def read_arguments(argv: Sequence[str] | None = None) -> tuple[CommandLine, Problems]:
     """The flags, and the problems found in them, to be reported with those of the files that the flags name."""
     arguments, problems = build_parser().collect(argv)
-    problems.messages = [
-        NO_RESTARTS if message.startswith("unknown flag '--max_restarts") else message for message in problems.messages
-    ]
     groups: dict[str, Any] = {name: group.from_arguments(arguments) for name, group in GROUPS.items()}
     return CommandLine(**groups), problems

@@ -39,13 +39,15 @@ OTHER_NAMES = {
     "bf16": "--precision bf16",
     "zero_stage": "--set zero_optimization.stage=1",
     "optimizer": "--set optimizer.type=AdamW",
+    "max_restarts": "nothing: this launcher does not restart itself. To restart a run that dies, start it with "
+    "`torchrun --standalone --nproc_per_node N --max-restarts R deepspeed_train.py …`; see docs/clusters.md",
     "resume": "nothing: the same command, run again, resumes the run",
     "resume_from_checkpoint": "nothing: the same command, run again, resumes the run",
 }
 
 
 def find_hints() -> dict[str, str]:
-    """For flags that do not exist: what to pass instead. Every key of a JSON file can be set with --set."""
+    """What to pass instead of flags that do not exist. Every key of a JSON file can be set with --set."""
     keys = {
         **{name: name for name in KNOWN_KEYS | ModelFile.model_fields.keys()},
         **{field.name: f"{MODEL_BLOCK}.{field.name}" for field in fields(BertConfig)},

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from training.settings.deepspeed_file import BATCH_KEYS, BatchSizes
-from training.settings.json_files import RESOLVED
 from training.settings.resolve import Settings
+from training.settings.saved_files import RESOLVED
 
 
 def find_sizes(settings: Settings, world_size: int) -> list[int]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.errors import Problems, UserError, shortened
+from common.json_files import load_json
 from common.validation import validate
 from nvidia.config import BertConfig
-from training.settings.json_files import load_json
 from training.settings.overrides import Override, apply_overrides, describe_source
 
 

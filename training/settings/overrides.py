@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, shortened
-from training.settings.json_files import parse_json
+from common.json_files import parse_json
 
 FLAG = "--set"
 EXAMPLE = "mixed_seq_training.128.learning_rate=4e-4"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError
+from common.json_files import load_json
 from data.masking import Unit
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
@@ -28,12 +29,12 @@ from training.settings.flags import (
     ProbeFlags,
     TrainingFlags,
 )
-from training.settings.json_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED, load_json
 from training.settings.json_keys import split_overrides
 from training.settings.lengths import Length
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
 from training.settings.prefixes import check_prefixes
+from training.settings.saved_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Settings:
 
     @property
     def time_budget(self) -> float | None:
-        """In seconds."""
+        """--time_budget in seconds; None: there is none."""
         budget = self.training_flags.time_budget
         return None if budget is None else budget.seconds
 
@@ -237,7 +238,7 @@ def resolve_settings(
 
 
 def is_pre_ln(parts: ModelParts | None, flags: CommandLine) -> bool:
-    """As the folder says that describes the model, or else as --preln does."""
+    """Whether the model is pre-LN: as the folder of --use_pretrain describes it, else as --preln says."""
     return flags.model.preln if parts is None or parts.is_pre_ln is None else parts.is_pre_ln
 
 
@@ -298,13 +299,13 @@ def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: boo
 
 
 def _check_tokenizer(probe: tuple[str, ...] | None) -> None:
-    """Without a tokenizer."""
+    """Refuse what needs a tokenizer, where there is none."""
     if probe is not None:
         raise UserError(f"--probe {probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
 
 
 def _check_best(flags: CheckpointFlags, probes: ProbeFlags) -> None:
-    """Without validation data."""
+    """Refuse what needs validation data, where there is none."""
     if flags.export == "best" and flags.keep_best_by is None:
         raise UserError(
             "--export best: without validation data there is no best checkpoint; expected a folder with validation "

@@ -99,7 +99,8 @@ def port_taken(setup: Setup) -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     setup.cleanup.callback(listener.close)
-    setup.environment.update(_world(MASTER_PORT=str(listener.getsockname()[1])))
+    port = str(listener.getsockname()[1])
+    setup.environment.update(_world(MASTER_PORT=port, WORLD_SIZE="2", LOCAL_SIZE="2"))  # a single rank takes another
 
 
 def _world(**changes: str) -> dict[str, str]:
@@ -261,6 +262,10 @@ FIRST_WEIGHTS = {
     "no weights in it": (both(removed("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "o such file", "expected a model in Hugging Face's layout", "export_hf"),
     "weights cut short": (
         both(cut_short("hf/model.safetensors"), words("--use_pretrain", "{root}/hf")), "model.safetensors", "cannot be read", "expected a model in Hugging Face's layout", "Copy"
+    ),
+    "an index of weights elsewhere": (
+        both(removed("hf/model.safetensors"), replaced("hf/model.safetensors.index.json", '{"weight_map": {"a": "../a"}}'), words("--use_pretrain", "{root}/hf")),
+        "model.safetensors.index.json", "names '../a'", "expected names of files beside it", "Copy the folder again",
     ),
     "no config": (both(removed("hf/config.json"), words("--use_pretrain", "{root}/hf")), "config.json", "cannot be read", "expected a model in Hugging Face's layout", "export_hf"),
     "a config that is a list": (

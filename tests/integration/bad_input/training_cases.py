@@ -184,6 +184,10 @@ MODEL_JSON = {
     "positions too few": (
         edited("model.json", "bert_model_config.max_position_embeddings", 8), "model.json", "max_position_embeddings is 8", "but --max_seq_length is 24", "raise the former"
     ),
+    "a window wider than any row": (
+        both(edited("model.json", "bert_model_config.attention_window", 999), edited("model.json", "bert_model_config.global_attention_every", 2)),
+        "bert_model_config", "attention_window is 999", "wider than any row (max_position_embeddings is", "choose a smaller window",
+    ),
     "no data folder": (
         edited("model.json", "data.mixed_seq_datasets.24", {}), "model.json", "there is no data folder", "for rows of 24 tokens", "add one to data.mixed_seq_datasets"
     ),

@@ -149,7 +149,7 @@ def test_other_objectives_and_units_through_the_command(corpus: Path, tmp_path: 
 def test_mistakes_are_reported_all_at_once_with_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data.prepare", "--input", str(tmp_path), "--output_dir", str(tmp_path / "o"),
                "--vocab_size", "300", "--masking_rate", "2", "--max_seq_length", "3", "--shard_rows", "0"]  # fmt: skip
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     for flag in ("--masking_rate", "--max_seq_length", "--shard_rows"):

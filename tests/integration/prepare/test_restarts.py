@@ -133,6 +133,27 @@ def test_shards_of_another_tool_are_replaced_only_with_overwrite(corpus: Path, t
     assert not list(tmp_path.glob("32/*_0.h*"))
 
 
+# The command, which does not come further than a stage, so that it is not over before it is killed.
+HANGING_AFTER = """
+import time
+from common.errors import run_command
+from data import prepare
+from data.preparation.pipeline import Pipeline
+
+run_stage = Pipeline.run_stage
+
+
+def run_stage_and_hang(self, name, *rest):
+    results = run_stage(self, name, *rest)
+    time.sleep(600 if name == "{stage}" else 0)
+    return results
+
+
+Pipeline.run_stage = run_stage_and_hang
+run_command(prepare.main)
+"""
+
+
 @pytest.mark.usefixtures("heard_interrupts")
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 8_000)
@@ -140,15 +161,16 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
     arguments = ["--input", str(corpus), "--vocab_size", "300", "--max_seq_length", "32", "--dupe_factor", "2",
                  "--shard_rows", "4000", "--workers", "2"]  # fmt: skip
     whole = [sys.executable, "-m", "data.prepare", *arguments, "--output_dir", str(tmp_path / "whole")]
-    subprocess.run(whole, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    command = [sys.executable, "-m", "data.prepare", *arguments, "--output_dir", str(tmp_path / "killed")]
+    subprocess.run(whole, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    arguments += ["--output_dir", str(tmp_path / "killed")]
     monkey = random.Random(3)
     done = tmp_path / "killed" / ".work" / "done"
     for stage, number in {"reading": signal.SIGINT, "encoding": signal.SIGKILL, "writing": signal.SIGKILL}.items():
+        command = [sys.executable, "-c", HANGING_AFTER.format(stage=stage), *arguments]
         process = subprocess.Popen(
             command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while process.poll() is None and not list(done.glob(f"{stage}.*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(monkey.random() * 0.05)
@@ -161,7 +183,8 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(tmp_path
             assert "Traceback" not in printed
         else:
             assert process.returncode == -number
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "data.prepare", *arguments]
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
@@ -178,7 +201,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data.prepare", "--input", str(corpus), "--vocab_size", "300", "--workers", "2",
                "--output_dir", str(tmp_path / "out"), "--max_seq_length", "32"]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     workers: list[psutil.Process] = []
     while len(workers) < 2 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -188,7 +211,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     time.sleep(1)  # until they watch their parent
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=300)
     assert not alive
 
 

@@ -23,8 +23,8 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_train_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0, "limit": 200.0, "linear_limit": 250.0}
-    monkeypatch.setattr(train_step, "measure", lambda *_: speeds)
-    monkeypatch.setattr(train_step, "peak_megabytes", lambda *_: 900.0)
+    measured = train_step.Measured(speeds, dict.fromkeys(train_step.CONTENDERS, 900.0))
+    monkeypatch.setattr(train_step, "measure", lambda *_: measured)
     assert train_step.main(["--lengths", "128", "512", "--contenders", *train_step.CONTENDERS]) == 0
     result = last_line(capsys)
     assert result.keys() == {"seq128", "seq512"}
@@ -48,9 +48,11 @@ def test_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     found = {"rows_per_cpu_s": 1e4, "rows_per_s": 9e3, "first_s": 0.1, "rss_mb": 300.0, "base_mb": 250.0}
     monkeypatch.setattr(read, "_write", lambda *_: None)
     job = {"ranks": 512, "batch": 1024, "units": 512, "decoded": 1.1, "rows_per_s": 9.0}
-    monkeypatch.setattr(read, "_run", lambda _, masking, *__: [job] if masking == "jobs" else found)
+    others = {"jobs": [job], "resumed": {"0": 0.1}}
+    monkeypatch.setattr(read, "_run", lambda _, masking, *__: others.get(masking, found))
     assert read.main([]) == 0
-    keys = {"rows_per_s", "rows_per_s_nvidia", "rss_mb", "rows_per_s_word", "rows_per_s_uncompressed"}
+    keys = {"rows_per_s", "rows_per_s_nvidia", "rss_mb", "rows_per_s_word", "rows_per_s_uncompressed",
+            "first_batch_s_by_step"}  # fmt: skip
     assert keys <= last_line(capsys).keys()
 
 
@@ -93,6 +95,6 @@ def test_saving(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 def test_each_runs_as_a_file_from_anywhere(path: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(path), "--help"]
-    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
     assert path.name in child.stdout

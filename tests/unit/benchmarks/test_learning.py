@@ -9,6 +9,10 @@ import pytest
 from benchmarks import learning
 from benchmarks.learning import Point, summarize
 from common.errors import UserError
+from evaluation.finetuning.models import ModelFolder
+from evaluation.pseudo_likelihood.minimal_pairs import score_pairs
+from evaluation.tasks.task import TASK_FOLDER, load_task
+from evaluation.zero_shot import make_scorer
 from tests.support import write_two_lengths
 
 
@@ -18,10 +22,10 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
     write_two_lengths(tmp_path)
     pairs = [{"sentence_good": "word3 word4 word5", "sentence_bad": "word3 word9 word5"}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs * 3))
-    monkeypatch.setattr(learning, "TURNS", 2)
     monkeypatch.setattr(learning, "clock", count().__next__)  # a second per step
     words = ["--seconds", "50", "--data", str(tmp_path / "data"), "--tokenizer", str(tmp_path / "vocab.txt")]
-    words += ["--recipes", "laptop", "--rates", "1e-3", "--blimp", str(tmp_path), "--blimp_pairs", "2"]
+    words += ["--turns", "2", "--save", str(tmp_path / "saved"), "--recipes", "laptop", "--rates", "1e-3"]
+    words += ["--blimp", str(tmp_path), "--blimp_pairs", "2"]
     assert learning.main(words) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert len(table) == 1 + 2 * 2
@@ -30,11 +34,18 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
     assert set(result["steps"].values()) == {48}
     # Tokens follow from those before them: better than the 4.03 nats of a guess among 56 words.
     assert result["ours_loss"] < 3.5
+    for name, kind in (("laptop", "modernbert"), ("transformers_0.001", "bert")):
+        folder = ModelFolder(name, tmp_path / "saved" / name)
+        scorer, _ = make_scorer(folder, load_task(TASK_FOLDER / "blimp.json"), "stock", untrained=False, seed=0)
+        key = "ours_blimp" if name == "laptop" else "transformers_blimp"
+        scored = score_pairs(scorer, folder.tokenizer, [tuple(pair.values()) for pair in pairs])
+        assert folder.config.model_type == kind
+        assert scored.accuracy == pytest.approx(result[key], abs=1e-4)
 
 
 def learner(name: str, *losses: float) -> learning.Learner:
     points = [Point(10.0 * (turn + 1), loss, 0.1, 0.5) for turn, loss in enumerate(losses)]
-    return learning.Learner(name, *[None] * 8, points=points)  # type: ignore[arg-type]
+    return learning.Learner(name, *[None] * 9, points=points)  # type: ignore[arg-type]
 
 
 def test_the_speedup_is_the_time_to_the_final_loss_of_the_best_baseline() -> None:
@@ -43,6 +54,8 @@ def test_the_speedup_is_the_time_to_the_final_loss_of_the_best_baseline() -> Non
     assert (result["ours"], result["ours_loss"], result["transformers_loss"]) == ("better", 4.4, 5.0)
     assert result["speedup"] == 1.5
     assert summarize(ours, [learner("a", 4.0)], 30.0)["speedup"] is None
+    alone = summarize(ours, [], 30.0)
+    assert (alone["ours_loss"], alone["transformers_loss"], alone["speedup"]) == (4.4, None, None)
 
 
 def test_missing_data_names_the_remedy(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
 
 from common.errors import UserError
-from data.preparation.encoder import Encoder
+from data.instances.encoder import Encoder
 from data.special_tokens import SPECIALS
 from data.tokenizer import load_tokenizer
 from data.tokenizer_training import separate_words, train_tokenizer
@@ -289,7 +289,7 @@ def test_words_begin_at_spaces_whatever_the_tokenizer_splits(tmp_path: Path, kin
 def test_the_encoder_forgets_words_to_bound_its_memory(
     vocabularies: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.preparation.encoder._MAX_REMEMBERED", 100)
+    monkeypatch.setattr("data.instances.encoder._MAX_REMEMBERED", 100)
     tokenizer = load_tokenizer(vocabularies[True])
     encoder = Encoder(tokenizer)
     for first in range(0, 1000, 50):

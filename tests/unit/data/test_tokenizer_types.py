@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from common.errors import UserError
+from data.instances.encoder import Encoder
 from data.masking import MaskingPolicy, mask_rows
-from data.preparation.encoder import Encoder
 from data.prepare import main as prepare
 from data.shards.dataset import open_dataset
 from data.shards.report import describe

@@ -33,7 +33,7 @@ def on_every_rank(size: int, work: Any) -> list[Any]:
     """`work(team)` on `size` threads whose teams gather from each other."""
     results: list[Any] = [None] * size
     shared: list[Any] = [None] * size
-    barrier = threading.Barrier(size, timeout=60)
+    barrier = threading.Barrier(size, timeout=300)
 
     def run(rank: int) -> None:
         def gather(value: Any) -> list[Any]:

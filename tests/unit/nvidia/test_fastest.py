@@ -45,7 +45,7 @@ def test_real_candidates_compute_what_they_are_measured_for() -> None:
     state = torch.random.get_rng_state()
     measured = measure_libraries(LARGE, 32, 128)
     assert set(measured.seconds) == {"forward", "input_gradient", "weight_gradient", "attention"}
-    assert all(0 < seconds < 10 for times in measured.seconds.values() for seconds in times.values())
+    assert all(0 < seconds < 60 for times in measured.seconds.values() for seconds in times.values())
     assert torch.equal(torch.random.get_rng_state(), state)
     head_only = BertConfig(vocab_size=8192, hidden_size=64, num_attention_heads=1, intermediate_size=256)
     assert set(measure_libraries(head_only, 32, 128).seconds) == {"forward", "input_gradient"}

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
 from scripts import two_phases
 from scripts.two_phases import Chain, Request, check_phases, checkpoints_of, main, phase_words, remaining_phases
-from tests.support import make_rows, read_metrics, write_json, write_nvidia_shard, write_project
+from tests.support import make_rows, read_metrics, with_slow_steps, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.plan.learning_rate import Schedule
 
@@ -171,9 +171,12 @@ def test_interrupted_in_phase_one_it_resumes_and_finishes_both(
 
     of_other_tests = set(psutil.Process().children(recursive=True))  # multiprocessing's own helpers stay for good
     threading.Thread(target=interrupt, daemon=True).start()
-    assert main(words) == STOPPED_EXIT_CODE
+    with monkeypatch.context() as patch:
+        if starter == "python":  # slow steps, so that the phase is not over before it is interrupted
+            patch.setattr(two_phases, "launcher", lambda _ranks: with_slow_steps([]))
+        assert main(words) == STOPPED_EXIT_CODE
     of_the_phase = set(psutil.Process().children(recursive=True)) - of_other_tests
-    _, orphans = psutil.wait_procs(of_the_phase, timeout=10)
+    _, orphans = psutil.wait_procs(of_the_phase, timeout=300)
     assert orphans == []
     stopped = len(read_metrics(tmp_path, "train", f"two_{SHORT}"))
     assert stopped < 150

@@ -25,10 +25,12 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 STEPS = ["--max_steps", "1"]  # of rate 0, at the beginning of the warm-up: the weights stay as they were loaded
 
 
-def write_stock(folder: Path, vocab_size: int = 61, **changes: Any) -> transformers.BertForPreTraining:
+def write_stock(
+    folder: Path, vocab_size: int = 61, part_size: str = "50GB", **changes: Any
+) -> transformers.BertForPreTraining:
     torch.manual_seed(5)
     model = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=vocab_size, **(SIZES | changes)))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=part_size)
     return model
 
 
@@ -41,7 +43,8 @@ def newest(folder: Path) -> Path:
 def test_a_stock_checkpoint_arrives(
     tokens: int, words: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stock = write_stock(tmp_path / "stock", tokens).state_dict()
+    stock = write_stock(tmp_path / "stock", tokens, "20KB" if tokens == 61 else "50GB").state_dict()
+    assert (tmp_path / "stock" / "model.safetensors").exists() == (tokens != 61)  # otherwise parts and an index
     run_here([*write_project(tmp_path), *STEPS, "--no-preln", "--use_pretrain", str(tmp_path / "stock")])
     said = capsys.readouterr().out
     assert re.search(rf"^  start +from the weights of {tmp_path}/stock$", said, re.MULTILINE)

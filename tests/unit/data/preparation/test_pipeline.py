@@ -48,11 +48,11 @@ def test_a_stage_prints_its_rate_and_remaining_time(
     tasks = [(f"{number}", (number,)) for number in range(8)]
     assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8))
     printed = capsys.readouterr().err
-    rates = re.findall(r"reading: +\d+%.* (\d)/8 \[\d\d:\d\d<(\d\d:\d\d|\?), +([\d.]+part/s|\?part/s)\]", printed)
+    rates = re.findall(r"reading: +\d+%.* (\d)/8 \[\d\d:\d\d<(\d\d:\d\d|\?), +([\d.]+|\?)(part/s|s/part)\]", printed)
     assert len(rates) == len(list(filter(None, printed.splitlines()))) > 4
-    assert [done for done, _, _ in rates] == sorted(done for done, _, _ in rates)
+    assert [done for done, *_ in rates] == sorted(done for done, *_ in rates)
     assert rates[-1][1] == "00:00"
-    assert 0 < float(rates[-1][2].removesuffix("part/s")) < 50
+    assert 0 < float(rates[-1][2]) < 50
     assert pipeline.run_stage("reading", wait_a_moment, tasks, "part") == list(range(8)), (
         "results of an earlier run are reused"
     )

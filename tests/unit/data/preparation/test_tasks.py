@@ -15,7 +15,7 @@ def test_threads_of_one_worker_never_share_an_encoder(tmp_path: Path) -> None:
     together = Barrier(2)
 
     def own(_: int) -> object:
-        together.wait(timeout=10)
+        together.wait(timeout=300)
         encoder = thread_encoder(str(tmp_path))
         assert encoder is thread_encoder(str(tmp_path)), "a thread keeps the words that it has learnt"
         return encoder

@@ -221,10 +221,12 @@ def test_datasets_mixed_by_size_give_every_row_once(tmp_path: Path) -> None:
 def test_batches_are_prefetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """During a step the next ones are prepared, but no more than PREFETCHED_STEPS."""
     made: list[str] = []
-    make = TrainingStream._make_step
+    make, may_go_on = TrainingStream._make_step, threading.Event()
 
     def make_and_record(self: TrainingStream, *given: object) -> StepBatches:
         made.append(threading.current_thread().name)
+        if len(made) > 1 + PREFETCHED_STEPS:
+            assert may_go_on.wait(60)
         return make(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TrainingStream, "_make_step", make_and_record)
@@ -232,16 +234,16 @@ def test_batches_are_prefetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not running.has_next
     iterator = running.steps(0)
     next(iterator)
-    deadline = time.monotonic() + 20
-    while len(made) < 1 + PREFETCHED_STEPS and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while (len(made) < 1 + PREFETCHED_STEPS or not running.has_next) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert running.has_next
     time.sleep(0.3)
     assert made == ["prefetch_0"] * (1 + PREFETCHED_STEPS), "the one taken and those that wait"
-    started = time.perf_counter()
-    for _ in range(PREFETCHED_STEPS):
+    for _ in range(PREFETCHED_STEPS):  # while the one after them cannot be made
         next(iterator)
-    assert time.perf_counter() - started < 0.1
+    assert not running.has_next
+    may_go_on.set()
     iterator.close()  # type: ignore[attr-defined]
 
 
@@ -256,12 +258,13 @@ def test_an_error_of_the_prefetch_thread_is_raised_unchanged(folder: Path) -> No
 
 
 def test_closing_a_stream_ends_its_threads(folder: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     iterator = stream(opened(folder)).steps(0)
     next(iterator)
-    assert threading.active_count() > before
+    started = set(threading.enumerate()) - before
+    assert started
     iterator.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_shards_without_masks_can_be_masked_by_the_loader(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from data.text import sources as sources_module
 from data.text.documents import read_documents
+from data.text.files import read_sample
+from data.text.layouts import layout_of
 from data.text.lines import MAX_LINE
-from data.text.sources import Source, detect_layout, find_sources
+from data.text.sources import Source, find_sources
 from tests.unit.data.reading import DOCUMENTS, LINES, documents_of, whole_documents
 
 
@@ -34,7 +36,7 @@ def test_running_text_is_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(
         "The first\nsentence stands here. Here\nis the second\none.\n\nAnother document\nbegins. It ends\ntoo.\n"
     )
-    assert detect_layout(str(tmp_path / "a.txt")) == "running"
+    assert layout_of(read_sample(str(tmp_path / "a.txt"))) == "running"
     assert documents_of(tmp_path / "a.txt") == [[sentence for document in DOCUMENTS for sentence in document]]
 
 
@@ -59,16 +61,16 @@ ARTICLES = [
 
 def test_wikitext_is_one_document_per_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text(WIKITEXT)
-    assert detect_layout(str(tmp_path / "a.txt")) == "articles"
+    assert layout_of(read_sample(str(tmp_path / "a.txt"))) == "articles"
     assert documents_of(tmp_path / "a.txt") == ARTICLES
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(WIKITEXT.encode()))
     for size in (1, 10, 64):  # unpacked into parts that end at titles, read from ranges that begin anywhere
         monkeypatch.setattr(sources_module, "RANGE_BYTES", size)
         assert documents_of(tmp_path / "a.txt") == ARTICLES
         assert documents_of(tmp_path / "a.txt.gz") == ARTICLES
-    assert detect_layout(str(tmp_path / "a.txt.gz")) == "articles"
+    assert layout_of(read_sample(str(tmp_path / "a.txt.gz"))) == "articles"
     (tmp_path / "a.txt").write_text(LINES + "\n = not a title =\n")
-    assert detect_layout(str(tmp_path / "a.txt")) != "articles"
+    assert layout_of(read_sample(str(tmp_path / "a.txt"))) != "articles"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,15 @@ import torch
 
 from benchmarks import minimal_pairs
 from common.errors import UserError
+from evaluation.pseudo_likelihood import native
 from evaluation.pseudo_likelihood.encoding import Encoded, encode, mask_id_of
 from evaluation.pseudo_likelihood.likelihood import MASKINGS, StockScorer, make_queries, score_sentences
-from evaluation.pseudo_likelihood.minimal_pairs import minimal_pair_accuracy, score_cloze, score_pairs
+from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, minimal_pair_accuracy, score_cloze, score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native
-from tests.unit.evaluation.tiny import make_model, make_tokenizer, save_model, sentence
+from nvidia.cpu import libraries
+from nvidia.cpu.libraries import Libraries
+from nvidia.fastest import Measured
+from tests.unit.evaluation.tiny import NOUNS, make_model, make_tokenizer, save_model, sentence
 
 TOKENIZER = make_tokenizer()
 GENERATOR = np.random.default_rng(0)
@@ -63,6 +67,16 @@ def test_our_model_gives_the_same_scores_on_packed_tokens(pre_ln: bool, masking:
     assert np.abs(stock.sums - packed.sums).max() < 1e-4
     assert (stock.num_tokens == packed.num_tokens).all()
     assert np.ptp(stock.sums) > 1
+
+
+def test_products_are_computed_by_the_chosen_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = make_model(TOKENIZER)
+    monkeypatch.setattr(libraries, "_in_use", Libraries())
+    monkeypatch.setattr(native, "measure_libraries", lambda *_: Measured(Libraries(forward="onednn")))
+    for choice, expected in (("measured", "onednn"), ("torch", "torch")):
+        monkeypatch.setenv("CPU_PRODUCTS", choice)
+        native.use_fastest_products(to_native(stock.state_dict(), stock.config.to_dict(), ""))
+        assert libraries.in_use().forward == expected
 
 
 def test_scoring_leaves_a_model_in_training_as_it_was() -> None:
@@ -144,6 +158,23 @@ def test_cloze_with_choices_and_against_the_whole_vocabulary() -> None:
     assert result.reciprocal_ranks[1] == pytest.approx(1 / rank)
     assert result.correct[1] == float(rank == 1)
     assert result.reciprocal_ranks[2] in (1.0, 0.5)
+
+
+def test_a_long_cloze_text_is_cut_around_its_gap_alike_for_all_choices() -> None:
+    words = [NOUNS[i % 8] for i in range(20)]
+    choices = ["cat", "teacher"]  # of one and of two tokens
+    for place, context in ((0, words[1:5]), (10, [*words[8:10], *words[11:13]]), (19, words[15:19])):
+        text = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+        filled = fill_gap(TOKENIZER, {"text": text, "answer": "cat", "choices": choices}, 8)
+        assert filled.was_cut
+        for choice, (copy, hidden) in zip(choices, filled.copies, strict=True):
+            tokens = TOKENIZER.convert_ids_to_tokens(list(copy.ids))
+            assert [tokens[i] for i in hidden] == TOKENIZER.tokenize(choice)
+            assert [token for i, token in enumerate(tokens) if i not in hidden] == ["[CLS]", *context, "[SEP]"]
+    rows = [{"text": text, "answer": "cat"}, {"text": "the [MASK]", "answer": "cat"}]
+    assert score_cloze(PositionScorer(), TOKENIZER, rows, max_positions=8).num_shortened == 1
+    with pytest.raises(UserError, match="a choice has 2 tokens, but the model has 3 positions"):
+        fill_gap(TOKENIZER, {"text": text, "answer": "teacher"}, 3)
 
 
 @pytest.mark.parametrize(

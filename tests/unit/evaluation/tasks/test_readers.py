@@ -120,6 +120,8 @@ def test_a_dataset_on_disk_with_named_classes(tmp_path: Path) -> None:
     data = load_data(make_task(content, "x"), tmp_path)
     assert data.labels == ("no", "yes")
     assert [row["label"] for row in data.dev["dev"]] == [1, 0]
+    with pytest.raises(UserError, match=r"mine: has no split 'test' \(found train, validation\)"):
+        load_data(make_task(content | {"dev": "test"}, "x"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,15 @@ def stored_bytes(model: PreTrainingModel, batch: tuple[Any, ...]) -> int:
 
 
 @contextmanager
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tokens: int, masked: int) -> Generator[None]:
-    """Meta tensors take the model's path for devices; these are the kernels that CUDA would have."""
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """For a batch of make_batch(): meta tensors take the model's path for devices, with the kernels of CUDA."""
     efficient: Callable[..., Any] = torch.ops.aten._scaled_dot_product_efficient_attention
 
     def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0) -> Tensor:
         return efficient(q, k, v, None, True, dropout_p)[0]
 
     with monkeypatch.context() as patched:
-        patched.setattr(unpadding, "read_counts", lambda *_: [tokens, masked])
+        patched.setattr(unpadding, "read_counts", lambda *_: [sum(LENGTHS), MASKED * len(LENGTHS)])
         patched.setattr(functional, "dropout", lambda x, p, training: torch.native_dropout(x, p, True)[0])
         patched.setattr(functional, "scaled_dot_product_attention", attention)
         yield

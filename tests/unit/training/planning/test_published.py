@@ -14,6 +14,13 @@ def test_the_page_has_the_table_that_the_command_prints() -> None:
     assert "\n".join(published_table(published_figures())) in page
 
 
+def test_clusters_has_rows_of_it() -> None:
+    page = (PROJECT / "docs" / "clusters.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith(("| BERT-", "| Ettin"))]
+    assert len(rows) == 6
+    assert set(rows) <= set(published_table(published_figures()))
+
+
 def test_calibration_rows_are_met() -> None:
     calibrated = [figure for figure in published_figures() if figure.is_calibration]
     assert len(calibrated) == 2

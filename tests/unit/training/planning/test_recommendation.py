@@ -14,7 +14,7 @@ from training.planning.inputs import EngineInput, describe_lengths, read_engine
 from training.planning.memory import ZeroSettings
 from training.planning.recommendation import (
     WORTH_IT,
-    Workspace,
+    Planner,
     allowed_stages,
     candidates,
     check_precision,
@@ -30,19 +30,19 @@ BASE = BertConfig(vocab_size=30528)
 BF16: dict[str, Any] = {"train_batch_size": 4096, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
 
 
-def workspace(config: BertConfig = BASE, content: dict[str, Any] | None = None, width: int = 128) -> Workspace:
+def planner(config: BertConfig = BASE, content: dict[str, Any] | None = None, width: int = 128) -> Planner:
     content = content or BF16
     engine = EngineInput(Path("ds.json"), content, "bf16", content["train_batch_size"], None)
-    return Workspace(PlannedModel(config, describe_lengths(width, None, None).lengths), engine, "bf16")
+    return Planner(PlannedModel(config, describe_lengths(width, None, None).lengths), engine, "bf16")
 
 
 def test_it_is_the_fastest_that_fits() -> None:
     cluster = Cluster(TABLE["A100-40"], 8, 2)
-    found = recommend(workspace(), cluster)
+    found = recommend(planner(), cluster)
     assert found is not None
     assert found.fits
     assert found.rows_per_step == 4096
-    fastest = max(one.tokens_per_second for one in candidates(workspace(), cluster) if one.fits)
+    fastest = max(one.tokens_per_second for one in candidates(planner(), cluster) if one.fits)
     assert found.tokens_per_second >= (1 - WORTH_IT) * fastest
 
 
@@ -50,13 +50,13 @@ def test_a_model_too_large_for_stage_0_gets_a_partition() -> None:
     large = BertConfig(
         vocab_size=30528, hidden_size=4096, num_hidden_layers=24, num_attention_heads=32, intermediate_size=16384
     )
-    found = recommend(workspace(large), Cluster(TABLE["A100-80"], 8))
+    found = recommend(planner(large), Cluster(TABLE["A100-80"], 8))
     assert found is not None
     assert found.configuration.zero.stage >= 1
 
 
 def test_recomputation_is_chosen_only_where_it_must_be() -> None:
-    found = recommend(workspace(), Cluster(TABLE["H100"], 8))
+    found = recommend(planner(), Cluster(TABLE["H100"], 8))
     assert found is not None
     assert found.configuration.recomputation == "none"
 
@@ -66,7 +66,7 @@ def test_a_model_that_fits_nowhere_is_explained() -> None:
         vocab_size=30528, hidden_size=8192, num_hidden_layers=48, num_attention_heads=64, intermediate_size=32768
     )
     small = Cluster(TABLE["V100-16"], 8)
-    fp16 = replace(workspace(huge), precision="fp16")
+    fp16 = replace(planner(huge), precision="fp16")
     assert recommend(fp16, small) is None
     text = explain_no_fit(fp16, small, TABLE)
     assert "does not fit on 8 × V100-16" in text
@@ -74,7 +74,7 @@ def test_a_model_that_fits_nowhere_is_explained() -> None:
     assert "B200" in text
     assert "offload" in text
     single = Cluster(TABLE["RTX-4090"], 1)
-    assert "fits on no accelerator" in explain_no_fit(replace(workspace(huge), precision="bf16"), single, TABLE)
+    assert "fits on no accelerator" in explain_no_fit(replace(planner(huge), precision="bf16"), single, TABLE)
 
 
 @pytest.mark.parametrize(("optimizer", "stages"), [("AdamW", (0, 1, 2, 3)), ("Lamb", (0,)), ("Muon", (0, 1, 2))])
@@ -97,7 +97,7 @@ def test_precisions() -> None:
 def test_the_json_loads_with_the_launchers_own_loader(nodes: int, tmp_path: Path) -> None:
     cluster = Cluster(TABLE["A100-40"], 8, nodes)
     content = {**BF16, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"eps": 1e-6}}}
-    found = recommend(workspace(content=content), cluster)
+    found = recommend(planner(content=content), cluster)
     assert found is not None
     path = tmp_path / "made.json"
     path.write_text(json.dumps(deepspeed_json(found, content)))
@@ -117,7 +117,7 @@ def test_the_batch_of_a_file(tmp_path: Path) -> None:
 
     assert read(8, train_micro_batch_size_per_gpu=4, gradient_accumulation_steps=2).total_rows == 64
     found = read(8, train_batch_size=64, train_micro_batch_size_per_gpu=4)
-    assert (found.total_rows, found.micro, found.accumulation(8)) == (64, 4, 2)
+    assert (found.total_rows, found.micro) == (64, 4)
     assert read(8, train_batch_size=64, train_micro_batch_size_per_gpu=64).micro is None  # more than a rank's share
     with pytest.raises(UserError, match=r"cannot be divided among 3 ranks.*63 or 66"):
         read(3, train_batch_size=64)

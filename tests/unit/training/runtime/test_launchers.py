@@ -47,6 +47,7 @@ def test_what_a_rank_watches(case: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(launchers, "PROCESSES", tmp_path)
     launcher = Launcher()
     assert launcher.chain == expected
+    assert launcher.sees_command == (case not in ("pdsh, another machine", "pdsh without deepspeed"))
     assert not launcher.is_gone()
     for child, parent in expected:
         parents[child] = 1

@@ -1,5 +1,6 @@
 """What differs between machines, and which one is to blame."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
+from scripts import doctor_hosts
 from scripts.doctor_hosts import read_hosts
 from training.runtime.installation import digest_of_data, read_versions
 from training.runtime.machine_check import MISSING, MachineReport, find_interface, find_problems
@@ -67,3 +69,29 @@ def test_interface_and_hostfile(tmp_path: Path) -> None:
     hostfile.write_text("# none\n")
     with pytest.raises(UserError, match="no hosts; expected lines like `worker-0 slots=8`"):
         read_hosts(hostfile)
+
+
+class HangingSsh:
+    """In the place of Popen: worker-1 never answers, worker-0 does at once."""
+
+    returncode = 0
+
+    def __init__(self, words: list[str], **_: object) -> None:
+        self.host, self.is_killed = words[-2], False
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        if self.host == "worker-1" and not self.is_killed:
+            raise subprocess.TimeoutExpired("ssh", timeout or 0)
+        assert self.is_killed or (timeout or 0) > 10, "time enough for the others"
+        return "the table", ""
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+def test_a_host_that_hangs_is_named_and_the_others_are_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_hosts.subprocess, "Popen", HangingSsh)
+    assert doctor_hosts.check_hosts(["worker-0", "worker-1"], 29500, []) == 1
+    assert capsys.readouterr().out == "the table\n! worker-1: no result within 15 s\n"

@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from common.processes import STUCK_EXIT_CODE
 from training.runtime import watchdog
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
-from training.runtime.watchdog import Beat, Watchdog, describe, find_stuck, intervals
+from training.runtime.watchdog import STOPPED, Beat, Watchdog, describe, find_stuck, intervals
 
 HOUR = 3600.0
 STUCK_SECONDS = 0.4
@@ -72,10 +73,49 @@ def test_another_machine_whose_clock_is_an_hour_behind(
     if is_alive:
         thread.call_with_each_write(write_other)
     with thread:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not left:
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert left[0] == STUCK_EXIT_CODE
     reported = capsys.readouterr().err
     assert ("rank 1 (host host-1" in reported) is not is_alive
+
+
+class Ticks:
+    """A clock that moves by these seconds from one check of the watchdog to the next, and then the end."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def wait(self, _seconds: float) -> bool:
+        self.now += self.seconds[0] if self.seconds else 0.0
+        return not self.seconds or self.seconds.pop(0) < 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_stuck"), [([1.0] * 62, True), ([1.0] * 59, False), ([HOUR, *[1.0] * 50], False)]
+)
+def test_a_process_that_was_suspended_has_not_been_stuck(
+    seconds: list[float], is_stuck: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks, left = Ticks(seconds), []
+    clock = SimpleNamespace(monotonic=lambda: ticks.now, time=time.time, sleep=lambda _: None)
+    monkeypatch.setattr(watchdog, "time", clock)
+    watched = Watchdog(tmp_path, RankInfo(0, 0, 1, 1), StopRequests(), 60.0, leave=left.append)
+    watched._ended = ticks  # type: ignore[assignment]
+    watched._watch()
+    assert bool(left) is is_stuck
+
+
+@pytest.mark.parametrize(("section", "has_left"), [(STOPPED, True), ("forward", False)])
+def test_a_rank_that_loses_one_which_was_asked_to_stop_stops_too(
+    section: str, has_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    monkeypatch.setattr(watchdog.start, "leave", reasons.append)
+    (tmp_path / "rank_1.json").write_text(json.dumps(asdict(replace(beat(1), section=section))))
+    watched = Watchdog(tmp_path, RankInfo(0, 0, 2, 2), StopRequests(), 60.0)
+    with pytest.raises(RuntimeError), watched:
+        raise RuntimeError("Connection closed by peer")
+    assert reasons == (["another rank was asked to stop"] if has_left else [])

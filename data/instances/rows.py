@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.preparation.instances import Documents, Instances
+from data.instances.segments import Documents, Instances
 from data.shards.schema import Rows
 
 

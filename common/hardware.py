@@ -13,10 +13,10 @@ def describe_hardware(device: torch.device, num_ranks: int) -> str:
     """`8 × NVIDIA A100-SXM4-80GB`, or the CPU with the number of its threads."""
     if device.type == "cuda":
         return f"{num_ranks} × {torch.cuda.get_device_name(device)}"
-    return f"{_cpu_name()}, {os.cpu_count()} CPU threads, no GPU"
+    return f"{cpu_name()}, {os.cpu_count()} CPU threads, no GPU"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:

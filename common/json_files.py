@@ -7,9 +7,6 @@ from typing import Any
 
 from common.errors import UserError, describe_system_error
 
-# The names under which a checkpoint contains the user's files, unchanged, and the flags and files with all values set.
-MODEL_JSON, DEEPSPEED_JSON, RESOLVED = "model.json", "deepspeed.json", "resolved.json"
-
 
 def load_json(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in `path`, without repeated keys, NaN or infinity. `what` describes the file in messages."""

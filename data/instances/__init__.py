@@ -1,0 +1,1 @@
+"""Sentences become token ids, instances and rows: pure functions of arrays."""
