@@ -62,13 +62,15 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         all_ranks_warn_if_unwatched()
         connect = partial(open_store, rank_info)
         stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
-        stop = StopRequests()
+        stop = StopRequests(None if datasets.cache is None else datasets.cache.interrupt)
         beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
         if settings.training_flags.find_micro_batch:
             settings = all_ranks_find_micro_batch(settings, rank_info, device, watchdog.note)
         run = all_ranks_build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.sinks.close)
+        if run.uploader is not None and rank_info.is_main:
+            stack.callback(run.uploader.say_missing)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
         show_banner(run)
@@ -79,6 +81,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         collectives.all_ranks_barrier()  # until here a stop request ends the process; from here on the run saves first
         stack.enter_context(stop)
         is_finished = is_dry_run or all_ranks_train(run)
+        if run.uploader is not None:
+            run.uploader.all_ranks_finish(stop, run.timer.begin)
         collectives.leave()
     return 0 if is_finished else STOPPED_EXIT_CODE
 

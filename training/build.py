@@ -21,11 +21,13 @@ from nvidia.pretraining import PreTrainingModel
 from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
+from training.checkpoints.remote import RemoteCheckpoints
 from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
 from training.checkpoints.retention import Best, Retention
 from training.checkpoints.saving import SavePolicy, Saver
 from training.checkpoints.skips import Skips, read_skips
 from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.upload import Uploader
 from training.checkpoints.writer import CheckpointWriter
 from training.clock import Clock, all_ranks_count_lost_time, build_clock
 from training.engine.build import build_engine, detach_monitor
@@ -65,6 +67,7 @@ class Run:
     libraries: str  # what computes matrix products and attention
     clock: Clock
     checkpoints: CheckpointWriter
+    uploader: Uploader | None  # --upload_checkpoints
     sinks: Sinks
     timer: SectionTimer
     stop: StopRequests
@@ -85,9 +88,10 @@ def all_ranks_build_run(
     """
     is_writing = rank_info.is_main and not settings.training_flags.dry_run
     note("choosing a checkpoint", 0)
-    checkpoints = CheckpointWriter(settings.saved_models)
+    remote, uploader = build_uploads(settings)
+    checkpoints = CheckpointWriter(settings.saved_models, None if uploader is None else uploader.offer)
     fresh = first_state(settings, rank_info, datasets)
-    with all_ranks_lock_resume_point(resume_request(settings), checkpoints, fresh) as point:
+    with all_ranks_lock_resume_point(resume_request(settings, remote), checkpoints, fresh) as point:
         note("preparing the model", 0)
         torch.manual_seed(settings.training_flags.seed)
         model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
@@ -109,6 +113,8 @@ def all_ranks_build_run(
         progress = Progress(all_ranks_count_lost_time(state, budget, settings.saved_models, is_exported))
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
+        if uploader is not None:
+            uploader.offer(point.tag)  # unless the store has it
     means = collectives.all_ranks_read(datasets.tokens_per_row)
     clock = build_clock(settings, rank_info.world_size, datasets, means, progress, began)
     torch.manual_seed(seed_of("rank", progress.state.seed, progress.state.samples, rank_info.rank))
@@ -124,6 +130,7 @@ def all_ranks_build_run(
         libraries=libraries,
         clock=clock,
         checkpoints=checkpoints,
+        uploader=uploader,
         sinks=Sinks(
             settings.runs,
             is_writing,
@@ -137,10 +144,22 @@ def all_ranks_build_run(
     )
 
 
+def retention_of(flags: CheckpointFlags) -> Retention:
+    return Retention(flags.keep_last, flags.keep_every)
+
+
+def build_uploads(settings: Settings) -> tuple[RemoteCheckpoints | None, Uploader | None]:
+    url = settings.checkpoint_flags.upload_checkpoints
+    if url is None or settings.training_flags.dry_run:
+        return None, None
+    remote = RemoteCheckpoints(url, settings.job_name)
+    return remote, Uploader(remote, settings.saved_models, retention_of(settings.checkpoint_flags))
+
+
 def build_saver(run: Run) -> Saver:
     flags = run.settings.checkpoint_flags
     policy = SavePolicy(
-        Retention(flags.keep_last, flags.keep_every),
+        retention_of(flags),
         every_steps=flags.save_every_steps,
         every_minutes=flags.save_every_minutes,
         epochs=flags.ckpt_to_save,
@@ -214,13 +233,14 @@ def all_ranks_build_window(run: Run) -> MetricsWindow:
     return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, speed.total)
 
 
-def resume_request(settings: Settings) -> ResumeRequest:
+def resume_request(settings: Settings, remote: RemoteCheckpoints | None) -> ResumeRequest:
     has_end = settings.time_budget is None and not settings.training_flags.rewarmup
     return ResumeRequest(
         other=settings.checkpoint_flags.load_training_checkpoint,
         other_tag=settings.checkpoint_flags.load_checkpoint_id,
         is_only_weights=settings.model_flags.finetune,
         is_dry_run=settings.training_flags.dry_run,
+        remote=remote,
         schedule_end=settings.training.total_training_steps if has_end else None,
     )
 

@@ -25,7 +25,7 @@ from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
-from training.faults.unreadable import StepReader
+from training.faults.step_reader import StepReader
 from training.guesses import ModelPreview
 from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
@@ -148,8 +148,10 @@ class Loop:
                 self.all_ranks_save_unsaved()
                 raise
             except Unreadable:
-                self.all_ranks_save_unsaved()
-                raise
+                if not self.stop.all_ranks_agreed():  # a stop request ends the wait for a shard
+                    self.all_ranks_save_unsaved()
+                    raise
+                is_finished = False
         if is_finished and not self.stop.agreed:
             return True
         self.all_ranks_leave_early()

@@ -128,6 +128,6 @@ def _all_ranks_next(batches: Iterator[Batch], stop: StopRequests) -> Batch | Non
     if batch is None and failure is None:
         return None
     is_stopped, is_unreadable = stop.all_ranks_agree(failure is not None)
-    if is_unreadable:
+    if is_unreadable and not is_stopped:  # a stop request ends the wait for a shard
         raise Unreadable(failure)
     return None if is_stopped else batch

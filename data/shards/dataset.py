@@ -3,45 +3,22 @@
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from common.errors import Problems, UserError
-from common.files import file_digest
-from data.shards.folder import ManifestEntry, check_complete, find_shards, read_manifest
-from data.shards.reader import PREPARE_COMMAND, REMEDY, Identity, ShardFile
+from data.shards.cache import ShardCache
+from data.shards.folder import check_complete, find_shards, read_manifest
+from data.shards.reader import Identity, ShardFile
 from data.shards.schema import NO_LABEL, Rows, Split, concatenate_rows
+from data.shards.shard_info import ShardInfo, check_like, check_shard, describe_fetched, open_fetched
 
 _MAX_OPEN_FILES = 32
 _NUM_FIRST_ROWS = 64  # read when a dataset is opened
-
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """What is known about a shard without keeping it open."""
-
-    path: Path
-    folder: int  # index of its folder among the dataset's folders
-    num_rows: int
-    block_rows: int
-    unit_rows: int  # rows that are decoded together, if fewer than a block; else 0
-    max_seq_length: int
-    attributes: dict[str, Any] | None  # None: made by another tool
-    digest: str  # the manifest's sha256; without a manifest, a digest of name, size and number of rows
-    identity: Identity  # of the file that was checked
-
-    @property
-    def is_masked(self) -> bool:
-        return self.attributes is None or bool(self.attributes.get("masked", True))
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        found = None if self.attributes is None else self.attributes.get("tokenizer_digest")
-        return None if found is None else str(found)
+_FETCHED_AHEAD = 4  # shards, where a dataset is read in file order
 
 
 class PretrainingDataset:
@@ -53,8 +30,12 @@ class PretrainingDataset:
         max_predictions_per_seq: int,
         vocab_size: int | None,
         weights: Sequence[float] | None,
+        cache: ShardCache | None = None,
     ) -> None:
+        """`cache` has the shards that are fetched from a store, which cannot be removed while they are open."""
         self.shards = tuple(shards)
+        self._cache = cache
+        self._identities: dict[int, Identity] = {}  # of fetched files that were checked
         self.max_predictions_per_seq = max_predictions_per_seq
         self.vocab_size = vocab_size  # larger ids are refused; None: not known
         self.weights = None if weights is None else tuple(weights)  # one per folder
@@ -85,6 +66,11 @@ class PretrainingDataset:
     def is_masked(self) -> bool:
         """Whether every shard was prepared with masks."""
         return all(shard.is_masked for shard in self.shards)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether shards are fetched from a store when they are needed."""
+        return self._cache is not None
 
     def row_numbers(self, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Numbers in the dataset of the rows with these numbers in their shards."""
@@ -128,6 +114,12 @@ class PretrainingDataset:
         parts = {i: self.read(int(shards[i]), int(starts[i]), int(stops[i])) for i in file_order.tolist()}
         return concatenate_rows([parts[i] for i in range(len(parts))])
 
+    def fetch_ahead(self, shards: Iterable[int]) -> None:
+        """Begin to fetch those of these shards that are in a store, in the order in which they will be read."""
+        if self._cache is not None:
+            remotes = (self.shards[shard].remote for shard in shards)
+            self._cache.fetch_ahead(remote for remote in remotes if remote is not None)
+
     def close(self) -> None:
         """Free files and memory; they are opened and read again when needed."""
         self._last_block = None
@@ -142,6 +134,7 @@ class PretrainingDataset:
     def _read_block(self, shard: int, block: int) -> Rows:
         if self._last_block is None or self._last_block[0] != (shard, block):
             self._last_block = None  # free the memory before the next block is read
+            self.fetch_ahead(range(shard, min(shard + _FETCHED_AHEAD, len(self.shards))))
             info = self.shards[shard]
             start = block * info.block_rows
             rows = self.read(shard, start, min(start + info.block_rows, info.num_rows))
@@ -152,12 +145,20 @@ class PretrainingDataset:
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
-        file = ShardFile(self.shards[shard].path, checked=self.shards[shard].identity)
-        if file.num_rows != self.shards[shard].num_rows:
+        max_open_files = _MAX_OPEN_FILES if self._cache is None or self._cache.fits_all else 1
+        while len(self._open) >= max_open_files:
+            self._open.popitem(last=False)[1].close()
+        info = self.shards[shard]
+        if info.remote is None:
+            file = ShardFile(info.path, checked=info.identity)
+        else:
+            assert self._cache is not None
+            file = open_fetched(self._cache, info.remote, self._identities.get(shard, info.identity))
+            self._identities[shard] = file.identity
+            check_like(file, info)
+        if file.num_rows != info.num_rows:
             raise UserError(f"{file.path}: has changed since the run began. Stop writing to it, or restart the run.")
         self._open[shard] = file
-        if len(self._open) > _MAX_OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
         return file
 
 
@@ -171,9 +172,12 @@ def open_dataset(
     weights: Sequence[float] | None = None,
     verify: bool = False,
     share: tuple[int, int] = (0, 1),
+    cache: ShardCache | None = None,
 ) -> PretrainingDataset:
     """Find and check the shards of one split in `folders`; one UserError lists the problems of all files.
 
+    Of a folder that `cache` mirrors, one shard is fetched and checked; the others are described by it and by the
+    manifest, and are checked when they are fetched.
     `verify` also compares the files with the manifest's digests, which reads all data. Where several processes open
     the same folders, each verifies its `share` (index, number of processes) of the files.
     """
@@ -188,19 +192,27 @@ def open_dataset(
             problems.add(str(error))
             continue
         check_complete(Path(folder), split, paths, manifest, problems)
+        if cache is not None and cache.is_mirrored(Path(folder)):
+            shape = max_seq_length, max_predictions_per_seq
+            shards += problems.attempt(partial(describe_fetched, cache, paths, number, manifest, shape)) or ()
+            continue
         for position, path in enumerate(paths):
             should_verify = verify and position % share[1] == share[0]
             try:
                 shape = max_seq_length, max_predictions_per_seq
-                shards.append(_check_shard(path, number, manifest.get(path.name), shape, should_verify))
+                shards.append(check_shard(path, number, manifest.get(path.name), shape, should_verify))
             except UserError as error:
                 problems.add(str(error))
     problems.raise_if_any()
     check_same_tokenizer(shards)
-    dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights)
+    remotes = [shard.remote for shard in shards if shard.remote is not None]
+    if cache is not None and remotes:
+        cache.add_dataset(remotes)
+    dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights, cache)
     if vocab_size is not None:
         # Every read checks its values; reading a few rows now reports a wrong tokenizer early.
-        dataset.read(0, 0, min(_NUM_FIRST_ROWS, shards[0].num_rows))
+        first = next((i for i, shard in enumerate(shards) if shard.identity), 0)  # one that is on this machine
+        dataset.read(first, 0, min(_NUM_FIRST_ROWS, shards[first].num_rows))
     return dataset
 
 
@@ -233,48 +245,3 @@ def _check_folders(folders: Sequence[Path], weights: Sequence[float] | None, pro
             f"dataset weights: found {list(weights)}, expected positive numbers. Remove a folder instead of giving it "
             f"the weight 0."
         )
-
-
-def _check_shard(
-    path: Path, folder: int, entry: ManifestEntry | None, shape: tuple[int, int], verify: bool
-) -> ShardInfo:
-    """Open a shard once and compare it with its manifest entry and the requested `shape` (S, P)."""
-    size = path.stat().st_size if path.is_file() else 0  # ShardFile reports a path that is not a file
-    if entry is not None and entry.num_bytes != size:
-        raise UserError(
-            f"{path}: its size differs from the manifest's (found {size:,} bytes, expected "
-            f"{entry.num_bytes:,}). {REMEDY}"
-        )
-    if entry is not None and verify and file_digest(path) != entry.sha256:
-        raise UserError(f"{path}: its content does not match the manifest's sha256. {REMEDY}")
-    file = ShardFile(path)
-    file.close()
-    width, num_predictions = shape
-    if file.max_seq_length != width:
-        raise UserError(
-            f"{path}: rows are {file.max_seq_length} tokens wide, but --max_seq_length is {width}. Prepare data for "
-            f"{width} with `{PREPARE_COMMAND} --max_seq_length {width} …`, or pass "
-            f"--max_seq_length {file.max_seq_length}."
-        )
-    if file.max_predictions_per_seq > num_predictions:
-        raise UserError(
-            f"{path}: rows have up to {file.max_predictions_per_seq} predictions, but --max_predictions_per_seq is "
-            f"{num_predictions}. Pass --max_predictions_per_seq {file.max_predictions_per_seq}."
-        )
-    if entry is not None and entry.num_rows != file.num_rows:
-        raise UserError(
-            f"{path}: its number of rows differs from the manifest's (found {file.num_rows:,}, expected "
-            f"{entry.num_rows:,}). {REMEDY}"
-        )
-    digest = entry.sha256 if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
-    return ShardInfo(
-        path,
-        folder,
-        file.num_rows,
-        file.block_rows,
-        file.unit_rows,
-        file.max_seq_length,
-        file.attributes,
-        str(digest),
-        file.identity,
-    )

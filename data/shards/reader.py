@@ -4,7 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -17,7 +17,7 @@ from data.shards.structure import ByteRange, RefusedDataset, check_dataset, has_
 PREPARE_COMMAND = "python -m data.prepare"
 REMEDY = f"Prepare it again with `{PREPARE_COMMAND}`, or copy it again from its source."
 
-_MAX_BLOCK_ROWS = 16384
+MAX_BLOCK_ROWS = 16384
 _MIN_BLOCK_ROWS = 128
 _UNITED_ROWS = 256  # of a block that has several units
 _MAX_ATTRIBUTE_BYTES = 2**20
@@ -28,9 +28,12 @@ Identity = tuple[int, ...]  # of a file; changes when the file is replaced or wr
 class ShardFile:
     """One open shard whose structure is valid."""
 
-    def __init__(self, path: Path, *, checked: Identity | None = None) -> None:
-        """`checked`: the identity of the file that passed the checks earlier; if it is the same, skip the slow ones."""
-        self.path = path
+    def __init__(self, path: Path, *, checked: Identity | None = None, lock: IO[str] | None = None) -> None:
+        """`checked`: the identity of the file that passed the checks earlier; if it is the same, skip the slow ones.
+
+        `lock` is closed with the file.
+        """
+        self.path, self._lock = path, lock
         self._file = _open(path)
         try:
             self.identity = _identity(self._file)
@@ -52,6 +55,8 @@ class ShardFile:
 
     def close(self) -> None:
         self._file.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def read(self, start: int, stop: int, *, vocab_size: int | None = None) -> Rows:
         """Rows [start, stop) with checked values; token ids must be below `vocab_size` where it is given."""
@@ -109,7 +114,14 @@ def _choose_block_rows(datasets: dict[str, h5py.Dataset], unit_rows: int) -> int
     if unit_rows:
         return _UNITED_ROWS // unit_rows * unit_rows
     heights = [dataset.chunks[0] for dataset in datasets.values() if dataset.chunks and dataset.ndim == 2]
-    return min(_MAX_BLOCK_ROWS, max([_MIN_BLOCK_ROWS, *heights]))
+    return min(MAX_BLOCK_ROWS, max([_MIN_BLOCK_ROWS, *heights]))
+
+
+def layout_like(unit_rows: int, block_rows: int, num_rows: int) -> tuple[int, int]:
+    """`unit_rows` and `block_rows` of a shard of `num_rows`, by those of a larger one that was written alike."""
+    if unit_rows and unit_rows < min(_MIN_BLOCK_ROWS, num_rows):
+        return unit_rows, block_rows
+    return 0, _MIN_BLOCK_ROWS if unit_rows else max(_MIN_BLOCK_ROWS, min(block_rows, num_rows))
 
 
 def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:

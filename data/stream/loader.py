@@ -86,6 +86,7 @@ class TrainingStream:
 
     def _make_step(self, source: RowSource, first_sample: int) -> StepBatches:
         start = first_sample - self.stream_start
+        source.fetch_ahead(start)
         rows, numbers = source.read(start, start + self.rows_per_step, step=start // self.rows_per_step)
         # Read the next window while this one is in use.
         later = start + max(1, source.window_rows // self.rows_per_step) * self.rows_per_step

@@ -19,6 +19,7 @@ from data.stream.mixture import Component, Mixture, Span
 from data.stream.order import ShuffleWindow
 
 _WINDOWS_KEPT = 3  # per component: the one in use, its neighbour when a batch covers both, the one read ahead
+_WINDOWS_FETCHED = 8  # windows whose shards are fetched ahead from a store
 _ROWS_TOGETHER = 512
 
 
@@ -104,6 +105,7 @@ class RowSource:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="shard-reader")
         self._stores: OrderedDict[WindowKey, UnitStore] = OrderedDict()  # least recently used first
         self._ready: dict[int, tuple[Rows, np.ndarray]] = {}  # batches that were read with an earlier one, by start
+        self._fetched_until = -1  # sample up to which fetch_ahead() has been called
         self.decoded_rows = 0  # asked for so far, by this rank
 
     def close(self) -> None:
@@ -141,6 +143,23 @@ class RowSource:
         """Start to read this rank's rows of the samples [start, stop) in the background."""
         for pick in self._find_share(start, stop):
             self._start_reading(pick)
+
+    def fetch_ahead(self, start: int) -> None:
+        """Begin to fetch the shards of this rank's share of the next windows from sample `start` on, if in a store."""
+        if start < self._fetched_until or not self._dataset.is_fetched:
+            return
+        self._fetched_until = start + self.window_rows
+        keys = dict.fromkeys(
+            run.key
+            for span in self._mixture.spans(start, start + _WINDOWS_FETCHED * self.window_rows)
+            for run in self._runs_of(span)
+        )
+        found: dict[int, None] = {}
+        for key in keys:
+            shards = self._window(key).shards
+            share = shards[self._share_of(len(shards))]
+            found.update(dict.fromkeys(self._component(key).shards[share].tolist()))
+        self._dataset.fetch_ahead(found)
 
     @property
     def window_rows(self) -> int:
@@ -203,8 +222,7 @@ class RowSource:
         wanted = [window.units[pick.positions]]
         if pick.key not in self._stores:
             self._stores[pick.key] = UnitStore(num_units)
-            first, end = self._rank * num_units, (self._rank + 1) * num_units
-            wanted.append(np.arange(first // self._world_size, -(-end // self._world_size)))
+            wanted.append(np.arange(num_units)[self._share_of(num_units)])
         store = self._stores[pick.key]
         self._stores.move_to_end(pick.key)
         units = store.missing(np.unique(np.concatenate(wanted)))
@@ -213,6 +231,11 @@ class RowSource:
             starts, stops = window.starts[units], window.stops[units]
             store.add(units, stops - starts, self._reader.submit(self._dataset.read_blocks, shards, starts, stops))
             self.decoded_rows += int((stops - starts).sum())
+
+    def _share_of(self, num_units: int) -> slice:
+        """This rank's units of a window of `num_units`."""
+        first, end = self._rank * num_units, (self._rank + 1) * num_units
+        return slice(first // self._world_size, -(-end // self._world_size))
 
     def _forget_old_windows(self, batch_rows: int) -> None:
         """Keep the windows of a batch, of the one that is read ahead, and of their neighbours."""

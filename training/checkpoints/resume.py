@@ -12,6 +12,7 @@ from training.checkpoints.folder import CheckpointFolder, read_lock
 from training.checkpoints.match import ResumePoint, check_match, check_model
 from training.checkpoints.paths import DAMAGED, step_of
 from training.checkpoints.publish import recover
+from training.checkpoints.remote import RemoteCheckpoints
 from training.checkpoints.state import TrainingState, read_state
 from training.runtime import collectives
 
@@ -24,6 +25,7 @@ class ResumeRequest:
     other_tag: str | None  # --load_checkpoint_id; None: the newest valid one
     is_only_weights: bool  # --finetune
     is_dry_run: bool  # holds no lock and changes nothing
+    remote: RemoteCheckpoints | None  # --upload_checkpoints
     schedule_end: int | None  # the step at which the schedule ends, counted as the other run counts; None: no limit
 
 
@@ -32,6 +34,12 @@ def find_resume_point(request: ResumeRequest, checkpoints: CheckpointFolder) -> 
     if not request.is_dry_run:
         recover(checkpoints.folder)
     own = checkpoints.newest_valid()
+    if request.remote is not None:
+        request.remote.check_writable()
+        fetched = request.remote.fetch_newest(checkpoints.folder, after_step=-1 if own is None else step_of(own))
+        if fetched is not None:
+            checkpoints.valid.add(fetched)
+            own = fetched
     if own is None and (checkpoints.tags() or any(checkpoints.folder.glob(f"step_*{DAMAGED}"))):
         raise UserError(
             f"{checkpoints.folder}: contains checkpoints, but none that is valid and named step_N. Restore one, or "

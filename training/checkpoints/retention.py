@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,17 +63,22 @@ def retire(folder: Path, tags: list[str], retention: Retention, best: Best | Non
     Copies under other names belong to the user: they are neither counted nor removed.
     """
     before = read_best(folder, tags)
-    named = [tag for tag in tags if is_run_tag(tag)]
-    surplus = [] if retention.keep_last is None else named[: -retention.keep_last]
+    also = []
     if best is not None:
         write_best(folder, best)
         if before is not None and before.is_only_best and before.tag != best.tag:
-            surplus = [*surplus, before.tag]
+            also = [before.tag]
     kept = best or before
-    for tag in surplus:
-        is_kept_step = retention.keep_every is not None and step_of(tag) % retention.keep_every == 0
-        if not is_kept_step and (kept is None or tag != kept.tag):
-            _drop(folder / tag)
+    for tag in find_surplus(tags, retention, None if kept is None else kept.tag, also):
+        _drop(folder / tag)
+
+
+def find_surplus(tags: list[str], retention: Retention, best: str | None, also: Sequence[str] = ()) -> list[str]:
+    """Those of `tags` that are not among the last, and those in `also`, unless they are kept for another reason."""
+    named = [tag for tag in tags if is_run_tag(tag)]
+    surplus = [] if retention.keep_last is None else named[: -retention.keep_last]
+    every = retention.keep_every
+    return [tag for tag in (*surplus, *also) if tag != best and (every is None or step_of(tag) % every != 0)]
 
 
 def _drop(checkpoint: Path) -> None:

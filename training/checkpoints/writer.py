@@ -7,7 +7,7 @@ folder by renaming it, and updates the pointers `latest` and `best.json`.
 import json
 import shutil
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -31,8 +31,10 @@ class SaveFailed(Exception):
 class CheckpointWriter(CheckpointFolder):
     """The checkpoint folder that this run writes to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, offer: Callable[[str, bool], None] | None = None) -> None:
+        """`offer` is called on rank 0 with each published checkpoint, and whether it is the best so far."""
         super().__init__(folder)
+        self._offer = offer
         self._commit: threading.Thread | None = None
         self._commit_failure: Exception | None = None
 
@@ -156,6 +158,8 @@ class CheckpointWriter(CheckpointFolder):
             self.damaged.discard(task[0].name)  # it is written again
             commit(self.folder, *task)
             self.valid.add(task[0].name)
+            if self._offer is not None:
+                self._offer(task[0].name, task[4] is not None)
         except Exception as error:  # raised by finish()
             self._commit_failure = error
             shutil.rmtree(self.folder / STAGING, ignore_errors=True)

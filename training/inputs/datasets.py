@@ -6,13 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.console import console
 from common.errors import Problems, UserError
 from common.words import counted
+from data.shards.cache import ShardCache
 from data.shards.compatibility import check_disjoint, check_masked, check_tokenizer
 from data.shards.dataset import PretrainingDataset, open_dataset
 from data.shards.folder import find_shards
-from data.shards.reader import ShardFile
 from data.shards.schema import Split
+from data.shards.shard_info import open_shard
 from training.inputs.data_fit import check_fit
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import DataRequest
@@ -24,6 +26,7 @@ class Datasets(NamedTuple):
     training: tuple[PretrainingDataset, ...]  # one per length
     validation: PretrainingDataset | None
     validation_length: int = 0  # tokens per row, which may differ from training
+    cache: ShardCache | None = None  # of shards that are fetched from a store
 
     @property
     def digest(self) -> str:
@@ -52,7 +55,7 @@ def mean_tokens(data: PretrainingDataset) -> float:
     return float(rows.input_mask.sum()) / len(rows)
 
 
-def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
+def open_data(request: DataRequest, rank_info: RankInfo, cache: ShardCache | None = None) -> Datasets:
     """Open all data on this rank; with `verify`, each rank reads its share of the files completely.
 
     All problems are reported at once.
@@ -61,6 +64,7 @@ def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
         "vocab_size": request.vocab_size,
         "verify": request.verify,
         "share": (rank_info.rank, rank_info.world_size),
+        "cache": cache,
     }
     problems = Problems()
 
@@ -85,7 +89,7 @@ def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
     training = tuple(data for data in opened if data is not None)
     validation, length = None, 0
     if request.validation_folder is not None:
-        shape = problems.attempt(lambda: find_validation_shape(request))
+        shape = problems.attempt(lambda: find_validation_shape(request, cache))
         if shape is not None:
             length, predictions = shape
             validation = open_split([request.validation_folder], "validation", length, predictions)
@@ -100,14 +104,16 @@ def open_data(request: DataRequest, rank_info: RankInfo) -> Datasets:
         problems.attempt(lambda: check_masked(validation, "set the model JSON's validation.path to another folder"))
         problems.attempt(lambda: check_disjoint(training, validation))
     problems.raise_if_any()
-    return Datasets(training, validation, length)
+    if cache is not None and (warning := cache.describe_refetching()) is not None:
+        console.warn(warning)
+    return Datasets(training, validation, length, cache)
 
 
-def find_validation_shape(request: DataRequest) -> tuple[int, int]:
+def find_validation_shape(request: DataRequest, cache: ShardCache | None = None) -> tuple[int, int]:
     """Tokens and predictions per row in the first validation shard; they may differ from training."""
     assert request.validation_folder is not None
     path = find_shards(request.validation_folder, "validation")[0]
-    shard = ShardFile(path)
+    shard = open_shard(path, cache)
     length, predictions = shard.max_seq_length, shard.max_predictions_per_seq
     shard.close()
     max_length = request.model_config.max_position_embeddings

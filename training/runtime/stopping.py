@@ -6,6 +6,7 @@ SIGTERM is what schedulers and launchers send, SIGINT is Ctrl-C, SIGUSR1 is Slur
 
 import signal
 import types
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from common.console import console
@@ -17,7 +18,9 @@ from training.runtime.starting import start
 class StopRequests:
     """Records stop requests to this process while entered; `all_ranks_agreed()` exchanges them between ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[], None] | None = None) -> None:
+        """`interrupt` is called with a request, possibly in a signal handler: it ends what may wait for long."""
+        self._interrupt = interrupt
         self.reason: str | None = None
         self.agreed = False
         self._handlers = ExitStack()
@@ -37,6 +40,8 @@ class StopRequests:
 
     def request(self, reason: str) -> None:
         self.reason = self.reason or reason
+        if self._interrupt is not None:
+            self._interrupt()
 
     def all_ranks_agreed(self) -> bool:
         """Whether any rank was asked to stop; the same answer on all ranks."""

@@ -27,6 +27,16 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
         "repeat; expected 1, the default; drop the flag",
     ),
     (
+        lambda f: bool(f.data.urls) and f.data.data_cache is None,
+        "{f.data.urls[0]}: data behind a URL needs --data_cache, a folder on a local disk to which shards are fetched; "
+        "expected one; pass it",
+    ),
+    (
+        lambda f: not f.data.urls and (f.data.data_cache, f.data.data_cache_gb) != (None, None),
+        "--data_cache and --data_cache_gb apply only to data behind a URL, but --data_path_prefix is the folder "
+        "{f.data.data_path_prefix}; expected a URL such as s3://bucket/folder; pass one, or drop them",
+    ),
+    (
         lambda f: f.model.stochastic_mode and not f.model.deepspeed_transformer_kernel,
         f"--stochastic_mode is a mode of {KERNEL}; pass both or neither",
     ),

@@ -6,10 +6,11 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainValidator
 
 from common.errors import Problems, UserError
 from common.help import HelpFormatter, Parser, positive_float, positive_int, seed_number, whole_number, zero_or_more
+from common.stores import is_url
 from data.masking import Unit
 from training.plan.learning_rate import SCHEDULES
 from training.plan.time_budget import Duration
@@ -27,6 +28,11 @@ def parse_masking_rate(text: str) -> TokenSchedule:
     return rates
 
 
+def parse_place(text: str) -> Path | str:
+    """A folder, or a URL as it is."""
+    return text if is_url(text) else Path(text)
+
+
 Count = Annotated[int, BeforeValidator(positive_int), Metavar("N")]
 Epoch = Annotated[int, BeforeValidator(whole_number), Metavar("EPOCH")]
 Seed = Annotated[int, BeforeValidator(seed_number), Metavar("N")]
@@ -34,6 +40,8 @@ Minutes = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
 Seconds = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
 Offset = Annotated[float, BeforeValidator(zero_or_more), Metavar("X")]
 Folder = Annotated[Path, Metavar("DIR")]
+Place = Annotated[Path | str, PlainValidator(parse_place), Metavar("DIR|URL")]
+Gigabytes = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
 File = Annotated[Path, Metavar("FILE")]
 Points = Annotated[TokenSchedule, BeforeValidator(TokenSchedule.parse), Metavar("POINTS")]
 Rates = Annotated[TokenSchedule, BeforeValidator(parse_masking_rate), Metavar("RATE")]
@@ -54,11 +62,17 @@ class DataFlags(FlagGroup):
 
     max_seq_length: Count = flag(512, "tokens per row", metavar="S")
     max_predictions_per_seq: Count = flag(80, "maximum number of masked tokens per row", "--max_pred", metavar="P")
-    data_path_prefix: Folder = flag(
+    data_path_prefix: Place = flag(
         Path(), "folder that the model JSON's dataset folders are relative to (default: the current folder)"
     )
-    validation_data_path_prefix: Folder | None = flag(
+    validation_data_path_prefix: Place | None = flag(
         None, "the same for the validation data (default: --data_path_prefix)"
+    )
+    data_cache: Folder | None = flag(
+        None, "folder on a local disk to which shards are fetched, where the data's folder is a URL"
+    )
+    data_cache_gb: Gigabytes | None = flag(
+        None, "its size in GB; shards that were used longest ago are removed (default: 90 percent of the free disk)"
     )
     verify_data: bool = flag(
         False, "before training, compare every data file with the digest in its manifest (reads all of the data)"
@@ -76,6 +90,19 @@ class DataFlags(FlagGroup):
     refresh_bucket_size: Count = flag(
         1, "only 1 is accepted: datasets are mixed row by row, so there are no buckets to repeat"
     )
+
+    @property
+    def urls(self) -> list[str]:
+        return [each for each in (self.data_path_prefix, self.validation_data_path_prefix) if isinstance(each, str)]
+
+    @property
+    def data_folder(self) -> Path:
+        """--data_path_prefix, or the mirror of its URL."""
+        return Path(self.data_path_prefix)
+
+    @property
+    def validation_data_folder(self) -> Path | None:
+        return None if self.validation_data_path_prefix is None else Path(self.validation_data_path_prefix)
 
 
 class TrainingFlags(FlagGroup):
@@ -171,6 +198,10 @@ class CheckpointFlags(FlagGroup):
     )
     keep_last: Count | None = flag(None, "delete all but the last N checkpoints (default: keep all)")
     keep_every: Count | None = flag(None, "never delete checkpoints whose step is a multiple of N")
+    upload_checkpoints: Annotated[str, Metavar("URL")] | None = flag(
+        None,
+        "copy checkpoints there in the background, below the job's name; a start on a new disk fetches the newest back",
+    )
     export_dir: Folder | None = flag(
         None,
         "at the end of the run, export the model to a Hugging Face folder, as scripts/export_hf.py does: a new or "

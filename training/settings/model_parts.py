@@ -89,7 +89,7 @@ def find_lengths(
         max_predictions=flags.data.max_predictions_per_seq,
         datasets=model_file.data.mixed_seq_datasets,
         weights=model_file.data.mixed_seq_weights,
-        prefix=flags.data.data_path_prefix,
+        prefix=flags.data.data_folder,
         config_file=flags.required.config_file,
     )
 
@@ -108,7 +108,7 @@ def find_tokenizer(
         if flags.dynamic_masking:
             raise UserError("--dynamic_masking needs the tokenizer's special tokens; set bert_token_file to a file")
         return None
-    below_prefix = flags.data_path_prefix / name
+    below_prefix = flags.data_folder / name
     tokenizer = load_tokenizer(below_prefix if below_prefix.exists() else Path(name))
     if flags.do_lower_case and not tokenizer.lower_case:
         raise UserError(
@@ -191,7 +191,7 @@ def find_validation_folder(model_file: ModelFile, flags: DataFlags) -> Path | No
     """The JSON's validation folder, or its subfolder for this length; a missing one is a warning, not an error."""
     if model_file.validation is None:
         return None
-    prefix = flags.validation_data_path_prefix or flags.data_path_prefix
+    prefix = flags.validation_data_folder or flags.data_folder
     folder = prefix / model_file.validation.path
     for candidate in (folder / str(flags.max_seq_length), folder):
         if candidate.is_dir() and any(split_of(path) != "training" for path in list_shards(candidate)):

@@ -20,7 +20,7 @@ def check_prefixes(flags: CommandLine, model_file: ModelFile | None, problems: P
     """Whether the folders exist, and any of the model JSON's paths in them."""
     found = [
         problems.attempt(lambda: _check_data_prefix(flags.data, model_file)),
-        problems.attempt(lambda: _check_folder(VALIDATION, flags.data.validation_data_path_prefix, None)),
+        problems.attempt(lambda: _check_folder(VALIDATION, flags.data.validation_data_folder, None)),
     ]
     return all(found)
 
@@ -32,7 +32,7 @@ def _check_folder(flag: str, folder: Path | None, fitting: Path | None) -> bool:
 
 
 def _check_data_prefix(flags: DataFlags, model_file: ModelFile | None) -> bool:
-    prefix = flags.data_path_prefix
+    prefix = flags.data_folder
     folders = [] if model_file is None else _data_folders(model_file, flags)
     fitting = _find_fitting(prefix, folders)
     _check_folder(DATA, prefix, fitting)

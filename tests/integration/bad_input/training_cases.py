@@ -67,6 +67,27 @@ FLAGS = {
     "a validation prefix that is not a folder": (
         words("--validation_data_path_prefix", "{root}/lost"), "--validation_data_path_prefix {root}/lost", "no such folder", "expected the one that the model JSON's folders are relative to", "pass it"
     ),
+    "a data URL without a cache": (
+        words("--data_path_prefix", "s3://bucket/corpus"), "s3://bucket/corpus", "needs --data_cache", "expected one", "pass it"
+    ),
+    "a cache without a data URL": (
+        words("--data_cache", "{root}/cache"), "--data_cache", "--data_path_prefix is the folder {root}", "expected a URL such as s3://bucket/folder", "drop them"
+    ),
+    "a data URL of no known kind": (
+        words("--data_path_prefix", "gopher://x", "--data_cache", "{root}/cache"), "--data_path_prefix gopher://x", "cannot be used", "expected a folder, or a URL that fsspec knows", "correct the URL"
+    ),
+    "a data URL without manifests": (
+        words("--data_path_prefix", "file://{root}", "--data_cache", "{root}/cache"), "--data_path_prefix: file://{root}/data/manifest.json", "does not exist", "expected the manifest of the shards there", "prepare data with"
+    ),
+    "a cache larger than its disk": (
+        words("--data_path_prefix", "file://{root}", "--data_cache", "{root}/cache", "--data_cache_gb", "1e9"), "--data_cache_gb 1e+09", "has room for", "expected at most that", "Pass less"
+    ),
+    "a cache of no size": (
+        words("--data_path_prefix", "file://{root}", "--data_cache", "{root}/cache", "--data_cache_gb", "0"), "--data_cache_gb", "found '0'", "expected a", "see --help"
+    ),
+    "uploads to a URL of no known kind": (
+        words("--upload_checkpoints", "gopher://x"), "--upload_checkpoints gopher://x", "cannot be used", "expected a folder, or a URL that fsspec knows", "correct the URL"
+    ),
     "a rate offset that is not a number": (words("--lr_offset", "nan"), "--lr_offset", "found 'nan'", "expected a finite number of at least 0, such as 0.0", "see --help"),
     "a malformed time budget": (words("--time_budget", "soon"), "--time_budget", "found 'soon'", "90s, 45m, 24h or 1d12h", "see --help"),
     "a time budget of zero": (words("--time_budget", "0s"), "--time_budget", "0s", "expected more than zero and at most 10 years", "90s"),
@@ -76,7 +97,7 @@ FLAGS = {
     "a malformed batch schedule": (words("--batch_schedule", "fast"), "--batch_schedule", "found 'fast'", "expected a single value, or comma-separated points tokens:value", "0:0.30,100M"),
     "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows per step", "multiple of 8, a micro-step's rows on all ranks", "use multiples"),
     "sample sentences that are not there": (words("--sample_sentences", "{root}/lost.txt"), "--sample_sentences {root}/lost.txt", "cannot be read (No such file or directory)", "expected one sentence per line", "each with one [MASK]"),
-    "sample sentences without a mask": (words("--sample_sentences", "{root}/model.json"), "--sample_sentences {root}/model.json", "line 1 has 0 times [MASK]", "expected one sentence per line", "Correct the line"),
+    "sample sentences without a mask": (words("--sample_sentences", "{root}/model.json"), "--sample_sentences {root}/model.json", "line 1: found [MASK] 0 times", "expected one sentence per line", "Correct the line"),
     "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "expected 1, the default", "drop the flag"),
     "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "finds no CUDA device", "fused layer needs CUDA", "Drop the flag"),
     "a fused layer for what it does not compute": (
