@@ -88,8 +88,21 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most similar to `name`, or None."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+    """The only known name with these initials (lr, learning_rate), else the most similar one, or None."""
+    known = list(known)
+    longer = [other for other in known if name == _initials(other)]
+    if len(longer) == 1 and name not in known:
+        return longer[0]
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    shorter = [other for other in known if other == _initials(name)]
+    return next(iter([*similar, *shorter]), None)
+
+
+def _initials(name: str) -> str | None:
+    """`learning_rate` → `lr`, `--learning_rate` → `--lr`; None for a single word."""
+    words = name.lstrip("-").split("_")
+    dashes = name[: len(name) - len(name.lstrip("-"))]
+    return dashes + "".join(word[:1] for word in words) if len(words) > 1 else None
 
 
 def shortened(value: object) -> str:

@@ -15,7 +15,7 @@ from data.preparation import output as output_
 from data.preparation import work_folder
 from data.preparation.arguments import check_folders, folders_written, parse_arguments
 from data.preparation.executors import open_executor
-from data.preparation.pipeline import Pipeline, Summary, describe_damaged
+from data.preparation.pipeline import SAMPLE_BYTES, Pipeline, Summary, describe_damaged
 from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS
 from data.text.documents import check_text_fields
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(
     summary: Summary, output: DirFileSystem, root: str, tokenizer: BertTokenizer, work: Path, seconds: float
 ) -> None:
-    console.say(", ".join(_count_in_words(name, count) for name, count in summary.counts.items() if count))
+    shown = {name: count for name, count in summary.counts.items() if count and name != SAMPLE_BYTES}
+    console.say(", ".join(_count_in_words(name, count) for name, count in shown.items()))
     for length, shards in summary.shards.items():
         for split in SPLITS:
             mine = [shard for shard in shards if shard["split"] == split]
@@ -86,8 +87,8 @@ def _report(
 
 
 def _count_in_words(name: str, count: int) -> str:
-    """`files_of_json`, 1 → `1 file of json`. The first word in the plural is what is counted."""
-    words = name.split("_")
+    """`files_of_json`, 1 → `1 file read as json`. The first word in the plural is what is counted."""
+    words = name.replace("files_of_", "files_read_as_").split("_")
     if count == 1:
         index = next((i for i, word in enumerate(words) if word in _COUNTED), None)
         words = [word.removesuffix("s") if i == index else word for i, word in enumerate(words)]

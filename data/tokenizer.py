@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from common.errors import UserError
 from common.files import write_atomically
+from common.words import counted
 from data.special_tokens import CLS, SEP, SPECIALS, UNK, find_special_tokens, role_of
 
 # The files that stock transformers looks for in a folder.
@@ -216,7 +217,7 @@ def _load_vocabulary(path: Path, lower_case: bool | None) -> BertTokenizer:
     repeated = len(tokens) - len(set(tokens))
     if repeated:
         raise UserError(
-            f"{path}: {repeated} tokens occur more than once; expected one token per line, each once; fix the file"
+            f"{path}: has {counted(repeated, 'repeated token')}; expected one token per line, each once; fix the file"
         )
     missing = [name for name in SPECIALS if name not in tokens]
     if missing:

@@ -17,6 +17,7 @@ from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import write_atomically
 from common.help import Parser
+from common.words import counted
 from evaluation.tasks.task import make_task
 
 Json = dict[str, Any]
@@ -88,7 +89,8 @@ def open_sides(words: Sequence[str]) -> tuple[Side, Side]:
     if len(choices) == 1:
         folder, report, names = choices[0]
         if len(names) != 2:
-            raise UserError(f"{folder}: has {len(names)} models ({', '.join(names)}), expected two. Name a second run.")
+            found = f"{counted(len(names), 'model')} ({', '.join(names)})"
+            raise UserError(f"{folder}: has {found}, expected two. Name a second run.")
         return Side(folder, report, names[0]), Side(folder, report, names[1])
     sides = []
     for folder, report, names in choices:

@@ -162,10 +162,11 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
         limit = min(result.data.task.max_length, result.model.max_positions)
         if result.data.task.is_zero_shot:
             limit = result.model.max_positions
-        unit = "sentences" if result.data.task.kind == "minimal_pairs" else "rows"
+        unit = "sentence" if result.data.task.kind == "minimal_pairs" else "row"
         for split, count in shortened.items():
             if count:
-                found.append(f"{name}: {count:,} {unit} of {split} were longer than {limit} tokens and were cut")
+                cut = counted(count, unit)
+                found.append(f"{name}: {cut} of {split} shortened to {limit} tokens")
     return list(dict.fromkeys(found))
 
 
@@ -249,8 +250,9 @@ def markdown(report: Json) -> str:
 
 def _setting_sentence(protocol: Json) -> str:
     setting = protocol["setting"]
+    epochs = "1 epoch" if setting["epochs"] == 1 else f"{setting['epochs']:g} epochs"
     return (
-        f"Learning rate {setting['learning_rate']:g}, batch {setting['batch_size']}, {setting['epochs']:g} epochs, "
+        f"Learning rate {setting['learning_rate']:g}, batch {setting['batch_size']}, {epochs}, "
         f"warm-up {setting['warmup']:.0%}, weight decay {setting['weight_decay']:g}, {setting['precision']}."
     )
 

@@ -158,7 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_plan(plan, num_models=len(flags.model))
         return 0
     _join_ranks(machine.deepspeed)
-    command = shlex.join(["python", "-m", "evaluation.run", *(sys.argv[1:] if argv is None else argv)])
+    words = sys.argv[1:] if argv is None else argv
+    words = [word for word in words if not word.startswith("--local_rank=")]  # the launcher's
+    command = shlex.join(["python", "-m", "evaluation.run", *words])
     return _all_ranks_evaluate(plan, machine, flags.output, command)
 
 
@@ -181,7 +183,7 @@ def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command:
         console.warn(f"stopped by {stopped}: {finished} below {store.root}. Run the same command again to resume")
         return STOPPED_EXIT_CODE
     if store.num_damaged:
-        console.warn(f"{store.num_damaged} damaged or half-written cells below {store.root} were computed again")
+        console.warn(f"{counted(store.num_damaged, 'damaged or half-written cell')} below {store.root}, computed again")
     if all("unavailable" in result.results[0] for result in results):
         raise UserError(f"no model can do any of the tasks: {results[0].results[0]['unavailable']}. See --help.")
     if not ranks.is_first():
@@ -194,7 +196,7 @@ def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command:
     write_plots(report, output)
     console.say(markdown(report))
     console.say(
-        f"{runner.num_computed} cells computed, {runner.num_resumed} kept from before. "
+        f"{counted(runner.num_computed, 'cell')} computed, {runner.num_resumed} kept from before. "
         f"{output / 'report.md'}, report.json, scores.png and a section for the model card are written."
     )
     return 0
@@ -211,10 +213,11 @@ def _show_plan(plan: "Plan", num_models: int) -> None:
     for item in plan.tasks:
         num_dev = sum(map(len, item.dev.values()))
         if item.task.is_zero_shot:
-            work = f"{num_dev:,} rows scored without training"
+            work = f"{counted(num_dev, 'row')} scored without training"
         else:
             steps = math.ceil(math.ceil(len(item.train) / setting.batch_size) * setting.epochs)
-            work = f"{steps:,} steps of {setting.batch_size} rows, then {num_dev:,} rows scored"
+            work = f"{counted(steps, 'step')} of {counted(setting.batch_size, 'row')}, then "
+            work += f"{counted(num_dev, 'row')} scored"
         cells = num_models * plan.num_cells(item)
         console.say(f"  {item.task.name}: {counted(cells, 'cell')}, each {work}")
 

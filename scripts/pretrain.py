@@ -27,6 +27,7 @@ from common.help import Parser
 from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
 from common.validation import validate
+from common.words import counted
 from training.runtime.chain import Chain
 from training.runtime.launchers import find_deepspeed
 from training.runtime.ranks import free_port
@@ -225,7 +226,9 @@ def describe_text(paths: Sequence[str]) -> str:
         if file.is_file()
     ]
     size = sum(file.stat().st_size for file in files) / 2**20
-    return f"{len(files):,} files, {size:,.1f} MB as stored" if files else "its input is not in this machine's folders"
+    if not files:
+        return "its input is not in this machine's folders"
+    return f"{counted(len(files), 'file')}, {size:,.1f} MB as stored"
 
 
 if __name__ == "__main__":

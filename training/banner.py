@@ -30,9 +30,9 @@ def show_banner(run: Run) -> None:
     muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
     facts = {
-        "model": f"{'pre-LN' if is_preln else 'post-LN'}, {config.num_hidden_layers} layers of "
+        "model": f"{'pre-LN' if is_preln else 'post-LN'}, {counted(config.num_hidden_layers, 'layer')} of "
         f"{config.hidden_size}, {config.num_tokens:,} tokens, {num_parameters:,} parameters",
-        "batch": f"{batch.total} rows of {settings.data_flags.max_seq_length}: {batch.micro} × "
+        "batch": f"{counted(batch.total, 'row')} of {settings.data_flags.max_seq_length}: {batch.micro} × "
         f"{counted(batch.accumulation, 'micro-step')} × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
         "data": describe_phases(run.datasets, clock.horizon.plan)

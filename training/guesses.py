@@ -99,6 +99,10 @@ def _mask_one_word(tokenizer: BertTokenizer, rows: Rows, number: int, max_length
     context = max(0, min(CONTEXT_TOKENS, (max_length - 3) // 2))
     start = max([position - context, *(borders[borders < position] + 1)])
     stop = min([position + context + 1, len(ids), *borders[borders > position]])
+    while is_continuation[start]:  # whole words only
+        start += 1
+    while stop < len(ids) and is_continuation[stop]:
+        stop -= 1
     before, after = ids[start:position].tolist(), ids[position + 1 : stop].tolist()
     decode = tokenizer.backend.decode
     return Sentence(
@@ -120,8 +124,8 @@ def read_sentences(path: Path) -> list[tuple[str, str]]:
         text, _, answer = line.partition("\t")
         if text.strip() and text.count(MASK_WORD) != 1:
             raise UserError(
-                f"--sample_sentences {path}: line {number} has {text.count(MASK_WORD)} times {MASK_WORD} (found "
-                f"{shortened(text)}); expected {FILE_FORMAT}. Correct the line"
+                f"--sample_sentences {path}: line {number}: found {MASK_WORD} {text.count(MASK_WORD)} times in "
+                f"{shortened(text)}; expected {FILE_FORMAT}. Correct the line"
             )
         if text.strip():
             found.append((text.strip(), answer.strip()))

@@ -41,8 +41,8 @@ def find_warnings(horizon: Horizon, schedule: Schedule, *, optimizer: str, rows:
     is_timed = horizon.total_steps != schedule.total_steps  # then warm-up and decay are shares of the time
     if schedule.warmup_steps > horizon.last_step() - schedule.origin and not is_timed:
         warnings.append(
-            f"the run ends before the end of its warm-up of {schedule.warmup_steps:,.0f} steps, so the learning rate "
-            f"never reaches its peak; lower warmup_proportion or total_training_steps"
+            f"the run ends before the end of its warm-up ({counted(round(schedule.warmup_steps), 'step')}), so the "
+            f"learning rate never reaches its peak; lower warmup_proportion or total_training_steps"
         )
     elif schedule.warmup_proportion > MAX_WARMUP:
         warnings.append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.console import console
 from common.errors import Problems, UserError, nearest
+from common.words import counted
 from data.tokenizer import BertTokenizer
 from evaluation.pseudo_likelihood.team import Team
 from evaluation.tasks.task import Task, choose_tasks
@@ -88,7 +89,7 @@ def load_probes(flags: ProbeFlags, tokenizer: BertTokenizer, max_positions: int)
     for item, probe in zip(data, probes, strict=True):
         notes = [*item.notes]
         if probe.num_shortened:
-            notes.append(f"{item.task.name}: {probe.num_shortened:,} texts are cut, because they are too long")
+            notes.append(f"{item.task.name}: {counted(probe.num_shortened, 'text')} cut, because of the length")
         for note in notes:
             console.say(f"note: --probe {note}")
     return probes

@@ -35,6 +35,7 @@ from data.text.sources import Source, count_formats, pack_sources
 from data.tokenizer import BertTokenizer
 from data.tokenizer_training import DEFAULT_TYPE, train_tokenizer
 
+SAMPLE_BYTES = "tokenizer_sample_bytes"  # of the text that the tokenizer was trained on
 _MAX_NAMED_FILES = 5  # in a message
 _TASKS_AHEAD = 4  # submitted per worker: enough to keep it busy, few enough to stay small
 
@@ -66,16 +67,20 @@ class Pipeline:
         pieces = [name for result in read for name, _, _ in result["pieces"]]
         if not pieces:
             hint = f" ({describe_damaged(damaged)})" if damaged else ""
+            encodings = self.files.describe_encodings()
             raise UserError(
-                f"--input {' '.join(inputs)}: no document of usable text was found{hint}; give files with text in UTF-8"
+                f"--input {' '.join(inputs)}: no document of usable text was found{hint}; "
+                + (encodings or "give files with text in UTF-8")
             )
+        if self.files.describe_encodings():
+            console.warn(self.files.describe_encodings())
         dropped = self.deduplicate(read)
         self.job = self.job._replace(settings=with_validation_share(self.job.settings, self.folder, pieces))
         sample_bytes = self.save_tokenizer(pieces, tokenizer)
         encoded = self.run_stage("encoding", encode, [(piece, (piece,)) for piece in pieces], "piece")
         made = self.cut(dict(zip(pieces, encoded, strict=True)))
         counts = _total_counts(self.files.sources, read, dropped, encoded)
-        counts["bytes_of_tokenizer_sample"] = sample_bytes
+        counts[SAMPLE_BYTES] = sample_bytes
         counts[DAMAGED] = len(damaged)  # several tasks may have read parts of one file
         rows = {key: sum(part[3] for part in parts) for key, parts in made.items()}
         check_splits(self.job.settings, rows, counts)
@@ -136,7 +141,7 @@ class Pipeline:
                 parts.append(source)
         tasks = _numbered(list(enumerate(pack_sources(parts))))
         read = self.run_stage("reading", read_sources, tasks, "part")
-        self.files.add_samples(read, {source: found["parts"] for source, found in parts_of.items()})
+        self.files.add_samples([*unpacked, *read], {source: found["parts"] for source, found in parts_of.items()})
         return [result | {"pieces": []} for result in [*extracted, *unpacked]] + read
 
     def _cut_named(self, sources: Sequence[Source]) -> list[Source]:

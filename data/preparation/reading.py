@@ -13,6 +13,7 @@ from data.preparation.work_folder import Job, WorkFolder
 from data.text.archives import extract
 from data.text.compression import DAMAGED
 from data.text.documents import read_documents, unpack
+from data.text.files import guess_encoding
 from data.text.sentences import has_words
 from data.text.sources import Source
 from data.text.tables import count_shards
@@ -45,7 +46,13 @@ def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dic
             size, item = stream.write(first.content), first
             while not (item.may_end and size >= part_bytes) and (following := next(found, None)) is not None:
                 size, item = size + stream.write(following.content), following
-    return {"parts": parts, "counts": counts, "damaged": [source.path] if counts[DAMAGED] else []}
+    encodings = {source.path: guess_encoding(source.path)} if _num_bad_utf8(counts) else {}
+    return {
+        "parts": parts,
+        "counts": counts,
+        "damaged": [source.path] if counts[DAMAGED] else [],
+        "encodings": encodings,
+    }
 
 
 def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:
@@ -57,10 +64,11 @@ def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, 
     counts: Counter[str] = Counter()
     damaged: list[str] = []
     samples: dict[str, str] = {}
+    encodings: dict[str, str | None] = {}  # of files that are not UTF-8
     writer = _PieceWriter(job.folder, f"{number:06d}")
     is_kept = False
     for source in sources:
-        num_damaged = counts[DAMAGED]
+        num_damaged, num_bad = counts[DAMAGED], _num_bad_utf8(counts)
         for document in read_documents(source, counts, language=settings.language, text_field=settings.text_field):
             text = "\n".join(document.sentences) + "\n"
             if not document.is_continuation:
@@ -74,13 +82,20 @@ def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, 
                 writer.add(text, document.is_continuation)
         if counts[DAMAGED] > num_damaged:
             damaged.append(source.path)
+        if _num_bad_utf8(counts) > num_bad and source.format != "parquet":
+            encodings[source.path] = guess_encoding(source.path)
     return {
         "task": writer.task,
         "pieces": writer.finish(),
         "counts": counts,
         "damaged": damaged,
         "samples": samples,
+        "encodings": encodings,
     }
+
+
+def _num_bad_utf8(counts: Counter[str]) -> int:
+    return counts["lines_with_bad_utf8"] + counts["records_with_bad_utf8"]
 
 
 class _PieceWriter:

@@ -270,7 +270,7 @@ def _render_split(found: Description) -> list[str]:
     unknown = "unknown (no tokenizer)" if found.unknown_share is None else f"{found.unknown_share:.3%}"
     facts = {
         "rows": f"{found.rows:,} in {counted(found.files, 'file')}",
-        "sampled": f"{found.rows_looked_at:,} rows",
+        "sampled": counted(found.rows_looked_at, "row"),
         "tokens per row, predictions per row": f"{found.max_seq_length}, {found.max_predictions_per_seq}",
         "fill": f"{found.fill:.1%}, about {found.tokens:,} tokens in total",
         "masked": f"{found.masked_share:.1%} of tokens, {found.predictions_a_row:.1f} per row",

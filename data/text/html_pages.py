@@ -4,6 +4,8 @@ import codecs
 import re
 from html.parser import HTMLParser
 
+from data.text.encodings import likely_encoding
+
 # Elements without prose, and the navigation around it.
 _DROPPED = frozenset(
     "script style noscript template svg math head nav footer aside form button select textarea iframe object".split()
@@ -16,6 +18,7 @@ _CHARSET = re.compile(rb"<meta[^<>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:
 _BEGINNING = re.compile(
     r"\s*(?:<\?xml[^<>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL
 )
+_SAMPLE_BYTES = 2**16
 _HEAD_BYTES = 4096  # of a page, in which its character set must be declared
 
 
@@ -33,11 +36,14 @@ def html_text(content: bytes) -> str:
 
 
 def _charset(content: bytes) -> str:
+    """The declared character set, else UTF-8, or what it is likely to be if it is not that."""
     declared = _CHARSET.search(content[:_HEAD_BYTES])
     try:
-        return codecs.lookup(declared[1].decode()).name if declared else "utf-8"
+        if declared:
+            return codecs.lookup(declared[1].decode()).name
     except LookupError:
-        return "utf-8"
+        pass
+    return likely_encoding(content[:_SAMPLE_BYTES]) or "utf-8"
 
 
 class _Page(HTMLParser):

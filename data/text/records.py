@@ -20,6 +20,7 @@ _RECORDS_CHECKED = 1000  # of a file, to find out which fields it has
 _NAMES_SHOWN = 12
 _SEPARATORS = ",;\t|"
 _COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}", re.ASCII)
+_BAD_BYTE = re.compile("[\udc80-\udcff]")
 _TABLE_SUFFIX = re.compile(r"\.[ct]sv(\.\w+)?$", re.IGNORECASE)
 _NO_TEXT_IN_FIELDS = "none of these is text; give records with a field of text, in JSON Lines, a JSON array, CSV or TSV"
 _MIN_TABLE_ROWS = 3  # besides the names, of a table in a file with another suffix
@@ -32,7 +33,7 @@ def read_records(
     if kind == "jsonl":
         return _json_lines(stream, start, stop, counts)
     if kind == "json":
-        return _json_values(stream, name)
+        return _json_values(stream, name, counts)
     return _table_rows(stream, kind, counts)
 
 
@@ -127,13 +128,13 @@ def _json_lines(stream: IO[bytes], start: int, stop: int | None, counts: Counter
             yield record if isinstance(record, dict) else None
 
 
-def _json_values(stream: IO[bytes], name: str) -> Iterator[Record]:
+def _json_values(stream: IO[bytes], name: str, counts: Counter[str]) -> Iterator[Record]:
     """Yield the elements of an array, or objects one after the other, with one of them in memory at a time."""
     parse = json.JSONDecoder().raw_decode
-    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="ignore")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="surrogateescape")  # to count; removed with surrogates
     text, position, is_end = "", 0, False
     while True:
-        position = _skip(text, position)
+        start = position = _skip(text, position)
         try:
             value, position = parse(text, position)
         except (ValueError, RecursionError) as error:
@@ -146,6 +147,7 @@ def _json_values(stream: IO[bytes], name: str) -> Iterator[Record]:
             is_end = not read
             text, position = rest + decoder.decode(read, final=is_end), 0
         else:
+            counts["records_with_bad_utf8"] += _BAD_BYTE.search(text, start, position) is not None
             yield value if isinstance(value, dict) else None
 
 

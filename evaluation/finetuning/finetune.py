@@ -17,6 +17,7 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from common.errors import UserError
+from common.words import counted
 from evaluation.finetuning.features import Collator, Features, make_features, mean_loss, read_outputs
 from evaluation.finetuning.models import ModelFolder, load_model
 from evaluation.tasks.task_data import TaskData
@@ -64,8 +65,8 @@ class Machine:
         micro = min(self.micro_batch_size or per_device, per_device)
         if per_device % micro:
             raise UserError(
-                f"--micro_batch_size {micro}: does not divide the {per_device} rows of a device (--batch_size "
-                f"{batch_size} over {devices} devices). Give a divisor."
+                f"--micro_batch_size {micro}: does not divide the rows of a device ({per_device}: --batch_size "
+                f"{batch_size} over {counted(devices, 'device')}). Give a divisor."
             )
         return micro, per_device // micro
 

@@ -12,6 +12,7 @@ import transformers
 
 from common.errors import Problems, UserError
 from common.files import file_digest
+from common.words import counted
 from evaluation.finetuning.identity import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
 from evaluation.tasks.task import Kind
 
@@ -154,8 +155,8 @@ def _check_loaded(folder: Path, loaded: Any, info: dict[str, Any]) -> None:
     in_encoder = sorted(name for name in fresh if name.startswith(prefix) and _POOLER not in name)
     if in_encoder:
         raise UserError(
-            f"--model {folder}: {len(in_encoder)} weights of the encoder are missing or of another shape (such as "
-            f"{in_encoder[0]}). The weights do not belong to config.json; export or download the model again."
+            f"--model {folder}: {counted(len(in_encoder), 'weight')} of the encoder missing or of another shape (such "
+            f"as {in_encoder[0]}). The weights do not belong to config.json; export or download the model again."
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.words import counted
 
 DOCUMENT_START = "-DOCSTART-"
 _PREFIXES = "BIESLU"
@@ -26,8 +27,8 @@ def read_conll(path: Path, text: str, token_column: int, tag_column: int) -> lis
                 tags.append(checked_tag(parts[tag_column], path, number))
             except IndexError:
                 raise UserError(
-                    f"{path}, line {number}: has {len(parts)} columns, but the task reads columns {token_column} and "
-                    f'{tag_column} (counted from 0). Correct "columns" of the task, or the file.'
+                    f"{path}, line {number}: has {counted(len(parts), 'column')}, but the task reads columns "
+                    f'{token_column} and {tag_column} (counted from 0). Correct "columns" of the task, or the file.'
                 ) from None
             if len(tokens) == 1:
                 first_line = number

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, nearest
+from common.words import counted
 from evaluation.tasks.conll import read_conll
 from evaluation.tasks.task import Task
 
@@ -87,7 +88,7 @@ def _tabular(path: Path, task: Task, records: Iterable[tuple[int, list[str]]]) -
         for field, place in places.items():
             if not -width <= place < width:
                 raise UserError(
-                    f"{path}: has {width} columns, but {field!r} is column {place} (counted from 0). "
+                    f"{path}: has {counted(width, 'column')}, but {field!r} is column {place} (counted from 0). "
                     f'Correct "columns" of task {task.name}. {NO_LABELS if field == "label" else ""}'.rstrip()
                 )
     rows, malformed, first_malformed = [], 0, 0

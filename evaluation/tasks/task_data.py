@@ -12,6 +12,7 @@ import numpy as np
 
 from common.errors import Problems, UserError, nearest
 from common.files import file_digest
+from common.words import counted
 from evaluation.tasks.conll import to_bio
 from evaluation.tasks.readers import NO_LABELS, Row, Table, read_files
 from evaluation.tasks.task import HELD_OUT, Task
@@ -51,7 +52,7 @@ def load_data(task: Task, data: Path | None) -> TaskData:
     paths = _locate(task, data)
     tables = {name: read_files(task, found) for name, found in paths.items()}
     notes = [
-        f"{table.where}: skipped {table.num_malformed} rows with a wrong number of columns"
+        f"{table.where}: skipped {counted(table.num_malformed, 'row')} with a wrong number of columns"
         for table in tables.values()
         if table.num_malformed
     ]
@@ -61,7 +62,8 @@ def load_data(task: Task, data: Path | None) -> TaskData:
     if held_out:
         train, part = hold_out(task, train)
         rows = dict.fromkeys(task.dev, part)
-        notes.append(f"{task.name}: {len(part)} rows, drawn from the only file, are held out of training and scored on")
+        size = counted(len(part), "row")
+        notes.append(f"{task.name}: {size} of the only file, drawn at random, held out of training and scored on")
     check_metrics_defined(task, rows, labels)
     digests = [file_digest(path) if path.is_file() else _rows_digest(tables[name].rows)
                for name, found in paths.items() for path in found]  # fmt: skip
@@ -154,7 +156,8 @@ def _checked_rows(task: Task, table: Table, labels: tuple[str, ...], notes: list
     if task.skip_labels:
         rows = [row for row in rows if row["label"] not in task.skip_labels]
         if len(rows) < len(table.rows):
-            notes.append(f"{table.where}: skipped {len(table.rows) - len(rows)} rows without an agreed label")
+            skipped = counted(len(table.rows) - len(rows), "row")
+            notes.append(f"{table.where}: skipped {skipped} without an agreed label")
     if task.kind in ("classify", "pair"):
         return _with_class_numbers(table, rows, labels)
     if task.kind == "regress":
@@ -174,9 +177,10 @@ def _with_class_numbers(table: Table, rows: list[Row], labels: tuple[str, ...]) 
     if unknown:
         label, count = unknown.most_common(1)[0]
         line = next(row["line"] for row in rows if row["label"] == label)
-        others = f" and {len(unknown) - 1} other labels" if len(unknown) > 1 else ""
+        others = f" and {counted(len(unknown) - 1, 'other label')}" if len(unknown) > 1 else ""
         raise UserError(
-            f"{table.where}, line {line}: unknown label {label!r}{nearest(label, labels)} ({count:,} rows{others}; "
+            f"{table.where}, line {line}: unknown label {label!r}{nearest(label, labels)} "
+            f"({counted(count, 'row')}{others}; "
             f'expected {", ".join(labels[:12])}). Correct the file, or "labels" of the task.'
         )
     return [row | {"label": numbers[row["label"]]} for row in rows]
@@ -212,7 +216,8 @@ def hold_out(task: Task, rows: list[Row], seed: int = 0) -> tuple[list[Row], lis
     generator = np.random.default_rng(seed)
     size = min(MAX_HELD_OUT, max(1, round(HELD_OUT_SHARE * len(rows))))
     if len(rows) < 10:
-        raise UserError(f"task {task.name}: {len(rows)} rows are too few to hold some out of training (expected 10).")
+        found = counted(len(rows), "row")
+        raise UserError(f"task {task.name}: found {found}, expected at least 10, to hold some out of training.")
     order = generator.permutation(len(rows))
     if task.kind in ("classify", "pair"):
         order = np.array(interleaved([int(i) for i in order], [rows[int(i)]["label"] for i in order]))
@@ -239,8 +244,9 @@ def check_metrics_defined(task: Task, dev: dict[str, list[Row]], labels: tuple[s
     for split, rows in dev.items():
         if task.kind == "tokens" and all(tag == "O" for row in rows for tag in row["label"]):
             raise UserError(
-                f"task {task.name}: no row of {split} has an entity ({len(rows):,} rows), so {task.main_metric} is "
-                'undefined. Score on a file with entities, or correct "columns": label must be the column of the tags.'
+                f"task {task.name}: no row of {split} has an entity ({counted(len(rows), 'row')}), so "
+                f"{task.main_metric} is undefined. "
+                'Score on a file with entities, or correct "columns": label must be the column of the tags.'
             )
         if task.kind not in ("classify", "pair", "regress"):
             continue
@@ -248,7 +254,7 @@ def check_metrics_defined(task: Task, dev: dict[str, list[Row]], labels: tuple[s
         if len(values) < 2:
             shown = labels[rows[0]["label"]] if labels else rows[0]["label"]
             raise UserError(
-                f"task {task.name}: every row of {split} has the label {shown!r} ({len(rows):,} rows), so "
+                f"task {task.name}: every row of {split} has the label {shown!r} ({counted(len(rows), 'row')}), so "
                 f"{task.main_metric} is undefined. Score on a file with at least two classes; if it is sorted by label "
                 "and was cut, shuffle it before cutting; with --max_dev_rows, allow more rows."
             )

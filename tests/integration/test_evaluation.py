@@ -110,8 +110,8 @@ def test_a_second_run_keeps_finished_cells_and_redoes_damaged_ones(
     assert re.search(r"stopped by SIGTERM: \d finished cells below .* to resume", capsys.readouterr().err)
     assert run.main(words(folder)) == 0
     output = capsys.readouterr()
-    assert "1 cells computed, 9 kept from before" in output.out
-    assert "1 damaged or half-written cells" in output.err
+    assert "1 cell computed, 9 kept from before" in output.out
+    assert "1 damaged or half-written cell below" in output.err
     for key in ("values", "summary"):
         assert result_of(read_report(finished), "reviews", "theirs")[key] == result_of(before, "reviews", "theirs")[key]
 
@@ -189,7 +189,7 @@ def test_what_would_end_a_run_late_is_found_before_anything_is_computed(folder: 
     with pytest.raises(UserError) as caught:
         run.main([*words, str(tmp_path / "out"), "--protocol", "sweep"])
     assert "task gaps, dev, line 2: has 2 gaps" in str(caught.value)
-    assert "task few: 8 rows are too few to hold some out" in str(caught.value)
+    assert "task few: found 8 rows, expected at least 10" in str(caught.value)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"\"starts_from\" names 'fwe', which is not among the tasks; did you mean"):
         run.main([*words, str(tmp_path / "out"), "--protocol", "transfer"])

@@ -35,3 +35,4 @@ def test_two_ranks_score_as_one(tmp_path: Path) -> None:
         assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert reports[0]["tasks"][0]["results"][0]["values"]["accuracy"][0] == 1
     assert two.stdout.count("cells computed") == 1  # one rank reports
+    assert "local_rank" not in reports[1]["command"]  # which the launcher adds

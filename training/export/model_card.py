@@ -47,7 +47,7 @@ def model_card(
 library_name: transformers
 pipeline_tag: fill-mask
 {_metadata(request, facts.languages)}---
-# {"Pre-LN" if state.is_preln else "Post-LN"} BERT, {config.num_hidden_layers} layers of {config.hidden_size}
+# {"Pre-LN" if state.is_preln else "Post-LN"} BERT, {counted(config.num_hidden_layers, "layer")} of {config.hidden_size}
 
 Loads with `{architecture}.from_pretrained` of stock transformers:
 
@@ -67,7 +67,7 @@ Loads with `{architecture}.from_pretrained` of stock transformers:
 
 ## Training
 Objective: {OBJECTIVES[config.sentence_head]}.
-{state.step:,} optimizer steps, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
+{counted(state.step, "optimizer step")}, {state.samples:,} rows and {state.tokens:,} real tokens, seed {state.seed}.
 Vocabulary of {config.num_tokens:,} tokens, {config.max_position_embeddings} positions.
 
 {_training_table(state, facts)}

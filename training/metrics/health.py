@@ -162,7 +162,7 @@ class Health:
             causes.append(f"the data repeats itself ({share:.0%} of the rows occurred before): remove duplicates")
         if self.batch_rows < SMALL_BATCH:
             causes.append(
-                f"the batch is small ({self.batch_rows} rows per step): raise train_batch_size or "
+                f"the batch is small ({counted(self.batch_rows, 'row')} per step): raise train_batch_size or "
                 f"gradient_accumulation_steps"
             )
         if 0 < lr < LOW_LR:

@@ -33,7 +33,7 @@ class AdamParams(CommonParams):
     bias_correction: bool = True
     adam_w_mode: bool = True
     amsgrad: bool = False
-    # These choose among DeepSpeed's implementations; here there is only one.
+    # These choose among implementations: the first if DeepSpeed builds the optimizer to offload it, the others never.
     torch_adam: bool = False
     foreach: bool = False
     fused: bool = False

@@ -150,6 +150,6 @@ def check_batches(schedule: TokenSchedule | None, micro_rows: int) -> None:
     for _, rows in () if schedule is None else schedule.points:
         if rows < 1 or rows % micro_rows:
             raise UserError(
-                f"--batch_schedule: {rows:g} rows per step are not a multiple of {micro_rows}, a micro-step's rows "
-                f"on all ranks; use multiples of it, or change train_micro_batch_size_per_gpu"
+                f"--batch_schedule: found {rows:g} rows per step, expected multiples of {micro_rows}, the rows of a "
+                f"micro-step on all ranks; use these, or change train_micro_batch_size_per_gpu"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.errors import Problems, UserError, shortened
 from common.json_files import load_json
+from common.words import counted
 from data.shards.dataset import open_dataset
 from nvidia.config import BertConfig
 from training.planning.workload import RowLengths
@@ -132,7 +133,7 @@ def measure_lengths(prefix: Path, folders: Sequence[Path], width: int) -> DataIn
     mean_masked = masked / len(lengths) or MASKED_SHARE * sum(lengths) / len(lengths)  # none: drawn while training
     return DataInput(
         RowLengths.of(width, lengths, mean_masked),
-        f"{len(lengths):,} rows of {prefix}",
+        f"{counted(len(lengths), 'row')} of {prefix}",
         dataset.num_rows,
         size / dataset.num_rows,
     )

@@ -11,6 +11,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from common.errors import UserError
+from common.words import counted
 from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
@@ -28,7 +29,7 @@ def measure_here(config: BertConfig, ranks: int, clock: Callable[[], float] = ti
     avoid_broken_amx()
     is_cuda = torch.cuda.is_available()
     if is_cuda and ranks > torch.cuda.device_count():
-        raise UserError(f"--gpus {ranks}:{MEASURED_HERE}: this machine has {torch.cuda.device_count()} GPUs")
+        raise UserError(f"--gpus {ranks}:{MEASURED_HERE}: this machine has {counted(torch.cuda.device_count(), 'GPU')}")
     device = torch.device("cuda" if is_cuda else "cpu")
     threads = torch.get_num_threads()
     if not is_cuda and "OMP_NUM_THREADS" not in os.environ:  # as ranks share the cores

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from common.words import counted
 from training.planning.accelerators import GIB
 from training.planning.estimate import Estimate, describe_recomputation
 from training.planning.plan import Plan
@@ -64,7 +65,7 @@ def _describe_inputs(plan: Plan) -> list[str]:
     config, lengths, accelerator = plan.model.config, plan.data.lengths, plan.cluster.accelerator
     within, between = accelerator.intra_node_bytes_per_s / 1e9, accelerator.inter_node_bytes_per_s / 1e9
     return [
-        f"model      {plan.model.name}: {config.num_hidden_layers} layers × {config.hidden_size}, "
+        f"model      {plan.model.name}: {counted(config.num_hidden_layers, 'layer')} × {config.hidden_size}, "
         f"{plan.parameters.total:,} parameters, {plan.flops_per_token / 1e9:.3f} GFLOP per token",
         f"data       rows of {lengths.width}, {lengths.mean:.1f} tokens and {lengths.mean_masked:.1f} predictions on "
         f"average ({plan.data.origin})",
@@ -73,7 +74,7 @@ def _describe_inputs(plan: Plan) -> list[str]:
         f"({accelerator.efficiency:.0%} of the peak: {accelerator.efficiency_origin})",
         f"           {accelerator.usable_gib:,.1f} GiB usable; per GPU {within:,.4g} GB/s within a node, "
         f"{between:,.4g} GB/s between nodes",
-        f"step       {plan.engine.total_rows:,} rows, {plan.recommended.tokens_per_step:,.0f} tokens",
+        f"step       {counted(plan.engine.total_rows, 'row')}, {plan.recommended.tokens_per_step:,.0f} tokens",
     ]
 
 
@@ -152,7 +153,7 @@ def _describe_end(plan: Plan) -> list[str]:
     end = plan.end
     cost = "" if end.dollars is None else f", ${end.dollars:,.0f}"
     return [
-        f"to the end {end.steps:,} steps, {end.tokens / 1e9:,.1f} billion tokens: {end.hours:,.1f} hours, "
+        f"to the end {counted(end.steps, 'step')}, {end.tokens / 1e9:,.1f} billion tokens: {end.hours:,.1f} hours, "
         f"{end.gpu_hours:,.0f} GPU hours{cost}",
     ]
 

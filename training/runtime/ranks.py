@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from common.errors import Problems, UserError
+from common.words import counted
 from training.runtime.rank_variables import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
 
 
@@ -226,7 +227,7 @@ def pick_device(rank_info: RankInfo) -> torch.device:
         if rank_info.local_rank >= torch.cuda.device_count():
             raise UserError(
                 f"environment variable LOCAL_RANK: found {rank_info.local_rank}, but this machine has "
-                f"{torch.cuda.device_count()} GPUs. Start at most one rank per GPU (--num_gpus), or check "
+                f"{counted(torch.cuda.device_count(), 'GPU')}. Start at most one rank per GPU (--num_gpus), or check "
                 f"CUDA_VISIBLE_DEVICES"
             )
         torch.cuda.set_device(rank_info.local_rank)

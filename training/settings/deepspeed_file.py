@@ -144,6 +144,8 @@ def _check_keys(given: dict[str, Any], where: str, problems: Problems) -> dict[s
         for key, message in describe_errors(DeepSpeedJson, error):
             problems.add(f"{where}: {message}")
             content.pop(key, None)
+    if content.get("tensor_parallel", {}).get("autotp_size") == 1:  # off, but DeepSpeed would still prepare for it
+        del content["tensor_parallel"]["autotp_size"]
     for (block, key), reason in REFUSED_OPTIONS.items():
         if content.get(block, {}).get(key):
             problems.add(f"{where}: '{block}.{key}' cannot be used here: {reason}")
@@ -204,7 +206,8 @@ def _numbers_that_work(total: int, rows: int, world_size: int) -> str:
     per_row = total // rows
     ranks = [count for count in range(1, min(per_row, 4 * world_size) + 1) if total % (rows * count) == 0]
     text = f"With {counted(world_size, 'rank')}, train_batch_size {' or '.join(batches)} would work"
-    return text + (f"; with {total} rows, {', '.join(map(str, ranks))} ranks would" if ranks else "")
+    noun = "rank" if ranks == [1] else "ranks"
+    return text + (f"; with {counted(total, 'row')}, {', '.join(map(str, ranks))} {noun} would" if ranks else "")
 
 
 def _wanted_precision(content: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import Problems, UserError, nearest
+from common.words import counted
 from training.plan.token_schedule import TokenSchedule
 
 FLAG = "--length_schedule"
@@ -54,8 +55,8 @@ def resolve_lengths(
             )
         if micro * longest % length:
             problems.add(
-                f"{FLAG}: a micro-step of {micro} rows of {longest} tokens has {micro * longest} tokens, not a "
-                f"multiple of {length}; choose lengths that divide it, or another train_micro_batch_size_per_gpu"
+                f"{FLAG}: a micro-step of {counted(micro, 'row')} of {longest} tokens has {micro * longest} tokens, "
+                f"not a multiple of {length}; choose lengths that divide it, or another train_micro_batch_size_per_gpu"
             )
         lengths.append(
             Length(

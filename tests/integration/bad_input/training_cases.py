@@ -97,7 +97,7 @@ FLAGS = {
     "a malformed batch schedule": (words("--batch_schedule", "fast"), "--batch_schedule", "found 'fast'", "expected a single value, or comma-separated points tokens:value", "0:0.30,100M"),
     "a batch schedule that does not divide": (words("--batch_schedule", "0:8,1k:13"), "--batch_schedule", "13 rows per step", "multiple of 8, a micro-step's rows on all ranks", "use multiples"),
     "sample sentences that are not there": (words("--sample_sentences", "{root}/lost.txt"), "--sample_sentences {root}/lost.txt", "cannot be read (No such file or directory)", "expected one sentence per line", "each with one [MASK]"),
-    "sample sentences without a mask": (words("--sample_sentences", "{root}/model.json"), "--sample_sentences {root}/model.json", "line 1 has 0 times [MASK]", "expected one sentence per line", "Correct the line"),
+    "sample sentences without a mask": (words("--sample_sentences", "{root}/model.json"), "--sample_sentences {root}/model.json", "line 1: found [MASK] 0 times", "expected one sentence per line", "Correct the line"),
     "buckets": (words("--refresh_bucket_size", "4"), "--refresh_bucket_size", "4", "expected 1, the default", "drop the flag"),
     "a fused layer": (words("--deepspeed_transformer_kernel"), "--deepspeed_transformer_kernel", "finds no CUDA device", "fused layer needs CUDA", "Drop the flag"),
     "a fused layer for what it does not compute": (

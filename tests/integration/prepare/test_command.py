@@ -35,7 +35,7 @@ def test_counts_and_remedies_say_what_is_so(tmp_path: Path, capsys: pytest.Captu
         output = ["--output_dir", str(tmp_path / name), "--workers", "1", "--validation_share", "0"]
         assert prepare.main([*words, *output, *tokenizer.split()]) == 0
         printed = capsys.readouterr()
-        for counted in ("1 file of sentences, 1 file of jsonl, 2 documents,", "1 record without text"):
+        for counted in ("1 file read as sentences, 1 file read as jsonl, 2 documents,", "1 record without text"):
             assert counted in printed.out
         assert ("Train one with --vocab_size" in printed.err) == (name == "second")
         assert ("Raise --vocab_size, or --tokenizer_sample_mb." in printed.err) == (name == "first")

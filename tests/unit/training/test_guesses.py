@@ -51,8 +51,8 @@ def test_sentences_have_one_mask_between_the_specials(tokenizer: BertTokenizer) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no mask\n", "line 1 has 0 times"),
-        (b"a [MASK]\n[MASK] and [MASK]\n", "line 2 has 2 times"),
+        (b"no mask\n", r"line 1: found \[MASK\] 0 times"),
+        (b"a [MASK]\n[MASK] and [MASK]\n", r"line 2: found \[MASK\] 2 times"),
         (b"\n", "no sentences"),
         (b"\xff\xfe[MASK]", "is not UTF-8"),
     ],
@@ -76,6 +76,7 @@ def test_sentences_of_the_data_are_its_own_text_with_the_right_answer(tokenizer:
     texts = [" ".join(map(str, row.tolist())) for row in originals]
     for sentence in sentences:
         assert sentence.text.count("[MASK]") == 1
+        assert not sentence.text.startswith("##")
         answer = tokenizer.backend.token_to_id(sentence.answer)
         assert answer is not None
         filled = [answer if token == tokenizer.mask_id else token for token in sentence.ids[1:-1]]

@@ -45,7 +45,7 @@ def test_mnli_reads_two_files_and_skips_rows_without_agreement(tmp_path: Path) -
     data = load_data(shipped("mnli"), tmp_path)
     assert [row["label"] for row in data.dev["matched"]] == [1, 0]
     assert list(data.dev) == ["matched", "mismatched"]
-    assert any("skipped 1 rows without an agreed label" in note for note in data.notes)
+    assert any("skipped 1 row without an agreed label" in note for note in data.notes)
 
 
 def test_a_few_broken_rows_are_counted_and_many_are_refused(tmp_path: Path) -> None:

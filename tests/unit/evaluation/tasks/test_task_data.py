@@ -96,7 +96,7 @@ def test_the_digest_follows_the_texts_of_a_folder(tmp_path: Path) -> None:
 def test_tags_without_an_entity_cannot_be_scored(tmp_path: Path) -> None:
     (tmp_path / "eng.train").write_text("the O\ncat B-X\n")
     (tmp_path / "eng.testa").write_text("the O\ncat O\n")
-    with pytest.raises(UserError, match=r"no row of dev has an entity \(1 rows\), so entity_f1 is undefined"):
+    with pytest.raises(UserError, match=r"no row of dev has an entity \(1 row\), so entity_f1 is undefined"):
         load_data(load_task(TASK_FOLDER / "conll2003.json"), tmp_path)
 
 

@@ -83,6 +83,7 @@ def test_a_misspelt_key_of_activation_checkpointing_is_refused(tmp_path: Path) -
         resolve(tmp_path, activation_checkpointing={"partitioned_activations": True})
     with pytest.raises(UserError, match=r"'tensor_parallel\.autotp_size' cannot be used here"):
         resolve(tmp_path, tensor_parallel={"autotp_size": 2})
+    assert resolve(tmp_path, tensor_parallel={"autotp_size": 1}).deepspeed.for_engine("fp32")["tensor_parallel"] == {}
 
 
 def test_the_banner_shows_what_is_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

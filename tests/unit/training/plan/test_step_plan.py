@@ -75,7 +75,7 @@ def test_epochs_are_counted_across_phases(plan: StepPlan, samples: int) -> None:
 
 
 def test_rows_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="12 rows per step are not a multiple of 8"):
+    with pytest.raises(UserError, match="found 12 rows per step, expected multiples of 8"):
         check_batches(TokenSchedule.parse("0:8,1k:12"), 8)
     with pytest.raises(UserError, match="cannot be combined"):
         run_here([*write_project(tmp_path), "--batch_schedule", "0:8", "--max_steps_per_epoch", "3"])
