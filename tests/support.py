@@ -167,7 +167,7 @@ def free_port() -> int:
 
 
 def run_command(
-    command: list[str], *, timeout: float = 400, env: dict[str, str] | None = None, cwd: Path = PROJECT
+    command: list[str], *, timeout: float = 600, env: dict[str, str] | None = None, cwd: Path = PROJECT
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end, or kill the whole process group and fail."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), **(env or {})}

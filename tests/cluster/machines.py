@@ -207,6 +207,7 @@ def started(machine: Machine, words: Sequence[str], output: Path, **env: str) ->
             stdin=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run below nohup
         )
         try:
             yield process

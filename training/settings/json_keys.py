@@ -1,9 +1,11 @@
 """Where a value is set: which of the two JSON files has a key, and which flag or key an unknown flag stands for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from common.errors import Problems, UserError, nearest
+from common.json_files import load_json
 from nvidia.config import BertConfig
 from training.settings.deepspeed_file import KNOWN_KEYS
 from training.settings.model_file import ModelFile, TrainingSection
@@ -79,3 +81,28 @@ def _check_key(override: Override) -> None:
         f"{override.source}: neither JSON file has a key {first!r}"
         + (f"; pass {hint}" if hint else nearest(first, known, otherwise="; expected one of docs/configuration.md"))
     )
+
+
+def find_mistaken_kinds(model_path: Path, engine_path: Path) -> str | None:
+    """One message for a file of the other kind, instead of one for each of its keys."""
+    is_engine = _has_only(model_path, KNOWN_KEYS, ModelFile.model_fields)
+    is_model = _has_only(engine_path, ModelFile.model_fields, KNOWN_KEYS)
+    if is_engine and is_model:
+        return (
+            f"--cf {model_path} is a DeepSpeed JSON and --deepspeed_config {engine_path} is a model JSON; they seem to "
+            f"be swapped; exchange them"
+        )
+    if is_engine:
+        return f"--cf {model_path}: is a DeepSpeed JSON, expected a model JSON such as bert_base.json"
+    if is_model:
+        return f"--deepspeed_config {engine_path}: is a model JSON, expected a DeepSpeed JSON such as ds_config.json"
+    return None
+
+
+def _has_only(path: Path, keys: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether the file has some of `keys` and none of `others`; the two kinds of files share no key."""
+    try:
+        content = load_json(path, "a JSON file")
+    except UserError:
+        return False  # reported when the file is loaded
+    return not content.keys().isdisjoint(keys) and content.keys().isdisjoint(others)

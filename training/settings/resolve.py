@@ -1,13 +1,12 @@
 """Settings: the flags and both JSON files, checked together. All problems are reported at once."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import Problems, UserError
-from common.json_files import load_json
 from data.masking import Unit
 from data.shards.cache import ShardCache
 from data.tokenizer import BertTokenizer
@@ -18,7 +17,7 @@ from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
-from training.settings.deepspeed_file import KNOWN_KEYS, DeepSpeedFile, load_deepspeed_file
+from training.settings.deepspeed_file import DeepSpeedFile, load_deepspeed_file
 from training.settings.engine_checks import check_engine, warn_about_unused_rate
 from training.settings.flag_checks import check_flags, check_places
 from training.settings.flags import (
@@ -30,7 +29,7 @@ from training.settings.flags import (
     ProbeFlags,
     TrainingFlags,
 )
-from training.settings.json_keys import split_overrides
+from training.settings.json_keys import find_mistaken_kinds, split_overrides
 from training.settings.lengths import Length
 from training.settings.mirrors import with_mirrors
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
@@ -204,6 +203,29 @@ def resolve_settings(
     assert job_name is not None
     assert precision is not None
     assert parts is not None
+    sources: dict[str, str | bytes] = {
+        MODEL_JSON: flags.required.config_file.read_bytes(),
+        DEEPSPEED_JSON: deepspeed.path.read_bytes(),
+        RESOLVED: _describe_values(flags, model_file, deepspeed.for_engine(precision)),
+    }
+    return _make_settings(flags, parts, deepspeed, job_name, precision, sources)
+
+
+def _describe_values(flags: CommandLine, model_file: ModelFile, engine: dict[str, Any]) -> str:
+    """JSON of all flags and of both files, with every default filled in."""
+    values = {"flags": flags.values(), "model": model_file.model_dump(), "deepspeed": engine}
+    return json.dumps(values, indent=2, default=str)
+
+
+def _make_settings(
+    flags: CommandLine,
+    parts: ModelParts,
+    deepspeed: DeepSpeedFile,
+    job_name: str,
+    precision: str,
+    sources: dict[str, str | bytes],
+) -> Settings:
+    """The settings, from parts that were found without a problem."""
     assert parts.training is not None
     assert parts.lengths is not None
     assert parts.model_config is not None
@@ -225,19 +247,7 @@ def resolve_settings(
         lengths=parts.lengths,
         validation_folder=parts.validation_folder,
         first_weights=None if parts.first_weights is None else parts.first_weights.folder,
-        sources={
-            MODEL_JSON: flags.required.config_file.read_bytes(),
-            DEEPSPEED_JSON: deepspeed.path.read_bytes(),
-            RESOLVED: json.dumps(
-                {
-                    "flags": flags.values(),
-                    "model": model_file.model_dump(),
-                    "deepspeed": deepspeed.for_engine(precision),
-                },
-                indent=2,
-                default=str,
-            ),
-        },
+        sources=sources,
     )
 
 
@@ -253,7 +263,7 @@ def _load_files(
     model_path = problems.attempt(lambda: flags.required.config_file)
     engine_path = problems.attempt(lambda: flags.launcher.deepspeed_config or Path("ds_config.json"))
     if model_path is not None and engine_path is not None:
-        mistake = _find_mistaken_kinds(model_path, engine_path)
+        mistake = find_mistaken_kinds(model_path, engine_path)
         if mistake is not None:
             problems.add(mistake)
             return None, None
@@ -265,31 +275,6 @@ def _load_files(
         if engine_path is None
         else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size, for_engine)),
     )
-
-
-def _find_mistaken_kinds(model_path: Path, engine_path: Path) -> str | None:
-    """One message for a file of the other kind, instead of one for each of its keys."""
-    is_engine = _has_only(model_path, KNOWN_KEYS, ModelFile.model_fields)
-    is_model = _has_only(engine_path, ModelFile.model_fields, KNOWN_KEYS)
-    if is_engine and is_model:
-        return (
-            f"--cf {model_path} is a DeepSpeed JSON and --deepspeed_config {engine_path} is a model JSON; they seem to "
-            f"be swapped; exchange them"
-        )
-    if is_engine:
-        return f"--cf {model_path}: is a DeepSpeed JSON, expected a model JSON such as bert_base.json"
-    if is_model:
-        return f"--deepspeed_config {engine_path}: is a model JSON, expected a DeepSpeed JSON such as ds_config.json"
-    return None
-
-
-def _has_only(path: Path, keys: Iterable[str], others: Iterable[str]) -> bool:
-    """Whether the file has some of `keys` and none of `others`; the two kinds of files share no key."""
-    try:
-        content = load_json(path, "a JSON file")
-    except UserError:
-        return False  # reported when the file is loaded
-    return not content.keys().isdisjoint(keys) and content.keys().isdisjoint(others)
 
 
 def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: bool) -> None:
