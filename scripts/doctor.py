@@ -24,8 +24,9 @@ from common.console import console
 from common.errors import run_command
 from common.help import Parser, positive_int
 from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
+from common.stores import is_url
 from common.words import counted
-from scripts.doctor_hosts import MAX_SECONDS, check_hosts, check_together, read_hosts
+from scripts.doctor_hosts import MAX_SECONDS, all_ranks_check_machines, check_hosts, read_hosts
 from training.runtime.launchers import find_deepspeed
 from training.runtime.rank_variables import has_launcher
 from training.runtime.starting import choose_accelerator
@@ -72,6 +73,14 @@ class Finding:
         return self.remedy is not None and not self.is_advice
 
 
+def local_folder(text: str) -> Path:
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"found the URL {text}, expected a folder; leave the flag out: the start of a run checks data behind a URL"
+        )
+    return Path(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="doctor.py", description=__doc__)
     parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to start here (default: one per GPU)")
@@ -91,7 +100,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help=f"give up on several machines after this time (default: {MAX_SECONDS})",
     )
-    parser.add_argument("--data_path_prefix", type=Path, metavar="DIR", help="data of the run, on several machines")
+    parser.add_argument(
+        "--data_path_prefix", type=local_folder, metavar="DIR", help="data of the run, on several machines"
+    )
     parser.add_argument(
         "--accelerator",
         action="store_true",
@@ -108,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = ["--output_dir", str(flags.output_dir.absolute()), "--timeout", str(flags.timeout), *data]
         return check_hosts(read_hosts(flags.hostfile), flags.master_port, words, flags.timeout)
     if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
-        return check_together(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
+        return all_ranks_check_machines(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     if flags.accelerator:
         findings += check_trust()

@@ -25,7 +25,7 @@ from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
-from training.faults.unreadable import StepReader
+from training.faults.step_reader import StepReader
 from training.guesses import ModelPreview
 from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream

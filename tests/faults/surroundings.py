@@ -15,7 +15,7 @@ def _reader_dies(fault: Fault) -> None:
     Reads are counted from the first read of a `step` or of the `validation` (`since`) on, where that is given.
     """
     from data.shards.reader import ShardFile
-    from training.faults.unreadable import StepReader
+    from training.faults.step_reader import StepReader
     from training.validation import Validator
 
     files: list[Path] = []

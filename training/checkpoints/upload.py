@@ -12,8 +12,8 @@ from training.checkpoints.retention import Retention, read_best
 from training.runtime import collectives
 from training.runtime.stopping import StopRequests
 
-# A run that was asked to stop waits this long for its last checkpoint: schedulers kill it after a few minutes.
-STOP_SECONDS = 60.0
+# A run that was asked to stop waits this long for its last checkpoint: launchers kill ranks 30 s after their signal.
+STOP_SECONDS = 15.0
 ROUND_SECONDS = 0.5  # between two exchanges of the ranks that wait
 
 

@@ -200,6 +200,7 @@ SECTIONS = {
 
 DOCTOR = {
     "no ranks": (words("--ranks", "0"), "--ranks", "found '0'", "expected a whole number of at least 1", "see --help"),
+    "a data URL": (words("--data_path_prefix", "s3://a/b"), "--data_path_prefix", "found the URL s3://a/b", "expected a folder", "leave the flag out"),
     "an unknown flag": (words("--rank", "1"), "--rank'", "unknown flag", "did you mean '--ranks'?", "did you mean '--ranks'?"),
 }  # fmt: skip
 
