@@ -3,10 +3,10 @@
 All learn from the same shards, tokenizer and cores for the same time, and take turns, so that what else the machine
 does falls on all. A model of two layers of 128 by default, as on a laptop. Time spent on validation does not count; on
 a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time. After every turn: loss in nats and
-accuracy on the masks of the validation shards and, with --blimp, accuracy on BLiMP's pairs. The last line is JSON:
-`ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and `transformers_blimp` of the best rate, and
-`speedup`, the whole time over that in which the best recipe reached the final loss of transformers. --save writes each
-model to a Hugging Face folder, which evaluation.run fine-tunes and scores.
+accuracy on the masks of the validation shards; with --blimp, accuracy on BLiMP's pairs after every fifth. The last line
+is JSON: `ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and `transformers_blimp` of the best rate,
+and `speedup`, the whole time over that in which the best recipe reached the final loss of transformers. --save writes
+each model to a Hugging Face folder, which evaluation.run fine-tunes and scores.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from evaluation.pseudo_likelihood.likelihood import Scorer, StockScorer
 from evaluation.pseudo_likelihood.minimal_pairs import score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer
 from nvidia.config import BertConfig
-from nvidia.cpu.startup import configure_onednn
+from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from training.export.hugging_face import write_model
 from training.optimizers.build import build_optimizer, set_learning_rate
@@ -47,6 +48,7 @@ from training.plan.learning_rate import Schedule
 
 PROJECT = Path(__file__).resolve().parents[1]
 TURNS = 20
+BLIMP_EVERY = 5  # turns, and at the end
 MAX_ROWS = 300_000  # of training, held in memory
 VALIDATION_ROWS = 1024
 BASELINE_RATES = (3e-4, 1e-3, 3e-3)
@@ -64,7 +66,7 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "laptop": Recipe("laptop.json", "ds_laptop.json", (0.30, 0.15)),
-    "quickstart": Recipe("quickstart.json", "ds_quickstart.json", (0.15, 0.15)),
+    "quickstart": Recipe("quickstart.json", "ds_quickstart.json", (0.30, 0.15)),
 }
 
 
@@ -137,12 +139,17 @@ class Learner:
         return self.points[-1]
 
 
+@lru_cache(maxsize=2)
+def row_order(num_rows: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([7, epoch]).permutation(num_rows)
+
+
 def draw_batch(data: Data, rows: int, step: int, masking: float) -> Batch:
     """Rows in a random order that is the same for all, with new masks in every pass."""
     tokenizer, num_rows = data.tokenizer, len(data.training)
     numbers = np.arange(step * rows, (step + 1) * rows)
     epoch = int(numbers[0] // num_rows)
-    chosen = np.random.default_rng([7, epoch]).permutation(num_rows)[numbers % num_rows]
+    chosen = row_order(num_rows, epoch)[numbers % num_rows]
     policy = MaskingPolicy(
         mask_id=tokenizer.mask_id,
         special_ids=tokenizer.special_ids,
@@ -160,9 +167,10 @@ def ours(name: str, data: Data, overrides: dict[str, Any]) -> Learner:
     described = json.loads((PROJECT / "configs" / recipe.model).read_text())
     engine = json.loads((PROJECT / "configs" / recipe.engine).read_text())
     section = next(iter(described["mixed_seq_training"].values()))
-    sizes = described["bert_model_config"] | {
+    sizes = described["bert_model_config"]
+    sizes |= {
         "vocab_size": data.tokenizer.vocab_size,
-        "max_position_embeddings": data.length,
+        "max_position_embeddings": max(sizes["max_position_embeddings"], data.length),
         "sentence_head": "none",
     }
     model = BertForPreTrainingPreLN(BertConfig.from_dict(sizes | overrides).with_padded_vocab())
@@ -256,9 +264,10 @@ def take_turns(
 ) -> None:
     console.say(f"{'seconds':>8}  {'':<20} {'steps':>6} {'loss':>7} {'right':>6} {'BLiMP':>6}")
     for turn in range(1, turns + 1):
+        scored = pairs if turn % BLIMP_EVERY == 0 or turn == turns else []
         for learner in learners:
             learner.learn(data, seconds * turn / turns, seconds)
-            learner.validate(data, pairs)
+            learner.validate(data, scored)
             at = learner.last
             blimp = "" if at.blimp is None else f"{at.blimp:6.1%}"
             console.say(
@@ -313,6 +322,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     configure_onednn()
+    keep_freed_memory()
     torch.manual_seed(0)
     if arguments.save is not None:
         arguments.save.mkdir(parents=True, exist_ok=True)  # before the time is spent

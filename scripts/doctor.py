@@ -26,7 +26,7 @@ from common.help import Parser, positive_int
 from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.stores import is_url
 from common.words import counted
-from scripts.doctor_hosts import MAX_SECONDS, check_hosts, check_together, read_hosts
+from scripts.doctor_hosts import MAX_SECONDS, all_ranks_check_machines, check_hosts, read_hosts
 from training.runtime.launchers import find_deepspeed
 from training.runtime.rank_variables import has_launcher
 from training.runtime.starting import choose_accelerator
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = ["--output_dir", str(flags.output_dir.absolute()), "--timeout", str(flags.timeout), *data]
         return check_hosts(read_hosts(flags.hostfile), flags.master_port, words, flags.timeout)
     if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
-        return check_together(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
+        return all_ranks_check_machines(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     if flags.accelerator:
         findings += check_trust()

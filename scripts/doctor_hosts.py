@@ -78,7 +78,9 @@ def _run_on(commands: dict[str, str], seconds: float) -> dict[str, tuple[int, st
     return results
 
 
-def check_together(rank_info: "RankInfo", data: Path | None, output: Path, seconds: float = MAX_SECONDS) -> int:
+def all_ranks_check_machines(
+    rank_info: "RankInfo", data: Path | None, output: Path, seconds: float = MAX_SECONDS
+) -> int:
     """As one of the ranks: join the others, compare the machines, and print the table on rank 0."""
     import torch
 

@@ -6,8 +6,7 @@ set -euo pipefail
 install_requirements "requirements-$([ "${1:-}" = --cluster ] && echo cluster || echo dev).txt"
 
 # Debian packages: two machines with ssh, the launchers, and a Slurm. A test skips, with the name, if one is missing.
-CLUSTER_PACKAGES=(iproute2 openssh-server openssh-client pdsh openmpi-bin mpich munge slurmctld slurmd slurm-client
-    faketime)
+CLUSTER_PACKAGES=(iproute2 openssh-server openssh-client pdsh openmpi-bin mpich munge slurmctld slurmd slurm-client)
 if [ "${1:-}" = --cluster ]; then
     shift
     if [ "$(id -u)" -ne 0 ]; then

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
-from common.words import counted, format_seconds
+from common.words import counted
 from nvidia.config import BertConfig
 from training.checkpoints.state import TrainingState
 from training.export.card_facts import CardFacts, CardRequest
@@ -99,7 +100,7 @@ def _training_table(state: TrainingState, facts: CardFacts) -> str:
         "hardware": facts.hardware or "not recorded",
         "processes": counted(state.world_size, "rank") + f", ZeRO stage {state.zero_stage}",
         "precision": state.precision,
-        "time (h:mm:ss)": format_seconds(state.seconds) if state.seconds else "not recorded",
+        "time (h:mm:ss)": str(timedelta(seconds=round(state.seconds))) if state.seconds else "not recorded",
         **effective_recipe(state.recipe or {}),
     }
     return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])

@@ -67,7 +67,7 @@ def all_ranks_report(rank_info: RankInfo, data: Path | None, output: Path) -> tu
         clock=clock,
     )
     reports = collectives.all_ranks_gather(report)
-    link = measure_link(rank_info.world_size)
+    link = all_ranks_measure_link(rank_info.world_size)
     if rank_info.is_main:
         token.unlink(missing_ok=True)
     return reports, link
@@ -83,7 +83,7 @@ def _write_token(output: Path) -> Path:
     return token
 
 
-def measure_link(world_size: int) -> LinkReport:
+def all_ranks_measure_link(world_size: int) -> LinkReport:
     """Takes about a second on gigabit Ethernet."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     small, large = torch.zeros(1, device=device), torch.zeros(BANDWIDTH_BYTES // 4, device=device)

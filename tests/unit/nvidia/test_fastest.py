@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from common.errors import UserError
+from nvidia.attention import measuring
+from nvidia.attention.backend import AttentionInputs, Backend
 from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.config import BertConfig
 from nvidia.cpu.libraries import Libraries, describe_processor, forced_libraries, in_use, use
@@ -49,6 +51,22 @@ def test_real_candidates_compute_what_they_are_measured_for() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     head_only = BertConfig(vocab_size=8192, hidden_size=64, num_attention_heads=1, intermediate_size=256)
     assert set(measure_libraries(head_only, 32, 128).seconds) == {"forward", "input_gradient"}
+
+
+@pytest.mark.parametrize(("rows", "length", "heads"), [(64, 128, 12), (1, 8192, 12), (9, 512, 2), (7, 700, 16)])
+def test_the_work_of_measuring_attention_is_bounded(
+    rows: int, length: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = []
+
+    def attend(qkv: torch.Tensor, inputs: AttentionInputs) -> tuple[torch.Tensor, None]:
+        scores.append(sum(count * size**2 for count, size in inputs.packing.groups) * qkv.shape[2])
+        return qkv[:, 0], None
+
+    monkeypatch.setattr(measuring, "CANDIDATES", {"grouped": Backend(attend, lambda _: None)})
+    assert measuring.time_attention(rows, length, heads, 4, 0.1)
+    assert len(scores) in (2, 3)
+    assert measuring.MAX_SCORES // 4 < scores[0] <= measuring.MAX_SCORES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -37,7 +37,7 @@ def test_stages_pass_on_what_the_recipe_says(tmp_path: Path) -> None:
     commands = {stage.name: " ".join(stage.command) for stage in stages_of(read_recipe(path))}
     assert list(commands) == ["prepare", "train", "export", "evaluate", "model card"]
     assert "--input text --output_dir out/data/hdf5 --max_seq_length 64 128" in commands["prepare"]
-    assert "--vocab_size 2048" in commands["prepare"], "as the model JSON has it"
+    assert "--vocab_size 4096" in commands["prepare"], "as the model JSON has it"
     assert "--time_budget 1h --probe reviews.csv --probe_data glue --keep_last 2 --keep_best" in commands["train"]
     assert "--checkpoint out/saved_models/mine --output out/model" in commands["export"]
     assert "--data glue --output out/evaluation --text text --label stars" in commands["evaluate"]

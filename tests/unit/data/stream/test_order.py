@@ -75,6 +75,23 @@ def test_neighbours_in_the_corpus_are_rarely_neighbours_in_a_batch() -> None:
     assert np.mean(next_to) < 1.2 / 32
 
 
+def test_a_batch_of_new_shards_is_as_varied_as_a_random_draw() -> None:
+    shards = [ShardSize(31_732, 256, 32)] * 3
+    order = SampleOrder(shards, 42, row_length=64)
+    found = numbers(order, shards, 0, 0, order.num_rows)
+
+    def variety(rows: np.ndarray) -> tuple[float, float]:
+        """Blocks per batch of 64, and neighbours at most 8 rows apart in 8 batches."""
+        batches, spans = (np.sort(rows[: len(rows) // size * size].reshape(-1, size)) for size in (64, 512))
+        blocks = np.mean([len(np.unique(batch)) for batch in batches // 256])
+        return float(blocks), float((np.diff(spans) <= 8).mean())
+
+    blocks, near = variety(found)
+    random_blocks, random_near = variety(np.random.default_rng(0).permutation(order.num_rows))
+    assert blocks >= random_blocks
+    assert near <= 1.2 * random_near
+
+
 def test_rows_move_over_the_whole_corpus() -> None:
     shards = [ShardSize(40_000, 256)] * 5
     order = SampleOrder(shards, 3)
