@@ -312,7 +312,7 @@ def test_casing_comes_from_the_files_unless_given(vocabularies: dict[bool, Path]
     ("name", "content", "message"),
     [
         ("vocab.txt", "a\nb\n", "lacks"),
-        ("vocab.txt", "\n".join([*SPECIALS, "a", "a"]), "more than once"),
+        ("vocab.txt", "\n".join([*SPECIALS, "a", "a"]), "1 repeated token"),
         ("tokenizer.json", "{}", "not a tokenizer"),
         ("tokenizer.json", "no json", "not valid JSON"),
         ("other.txt.d/x", "", "neither"),

@@ -100,7 +100,7 @@ def warnings(
         ({"peak": 4.0, "optimizer": "Lion"}, "Lion"),
         ({"peak": 1e-9}, "will hardly learn"),
         ({"warmup": 0.6}, "the warm-up takes 60% of the schedule"),
-        ({"total": 150, "plan": horizon(total_steps=150), "warmup": 0.5}, "warm-up of 75 steps"),
+        ({"total": 150, "plan": horizon(total_steps=150), "warmup": 0.5}, "the end of its warm-up (75 steps)"),
         ({"total": 150, "plan": horizon(total_steps=2**62), "warmup": 0.5}, None),  # shares of a time budget
         ({"rows": 3}, "a step has only 3 rows"),
         ({"weight_decay": 1.0}, "a weight decay of 1 is far above"),
