@@ -16,24 +16,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from torch import Tensor
 
-from benchmarks.learning import PROJECT, RECIPES, Data, Learner, read_data
+from benchmarks.learning import PROJECT, Data, Learner, ours, read_data
 from common.console import console
 from common.errors import run_command
-from data.shards.schema import NO_LABEL
-from data.stream.batches import Batch
-from evaluation.pseudo_likelihood.native import PackedScorer
-from nvidia.config import BertConfig
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from training.export.hugging_face import write_model
-from training.optimizers.build import build_optimizer
-from training.plan.learning_rate import Schedule
 
-RECIPE = RECIPES["laptop"]
 BERT = {
     "hidden_act": "gelu",
     "intermediate_size": 512,
@@ -41,6 +32,8 @@ BERT = {
     "type_vocab_size": 2,
     "first_attention_norm": True,
     "layer_norm_eps": 1e-12,
+    "attention_window": 0,
+    "global_attention_every": 1,
 }
 WITHOUT_BIASES = {"use_bias": False, "norm_bias": False, "head_bias": False}
 WINDOW = {"attention_window": 32, "global_attention_every": 2}
@@ -57,41 +50,10 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainingModel], dict[str, Any]]] = {  # c
 def build(name: str, data: Data) -> Learner:
     """The architecture of that name, for the vocabulary and the row length of the data."""
     model_class, changes = ARCHITECTURES[name]
-    described = json.loads((PROJECT / "configs" / RECIPE.model).read_text())
-    engine = json.loads((PROJECT / "configs" / RECIPE.engine).read_text())
-    section = next(iter(described["mixed_seq_training"].values()))
-    sizes = {"vocab_size": data.tokenizer.vocab_size, "max_position_embeddings": data.length}
-    config = BertConfig.from_dict(described["bert_model_config"] | sizes | changes).with_padded_vocab()
     torch.manual_seed(0)
-    model = model_class(config)
-    model.set_decoder_bias(torch.from_numpy(data.frequencies))
-    optimizer, _ = build_optimizer(
-        model, engine["optimizer"], learning_rate=section["learning_rate"],
-        weight_decay=section.get("weight_decay", 0.01), zero={},
-    )  # fmt: skip
-    assert optimizer is not None
-    schedule = Schedule(
-        "wsd", section["learning_rate"], total_steps=1, warmup_proportion=section["warmup_proportion"],
-        decay_proportion=section["decay_proportion"],
-    )  # fmt: skip
-    first, last = RECIPE.masking
-
-    def known_segments(batch: Batch) -> Tensor:
-        return batch.segment_ids.clamp(max=max(1, config.type_vocab_size) - 1)
-
-    def loss_of(batch: Batch) -> Tensor:
-        loss: Tensor = model(batch._replace(segment_ids=known_segments(batch)))
-        return loss
-
-    def logits_of(batch: Batch) -> Tensor:
-        logits = model.masked_lm_logits(batch.input_ids, batch.input_mask, known_segments(batch))
-        return logits[batch.masked_lm_labels != NO_LABEL]
-
-    return Learner(
-        name, model, loss_of, logits_of, PackedScorer(model), optimizer, schedule.rate,
-        lambda share: first + (last - first) * share, engine["train_micro_batch_size_per_gpu"],
-        lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder),
-    )  # fmt: skip
+    learner = ours("laptop", data, changes | {"max_position_embeddings": data.length}, model_class)
+    learner.name = name
+    return learner
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,6 +42,7 @@ from evaluation.pseudo_likelihood.native import PackedScorer
 from nvidia.config import BertConfig
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from nvidia.modelingpreln import BertForPreTrainingPreLN
+from nvidia.pretraining import PreTrainingModel
 from training.export.hugging_face import write_model
 from training.optimizers.build import build_optimizer, set_learning_rate
 from training.plan.learning_rate import Schedule
@@ -161,7 +162,9 @@ def draw_batch(data: Data, rows: int, step: int, masking: float) -> Batch:
     return batch_from_rows(masked)
 
 
-def ours(name: str, data: Data, overrides: dict[str, Any]) -> Learner:
+def ours(
+    name: str, data: Data, overrides: dict[str, Any], model_class: type[PreTrainingModel] = BertForPreTrainingPreLN
+) -> Learner:
     """A shipped recipe, for the vocabulary and the row length of the data and without a sentence head."""
     recipe = RECIPES[name]
     described = json.loads((PROJECT / "configs" / recipe.model).read_text())
@@ -173,7 +176,7 @@ def ours(name: str, data: Data, overrides: dict[str, Any]) -> Learner:
         "max_position_embeddings": max(sizes["max_position_embeddings"], data.length),
         "sentence_head": "none",
     }
-    model = BertForPreTrainingPreLN(BertConfig.from_dict(sizes | overrides).with_padded_vocab())
+    model = model_class(BertConfig.from_dict(sizes | overrides).with_padded_vocab())
     if model.config.decoder_bias_init == "unigram":
         model.set_decoder_bias(torch.from_numpy(data.frequencies))
     optimizer, _ = build_optimizer(
@@ -187,12 +190,19 @@ def ours(name: str, data: Data, overrides: dict[str, Any]) -> Learner:
     )  # fmt: skip
     first, last = recipe.masking
 
+    def known_segments(batch: Batch) -> Tensor:
+        return batch.segment_ids.clamp(max=max(1, model.config.type_vocab_size) - 1)
+
+    def loss_of(batch: Batch) -> Tensor:
+        loss: Tensor = model(batch._replace(segment_ids=known_segments(batch)))
+        return loss
+
     def logits_of(batch: Batch) -> Tensor:
-        logits = model.masked_lm_logits(batch.input_ids, batch.input_mask, batch.segment_ids)
+        logits = model.masked_lm_logits(batch.input_ids, batch.input_mask, known_segments(batch))
         return logits[batch.masked_lm_labels != NO_LABEL]
 
     return Learner(
-        name, model, model, logits_of, PackedScorer(model), optimizer, schedule.rate,
+        name, model, loss_of, logits_of, PackedScorer(model), optimizer, schedule.rate,
         lambda share: first + (last - first) * share, engine["train_micro_batch_size_per_gpu"],
         lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder),
     )  # fmt: skip
