@@ -138,9 +138,12 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
 
 def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
     """Whether the last block's attention computes the used queries alone."""
+    if config.window(config.num_hidden_layers - 1) > 0:
+        return False  # as if rows were long
+    if execution.backend == "sdpa":
+        return execution.device == "cpu" and 2 * batch.used <= batch.tokens
     is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
-    has_window = config.window(config.num_hidden_layers - 1) > 0
-    return execution.backend == "grouped" and is_long and not has_window
+    return execution.backend == "grouped" and is_long
 
 
 def _num_passes(product: Product, execution: Execution) -> float:
