@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             all_ranks_check_shared(settings.saved_models, hosts)
         all_ranks_warn_if_unwatched()
         connect = partial(open_store, rank_info)
-        stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
+        # Before the watchdog, which sees only that all ranks wait.
+        stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds / 2)))
         stop = StopRequests(None if datasets.cache is None else datasets.cache.interrupt)
         beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))

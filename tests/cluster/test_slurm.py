@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import Machine, wait_until
-from tests.cluster.runs import checkpoints, run_to_end, saved_step, wait_for_no_rank
+from tests.cluster.runs import checkpoints, documented, run_to_end, saved_step, wait_for_no_rank
 from tests.cluster.slurm import CPUS, Slurm
+from tests.cluster.test_faults import NOTICED
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import write_endless
 from tests.support import run_deepspeed, write_project
@@ -23,7 +24,8 @@ def slurm(machines: Machines, tmp_path: Path) -> Slurm:
 def submit(slurm: Slurm, folder: Path, words: list[str], *options: str, ranks: int = 1) -> int:
     """The job of scripts/slurm.sh, with options for machines without GPUs."""
     sizes = ["--nodes=2", f"--ntasks-per-node={ranks}", *NO_GPUS, "--open-mode=append", f"--output={folder}/job.txt"]
-    return slurm.submit(*sizes, *options, "scripts/slurm.sh", *words)
+    script = documented("sbatch scripts/slurm.sh", {})[2]
+    return slurm.submit(*sizes, *options, script, *words)
 
 
 def wait_for_checkpoint(slurm: Slurm, job: int, folder: Path) -> None:
@@ -66,7 +68,7 @@ def wait_for_progress(folder: Path) -> None:
 def cancel(slurm: Slurm, job: int, machines: Machines, folder: Path) -> None:
     """scancel sends SIGTERM, waits for KillWait seconds, and ends the job for good."""
     slurm.ask("scancel", str(job))
-    wait_for_no_rank(machines)
+    wait_for_no_rank(machines, NOTICED)
     assert slurm.wait_for(job, "CANCELLED", "COMPLETED", "PENDING") == "CANCELLED"
     assert f"stopped at step {saved_step(folder)} (SIGTERM)" in read_output(folder)
 
