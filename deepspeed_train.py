@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         run = all_ranks_build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.sinks.close)
         if run.uploader is not None and rank_info.is_main:
-            stack.callback(run.uploader.say_missing)
+            stack.callback(run.uploader.close)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
         show_banner(run)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import h5py
 
+from common.processes import USER_ERROR_EXIT_CODE
 from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
 from tests.cluster.runs import OUTPUT, documented, printed, run_to_end
 from tests.cluster.test_launchers import documented_deepspeed
@@ -89,7 +90,10 @@ def test_data_from_a_store(machines: Machines, tmp_path: Path) -> None:
 
 
 def test_a_machine_vanishes_with_its_disk(machines: Machines, tmp_path: Path) -> None:
-    """The other one fetches the newest checkpoint that was uploaded, and continues with the same losses."""
+    """The other one fetches the newest checkpoint that was uploaded, and continues with the same losses.
+
+    Until then it is refused: two runs must not upload to one place.
+    """
     write_endless(tmp_path)
     give_own_disk(machines[0], tmp_path / "out")
     agent = documented("torchrun --standalone", {"8": "1"}, part="--upload_checkpoints")
@@ -98,6 +102,10 @@ def test_a_machine_vanishes_with_its_disk(machines: Machines, tmp_path: Path) ->
         variables = stack.enter_context(store(machines[1], tmp_path))
         stack.enter_context(started(machines[0], [*agent, *words], tmp_path / "first.txt", **variables))
         wait_until(lambda: find_uploaded(machines[1], variables) > "step_00000005", "an uploaded checkpoint")
+        second = run_to_end(machines[1], ["python", "deepspeed_train.py", *words], tmp_path, **variables)
+        assert second == USER_ERROR_EXIT_CODE, printed(tmp_path)
+        assert "another run uploads there (process " in printed(tmp_path)
+        assert " on worker-0); expected a URL and a job name that no other run uses" in printed(tmp_path)
         machines[0].cut_link()
         machines[0].power_off()
         newest = find_uploaded(machines[1], variables)
