@@ -51,6 +51,8 @@ def test_ranks_save_and_end(end: str, machines: Machines, tmp_path: Path) -> Non
             for machine in machines:
                 code = f"{machine.name}: ssh exited with exit code {STOPPED_EXIT_CODE}"
                 wait_until(lambda code=code: code in printed(tmp_path), code)
+        elif end != "terminal closed":
+            assert process.wait(LAST_RESORT) == 1
     assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
     if end in ("SIGKILL", "SIGHUP"):
         assert f"stopped at step {saved_step(tmp_path)} (the launcher has ended)" in printed(tmp_path)
