@@ -80,7 +80,7 @@ def wait_for_no_rank(machines: Sequence[Machine], documented_seconds: float, wit
     """
 
     def is_launched(process: psutil.Process) -> bool:
-        return any("deepspeed" in word for word in _words(process))
+        return any("deepspeed" in word for word in find_words(process))
 
     def is_empty() -> bool:
         if not with_launchers:
@@ -94,7 +94,7 @@ def wait_for_no_rank(machines: Sequence[Machine], documented_seconds: float, wit
     )
 
 
-def _words(process: psutil.Process) -> list[str]:
+def find_words(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()[:6]
     except psutil.Error:  # it has ended
