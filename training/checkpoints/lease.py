@@ -17,9 +17,9 @@ from uuid import uuid4
 from common.console import console
 from common.errors import UserError
 from common.stores import Store
+from training.checkpoints.paths import UPLOAD_LEASE
 
 FILE = "writer.json"
-LOCAL_FILE = ".upload_lease"  # in the run's folder: the identifier of the last lease
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 3 * BEAT_SECONDS  # after which a run that does not change its file has ended
 POLL_SECONDS = 3.0
@@ -51,11 +51,11 @@ class Lease:
         if self._is_acquired:
             return
         found = self._read()
-        if found is not None and not found.is_over and found.identifier != _read_text(folder / LOCAL_FILE):
+        if found is not None and not found.is_over and found.identifier != _read_text(folder / UPLOAD_LEASE):
             self._watch(found)
         self._write(self._own)
         with suppress(OSError):  # a full disk does not matter
-            (folder / LOCAL_FILE).write_text(self._own.identifier)
+            (folder / UPLOAD_LEASE).write_text(self._own.identifier)
         self._is_acquired = True
         threading.Thread(target=self._beat, name="upload lease", daemon=True).start()
 
