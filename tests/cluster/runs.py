@@ -13,6 +13,7 @@ from common.console import console
 from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
 from tests.integration.test_launcher_ends import checkpoints
 from tests.support import PROJECT
+from training.checkpoints.paths import step_of
 from training.checkpoints.state import read_state
 
 OUTPUT = "output.txt"
@@ -101,8 +102,13 @@ def find_words(process: psutil.Process) -> list[str]:
         return []
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint of a run that may still be training, and removes old ones meanwhile."""
+    return max((step_of(tag) for tag in checkpoints(folder).tags()), default=0)
+
+
 def saved_step(folder: Path) -> int:
-    """The step of the newest valid checkpoint."""
+    """The step of the newest valid checkpoint. Only after the end of the run: reading it all takes time."""
     newest = checkpoints(folder).newest_valid()
     assert newest is not None
     return int(read_state(checkpoints(folder).folder / newest).step)
