@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
 
 def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:
     """Change what is global in this process, before anything is built. Library logs follow in send_logs()."""
-    console.enabled = rank_info.is_main
+    console.enable(rank_info.is_main)
     avoid_broken_amx()  # CPU features that torch may use
     configure_onednn()  # cache limits, which oneDNN reads once
     keep_freed_memory()  # of the C library's allocator

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from evaluation.finetuning import ranks  # slow to import; --help and typos do not need it
 
     ranks.choose_accelerator()
-    console.enabled = ranks.is_first()
+    console.enable(ranks.is_first())
     problems = Problems()
     columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
     tasks = problems.attempt(lambda: _choose(flags.tasks, columns, flags.protocol))
