@@ -1,6 +1,7 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
-from training.runtime.starting import choose_accelerator, start
+from common.hardware import choose_accelerator
+from training.runtime.starting import start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them

@@ -9,8 +9,9 @@ from nvidia.pretraining import PreTrainingModel
 def compile_blocks(model: PreTrainingModel) -> None:
     """Compile norm → wide layer → activation → projection → dropout → sum of each block.
 
-    Attention is not compiled: its backends are fused kernels, or loops over groups of lengths that do not trace. Dropout
-    inside the graph is torch's own, so its masks differ from those of an uncompiled run. Parameters keep their names.
+    Attention is not compiled: its backends are fused kernels, or loops over groups of lengths that do not trace.
+    Dropout inside the graph is torch's own, so its masks differ from those of an uncompiled run. Parameters keep their
+    names.
     """
     for block in model.bert.encoder.layer:
         assert isinstance(block, BertBlock)

@@ -216,7 +216,8 @@ class ShardCache:
         except OSError as error:
             raise self._unwritable(error) from None
         with out:
-            digest, size = _digest_of(out)
+            out.seek(0)
+            digest, size = hashlib.file_digest(out, "sha256"), out.tell()
             is_resumed = size > 0
             with file.store.open(file.name) as stream:
                 if is_resumed:
@@ -339,12 +340,3 @@ def _last_use(lock: Path) -> float:
         return lock.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _digest_of(stream: IO[bytes]) -> tuple["hashlib._Hash", int]:
-    """The running digest and the size of what a file contains; its position is at the end afterwards."""
-    digest = hashlib.sha256()
-    stream.seek(0)
-    while piece := stream.read(PIECE_BYTES):
-        digest.update(piece)
-    return digest, stream.tell()

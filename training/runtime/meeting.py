@@ -45,9 +45,7 @@ class Arrival:
     code: int = 0
 
 
-def meet(
-    rank_info: RankInfo, facts: Mapping[str, str], timeout: timedelta | None = None
-) -> tuple[Store, list[str]]:
+def meet(rank_info: RankInfo, facts: Mapping[str, str], timeout: timedelta | None = None) -> tuple[Store, list[str]]:
     """The store through which all ranks have met, and their machines; RankLost names those that did not join."""
     timeout = timeout or JOIN_TIMEOUT
     store = open_store(rank_info, rank_info.is_main and not is_agent_store(), timeout)

@@ -19,14 +19,6 @@ from training.runtime.rank_variables import printed_rank
 LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
 
 
-def choose_accelerator() -> None:
-    """Set DS_ACCELERATOR=cpu if torch finds no accelerator, before DeepSpeed is imported and warns about it."""
-    import torch
-
-    if not torch.accelerator.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
 class Start:
     """The start of this process. Call begin(), hand_over() and end() in that order, from the main thread."""
 
