@@ -126,8 +126,8 @@ def stages_of(recipe: Recipe) -> Iterator[Stage]:
         cost=describe_text(recipe.text),
     )
     train = words(train_flags(recipe, output))
-    launcher = python() if recipe.ranks == 1 else launch_command(recipe.ranks)
-    launched = [*launcher, str(PROJECT / SCRIPT), *train]
+    script = PROJECT / SCRIPT
+    launched = [*(python(str(script)) if recipe.ranks == 1 else launch_command(script, recipe.ranks)), *train]
     yield Stage(
         "train",
         launched,

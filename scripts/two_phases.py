@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
             console.say(f"== phase {phase + 1}: rows of {request.lengths[phase]}")
-            code = chain.run([*launch_command(request.ranks), str(PROJECT / SCRIPT), *phase_words(request, phase)])
+            code = chain.run([*launch_command(PROJECT / SCRIPT, request.ranks), *phase_words(request, phase)])
             if code == 0 and not is_dry_run and not is_finished(request, phase, checked[phase]):
                 code = UNFINISHED_EXIT_CODE
             if code == 0 and chain.is_asked and phase != phases[-1]:

@@ -3,6 +3,7 @@
 import subprocess
 import types
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -14,12 +15,13 @@ from training.runtime.ranks import free_port
 SCRIPT = "deepspeed_train.py"  # that ranks execute
 
 
-def launch_command(ranks: int | None) -> list[str]:
-    """`deepspeed` with its flags for `ranks` on this machine; None: one per GPU."""
+def launch_command(script: Path, ranks: int | None) -> list[str]:
+    """`deepspeed` with `script` for `ranks` on this machine; None: one per GPU."""
     path = find_deepspeed()
     if path is None:
         raise UserError("deepspeed: command not found. Run pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(free_port()), *([] if ranks is None else ["--num_gpus", str(ranks)])]
+    count = [] if ranks is None else ["--num_gpus", str(ranks)]
+    return [path, "--master_port", str(free_port()), *count, str(script)]
 
 
 class Chain:
