@@ -1,6 +1,7 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
-from training.runtime.starting import choose_accelerator, start
+from common.hardware import choose_accelerator
+from training.runtime.starting import start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
 
 def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:
     """Change what is global in this process, before anything is built. Library logs follow in send_logs()."""
-    console.enabled = rank_info.is_main
+    console.enable(rank_info.is_main)
     avoid_broken_amx()  # CPU features that torch may use
     configure_onednn()  # cache limits, which oneDNN reads once
     keep_freed_memory()  # of the C library's allocator

@@ -51,19 +51,20 @@ class Arrival:
     code: int = 0
 
 
-def meet(rank_info: RankInfo, facts: Mapping[str, str]) -> tuple[Store, list[str]]:
+def meet(rank_info: RankInfo, facts: Mapping[str, str], timeout: timedelta | None = None) -> tuple[Store, list[str]]:
     """The store through which all ranks have met, and their machines; RankLost names those that did not join."""
-    store = open_store(rank_info, is_served_here=rank_info.is_main and not is_agent_store())
+    timeout = timeout or JOIN_TIMEOUT
+    store = open_store(rank_info, rank_info.is_main and not is_agent_store(), timeout)
     keys = _keys(rank_info)
     try:
         _bring(store, rank_info, Arrival(socket.gethostname(), facts))
         try:
-            store.wait(keys, JOIN_TIMEOUT)
+            store.wait(keys, timeout)
             arrivals = [_read(value) for value in store.multi_get(keys)]
             store.add(NUM_READ, 1)
         except torch.distributed.DistStoreError:
             hosts = [_read(store.get(key)).host if store.check([key]) else None for key in keys]
-            raise RankLost(_describe_missing(hosts), STUCK_EXIT_CODE) from None
+            raise RankLost(_describe_missing(hosts, timeout), STUCK_EXIT_CODE) from None
     except torch.distributed.DistNetworkError:
         raise RankLost(
             f"rank 0 has left {_meeting_point()} while it waited for other ranks; its own message says why",
@@ -213,13 +214,13 @@ def _call_within(timeout: timedelta, action: Callable[[], T]) -> T:
     return outcome.result(timeout.total_seconds())
 
 
-def _describe_missing(hosts: list[str | None]) -> str:
+def _describe_missing(hosts: list[str | None], timeout: timedelta) -> str:
     """`hosts`: the machine of each rank, None for those that did not join."""
     missing = [rank for rank, host in enumerate(hosts) if host is None]
     came = sorted({host for host in hosts if host is not None})
     return (
         f"{len(missing)} of the {len(hosts)} ranks did not join at {_meeting_point()} within "
-        f"{JOIN_TIMEOUT.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
+        f"{timeout.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
         f"{_shortened_list(came)}. {REMEDY}"
     )
 
