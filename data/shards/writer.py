@@ -1,15 +1,13 @@
-"""Writes one shard atomically: NVIDIA's layout, row-wise chunks with checksums, our attributes."""
+"""The content of a shard's file: NVIDIA's layout, row-wise chunks with checksums, our attributes."""
 
 import io
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from common.files import write_atomically
 from data.shards.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, WORD_STARTS, Rows
 
 # Rows that are decoded together; eight such units are a block of the order of samples (data/stream/order.py). Smaller
@@ -20,18 +18,8 @@ CHUNK_ROWS = 32
 DEFLATE_LEVEL = 1
 
 
-def write_shard(
-    path: Path, rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL
-) -> bytes:
-    """Write `rows` to `path` and return the bytes written; the same rows always give the same bytes."""
-    content = shard_bytes(rows, attributes, compression=compression)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
-    return content
-
-
 def shard_bytes(rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL) -> bytes:
-    """The content of the file. It fits in memory like the rows, and can be written to any storage."""
+    """The content of the file: the same rows always give the same bytes. It fits in memory, as the rows do."""
     buffer = io.BytesIO()
     # The v1.10 format has checksums on all metadata, and fletcher32 adds one to every chunk: a flipped byte is an error
     # when read, never other rows.
