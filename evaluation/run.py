@@ -237,7 +237,7 @@ def _choose(words: Sequence[str], columns: Mapping[str, str | None], protocol: s
 
 
 def _check_starts(tasks: Sequence[Task]) -> None:
-    """Every task that another starts from is there, and none starts from itself in the end."""
+    """Refuse tasks that start from one that is not among them, and tasks that start from each other."""
     starts = {task.name: task.starts_from for task in tasks}
     for name, source in starts.items():
         if source is not None and source not in starts:

@@ -1,6 +1,6 @@
 """BERT's two phases as one command: train on short rows, then on long rows from the checkpoint of the first phase.
 
-Interrupted at any moment, the same command resumes the phase it was in. Flags that this command does not know are
+After an interruption the same command resumes the phase it was in. Flags that this command does not know are
 passed on to deepspeed_train.py in both phases. With --dry_run, phase 2 is tried too once phase 1 has a checkpoint.
 """
 

@@ -18,14 +18,17 @@ from training.notes import find_attention_notes, find_model_notes, find_notes, f
 from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.flags import ProbeFlags
-from training.settings.resolve import describe
 
 
 def show_banner(run: Run) -> None:
     """Show the run's table and notes on the console, and the user's files in TensorBoard."""
     settings = run.settings
     num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
-    console.say(describe(settings.job_name, _find_facts(run, num_parameters)))
+    console.say(settings.job_name)
+    facts = _find_facts(run, num_parameters)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        console.say(f"  {name:<{width}}  {value}")
     for warning in _find_warnings(run):
         console.warn(warning)
     for note in _find_notes(run, num_parameters):

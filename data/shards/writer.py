@@ -51,5 +51,5 @@ def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: in
 
 
 def shard_name(split: str, index: int, total: int) -> str:
-    """`training_0003_of_0012.hdf5`: NVIDIA's tools, too, find the split of a file by its name."""
+    """`training_0003_of_0012.hdf5`: NVIDIA's tools also find the split of a file by its name."""
     return f"{split}_{index:04d}_of_{total:04d}.hdf5"

@@ -19,7 +19,7 @@ from evaluation.tasks.readers import NO_LABELS, Row, Table, read_files
 from evaluation.tasks.task import HELD_OUT, Task
 
 HELD_OUT_SHARE = 0.1
-MAX_HELD_OUT = 2000  # rows; more make a choice hardly surer
+MAX_HELD_OUT = 2000  # rows; more hardly improve the choice
 NO_LABEL_VALUES = frozenset({"", "-1"})
 
 
