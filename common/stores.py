@@ -1,4 +1,4 @@
-"""Files behind a URL, by fsspec: an object store, http, and others. What fails is tried again, then one message."""
+"""Files behind a URL, by fsspec: an object store, http, and others. Calls that fail are repeated for some minutes."""
 
 import re
 import time
@@ -40,13 +40,14 @@ def without_password(url: str) -> str:
 class Store:
     """The files below a URL that `flag` named. Names are relative to it.
 
-    An error that may pass is tried again for minutes. What remains is a UserError, except FileNotFoundError.
+    A call that fails with an error that may be transient is repeated; the last error becomes a UserError. What does not
+    exist is a FileNotFoundError.
     """
 
     def __init__(self, url: str, flag: str) -> None:
         self.url = without_password(url.rstrip("/"))
         self.flag = flag
-        self.is_interrupted = False  # set to end all waiting with Interrupted
+        self._is_interrupted = False
         scheme = re.split("::|://", url)[0].lower()
         try:
             # Without a cache of listings: other machines write to the same store.
@@ -127,7 +128,7 @@ class Store:
                 return action()
             except (FileNotFoundError, UserError, Interrupted):
                 raise
-            except Exception as error:  # every file system has errors of its own
+            except Exception as error:  # every file system has its own errors
                 reason = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")[:300]
                 if is_final(error):
                     raise UserError(
@@ -145,14 +146,15 @@ class Store:
             self._sleep(wait)
         raise AssertionError  # the last attempt has no wait
 
-    def check_interrupted(self) -> None:
-        if self.is_interrupted:
-            raise Interrupted(f"stopped while waiting for {self.url}")
+    def interrupt(self) -> None:
+        """End all waiting with Interrupted. Can be called by a signal handler."""
+        self._is_interrupted = True
 
     def _sleep(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self.check_interrupted()
+            if self._is_interrupted:
+                raise Interrupted(f"stopped while waiting for {self.url}")
             time.sleep(POLL_SECONDS)
 
     def _path(self, name: str) -> str:

@@ -1,6 +1,6 @@
 """BERT's two phases as one command: train on short rows, then on long rows from the checkpoint of the first phase.
 
-Interrupted at any moment, the same command resumes the phase it was in. Flags that this command does not know are
+After an interruption the same command resumes the phase it was in. Flags that this command does not know are
 passed on to deepspeed_train.py in both phases. With --dry_run, phase 2 is tried too once phase 1 has a checkpoint.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from training.runtime.starting import choose_accelerator
+from common.hardware import choose_accelerator
 
 if __name__ == "__main__":
     choose_accelerator()
@@ -30,46 +30,27 @@ from training.checkpoints.state import read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets
 from training.preflight import prepare_run
-from training.runtime.chain import Chain
-from training.runtime.launchers import find_deepspeed
-from training.runtime.ranks import RankInfo, free_port
+from training.runtime.chain import SCRIPT, Chain, launch_command
+from training.runtime.ranks import RankInfo
 from training.settings.flags import read_arguments
 from training.settings.resolve import Settings
 
-SCRIPT = "deepspeed_train.py"
 UNFINISHED_EXIT_CODE = 1  # of a phase whose launcher ends with 0 before the last step: it was killed
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="two_phases.py", description=__doc__)
-    parser.add_argument("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
-    parser.add_argument(
-        "--deepspeed_configs",
-        type=Path,
-        nargs=2,
-        required=True,
-        metavar="FILE",
-        help="the DeepSpeed JSON of each phase: long rows need smaller micro-batches",
-    )
-    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where both phases write")
-    parser.add_argument("--name", required=True, help="the runs' names are NAME_128 and NAME_512")
-    parser.add_argument(
-        "--lengths",
-        type=positive_int,
-        nargs=2,
-        default=[128, 512],
-        metavar="S",
-        help="tokens per row (default: 128 512)",
-    )
-    parser.add_argument(
-        "--predictions",
-        type=positive_int,
-        nargs=2,
-        default=[20, 80],
-        metavar="P",
-        help="masks per row (default: 20 80)",
-    )
-    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one per GPU)")
+    add = parser.add_argument
+    add("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
+    configs = "the DeepSpeed JSON of each phase: long rows need smaller micro-batches"
+    add("--deepspeed_configs", type=Path, nargs=2, required=True, metavar="FILE", help=configs)
+    add("--output_dir", type=Path, required=True, metavar="DIR", help="where both phases write")
+    add("--name", required=True, help="the runs' names are NAME_128 and NAME_512")
+    lengths = "tokens per row (default: 128 512)"
+    add("--lengths", type=positive_int, nargs=2, default=[128, 512], metavar="S", help=lengths)
+    predictions = "masks per row (default: 20 80)"
+    add("--predictions", type=positive_int, nargs=2, default=[20, 80], metavar="P", help=predictions)
+    add("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one per GPU)")
     return parser
 
 
@@ -105,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
             console.say(f"== phase {phase + 1}: rows of {request.lengths[phase]}")
-            code = chain.run([*launcher(request.ranks), *phase_words(request, phase)])
+            code = chain.run([*launch_command(PROJECT / SCRIPT, request.ranks), *phase_words(request, phase)])
             if code == 0 and not is_dry_run and not is_finished(request, phase, checked[phase]):
                 code = UNFINISHED_EXIT_CODE
             if code == 0 and chain.is_asked and phase != phases[-1]:
@@ -212,14 +193,6 @@ def phase_words(request: Request, phase: int) -> list[str]:
     if phase == 1:
         words += ["--load_training_checkpoint", str(checkpoints_of(request, 0).folder), "--rewarmup"]
     return words
-
-
-def launcher(ranks: int | None) -> list[str]:
-    count = [] if ranks is None else ["--num_gpus", str(ranks)]
-    path = find_deepspeed()
-    if path is None:
-        raise UserError("deepspeed: command not found. Run pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(free_port()), *count, str(PROJECT / SCRIPT)]
 
 
 if __name__ == "__main__":

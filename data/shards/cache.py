@@ -1,8 +1,8 @@
 """Shards of a store in a local folder of limited size, shared by all processes of a machine.
 
-A shard is fetched under a temporary name, compared with its manifest's digest, and renamed. Each has a lock file:
-readers share the lock, and who fetches or removes the shard has it alone. The system releases locks of dead processes.
-The lock file's time is when the shard was last used; the shards that were used longest ago are removed first.
+A shard is fetched under a temporary name, compared with its manifest's digest, and renamed. Each has a lock file, whose
+lock readers share; a process that fetches or removes the shard takes it exclusively. The system releases the locks of
+processes that end. The time of a lock file is when its shard was last used; the least recently used are removed first.
 """
 
 import errno
@@ -51,7 +51,7 @@ class RemoteFile(NamedTuple):
         return self.store.url_of(self.name)
 
 
-class HeldFile(NamedTuple):
+class LockedFile(NamedTuple):
     """A shard in the cache, which stays there until `lock` is closed."""
 
     path: Path
@@ -64,8 +64,8 @@ class ShardCache:
     def __init__(self, folder: Path, max_gb: float | None, num_readers: int = 1) -> None:
         self.folder, self.shards = folder.absolute(), folder.absolute() / "shards"
         self.num_readers = num_readers
-        self.mirrors: dict[Path, Store] = {}  # the store that each local folder stands for
-        self.is_interrupted = False
+        self._mirrors: dict[Path, Store] = {}  # the store that each local folder stands for
+        self._is_interrupted = False
         self._wanted: dict[str, int] = {}  # bytes of all shards that this run reads, by local name
         self._num_datasets = 0
         self._tasks: dict[str, Future[None]] = {}  # that are waiting or running, by local name
@@ -84,17 +84,21 @@ class ShardCache:
 
     def interrupt(self) -> None:
         """End all waiting in this process with Interrupted. Can be called by a signal handler."""
-        self.is_interrupted = True
-        for store in self.mirrors.values():
-            store.is_interrupted = True
+        self._is_interrupted = True
+        for store in self._mirrors.values():
+            store.interrupt()
+
+    def add_mirror(self, folder: Path, store: Store) -> None:
+        """From now on `folder` stands for `store`."""
+        self._mirrors[folder] = store
 
     def is_mirrored(self, folder: Path) -> bool:
-        return any(folder.is_relative_to(mirror) for mirror in self.mirrors)
+        return any(folder.is_relative_to(mirror) for mirror in self._mirrors)
 
     def remote_of(self, path: Path, num_bytes: int, sha256: str) -> RemoteFile:
         """The shard that a path in a mirror stands for."""
-        folder = next(mirror for mirror in self.mirrors if path.is_relative_to(mirror))
-        return RemoteFile(self.mirrors[folder], path.relative_to(folder).as_posix(), num_bytes, sha256)
+        folder = next(mirror for mirror in self._mirrors if path.is_relative_to(mirror))
+        return RemoteFile(self._mirrors[folder], path.relative_to(folder).as_posix(), num_bytes, sha256)
 
     @property
     def fits_all(self) -> bool:
@@ -126,20 +130,20 @@ class ShardCache:
                 f"fetch each shard only once. Pass more, or a --data_cache on a larger disk"
             )
 
-    def open(self, file: RemoteFile) -> HeldFile:
+    def open(self, file: RemoteFile) -> LockedFile:
         """The shard, fetched if it is not there."""
         while True:
             self._check_interrupted()
-            held = self._hold(file)
-            if held is not None:
-                return held
+            locked = self._lock(file)
+            if locked is not None:
+                return locked
             task = self._submit(file, URGENT)
             while not wait([task], POLL_SECONDS).done:
                 self._check_interrupted()
             task.result()
 
     def fetch_ahead(self, files: Iterable[RemoteFile]) -> None:
-        """Begin to fetch these shards, in their order, as far as this process's part of the cache goes."""
+        """Begin to fetch these shards, in their order, as many as fit in this process's part of the cache."""
         left = self.max_bytes // 2 // self.num_readers
         for file in files:
             left -= file.num_bytes
@@ -212,13 +216,14 @@ class ShardCache:
         except OSError as error:
             raise self._unwritable(error) from None
         with out:
-            digest, size = _digest_of(out)
+            out.seek(0)
+            digest, size = hashlib.file_digest(out, "sha256"), out.tell()
             is_resumed = size > 0
             with file.store.open(file.name) as stream:
                 if is_resumed:
                     try:
                         stream.seek(size)
-                    except (OSError, ValueError, NotImplementedError):  # a server that gives only whole files
+                    except (OSError, ValueError, NotImplementedError):  # a server that sends only whole files
                         out.truncate(0)
                         digest, size, is_resumed = hashlib.sha256(), 0, False
                 while size <= file.num_bytes and (piece := stream.read(PIECE_BYTES)):
@@ -290,12 +295,13 @@ class ShardCache:
                 time.sleep(POLL_SECONDS / 10)
             yield
 
-    def _hold(self, file: RemoteFile) -> HeldFile | None:
+    def _lock(self, file: RemoteFile) -> LockedFile | None:
+        """The shard with a shared lock; None if it is not there, or another process fetches or removes it."""
         path, lock_path = self.shards / file.local_name, self._lock_path(file)
         lock = lock_path.open("a")
         if lock_file(lock, fcntl.LOCK_SH) and path.exists():
             os.utime(lock_path)
-            return HeldFile(path, lock)
+            return LockedFile(path, lock)
         lock.close()
         return None
 
@@ -306,7 +312,7 @@ class ShardCache:
         return self.shards / f"{file.local_name}.{file.num_bytes}{PART}"
 
     def _check_interrupted(self) -> None:
-        if self.is_interrupted:
+        if self._is_interrupted:
             raise Interrupted("stopped while waiting for a shard")
 
     def _write(self, out: IO[bytes], piece: bytes) -> None:
@@ -335,12 +341,3 @@ def _last_use(lock: Path) -> float:
         return lock.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _digest_of(stream: IO[bytes]) -> tuple["hashlib._Hash", int]:
-    """The running digest and the size of what a file contains; its position is at the end afterwards."""
-    digest = hashlib.sha256()
-    stream.seek(0)
-    while piece := stream.read(PIECE_BYTES):
-        digest.update(piece)
-    return digest, stream.tell()

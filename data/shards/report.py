@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from common.words import counted
+from common.words import counted, markdown_table
 from data.shards.dataset import PretrainingDataset
 from data.shards.length_chart import draw_lengths
 from data.shards.schema import Rows, concatenate_rows
@@ -193,20 +193,7 @@ def _warnings(
                 else "does not fit the text. Train one with --vocab_size, or check --do_lower_case."
             )
         )
-    if found.fill < 0.5:
-        warnings.append(
-            f"rows are filled to {found.fill:.0%}: documents are very short. Check --layout (blank lines separate "
-            "documents, not sentences), or use a smaller --max_seq_length."
-        )
-    deviation = abs(found.random_next_share - 0.5)
-    if not without_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
-        warnings.append(
-            f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: a document of one sentence "
-            "has no next sentence, and a single document has no other to take a random sentence from. Check --layout, "
-            "add documents, or use --objective mlm."
-        )
-    if is_masked and not 0.05 < found.masked_share < 0.6:
-        warnings.append(f"{found.masked_share:.1%} of tokens are masked, BERT uses 15 %. Check --masking_rate.")
+    warnings += _warnings_about_rows(found, is_masked, without_pairs)
     if found.commonest_tokens and found.commonest_tokens[0][1] > 0.2:
         name, share = found.commonest_tokens[0]
         warnings.append(f"{name!r} is {share:.0%} of all tokens: the text is tables or markup, not prose. Clean it.")
@@ -223,6 +210,25 @@ def _warnings(
                 else "Pass a smaller --vocab_size, or give more text."
             )
         )
+    return warnings
+
+
+def _warnings_about_rows(found: Description, is_masked: bool, without_pairs: bool) -> list[str]:
+    warnings = []
+    if found.fill < 0.5:
+        warnings.append(
+            f"rows are filled to {found.fill:.0%}: documents are very short. Check --layout (blank lines separate "
+            "documents, not sentences), or use a smaller --max_seq_length."
+        )
+    deviation = abs(found.random_next_share - 0.5)
+    if not without_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
+        warnings.append(
+            f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: a document of one sentence "
+            "has no next sentence, and a single document has no other to take a random sentence from. Check --layout, "
+            "add documents, or use --objective mlm."
+        )
+    if is_masked and not 0.05 < found.masked_share < 0.6:
+        warnings.append(f"{found.masked_share:.1%} of tokens are masked, BERT uses 15 %. Check --masking_rate.")
     return warnings
 
 
@@ -260,8 +266,7 @@ def render(
 
 
 def _render_inputs(inputs: Sequence[dict[str, str]]) -> list[str]:
-    rows = [[value.replace("|", "\\|") for value in file.values()] for file in inputs[:_NUM_INPUTS]]
-    lines = ["| file | read as | begins with |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = markdown_table(["file", "read as", "begins with"], [[*file.values()] for file in inputs[:_NUM_INPUTS]])
     more = len(inputs) - _NUM_INPUTS
     return [*lines, "", f"{counted(more, 'more file')}: see report.json."] if more > 0 else lines
 
@@ -288,4 +293,4 @@ def _render_split(found: Description) -> list[str]:
 
 def _table(facts: dict[str, Any]) -> list[str]:
     shown = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in facts.items()}
-    return ["| | |", "|---|---|", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in shown.items())]
+    return markdown_table(["", ""], [(name.replace("_", " "), value) for name, value in shown.items()])

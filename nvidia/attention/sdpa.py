@@ -58,7 +58,7 @@ def _attend_part(
     k, v = _pad(kv, is_key).permute(2, 0, 3, 1, 4).unbind()  # [n, A, L, D]
     mask = is_key[:, None, None] if len(set(lengths)) > 1 else None  # [n, 1, 1, L]
     if inputs.window:  # a query that is padding is at position 0, so that it sees a key
-        distance = _pad(positions, is_query).unsqueeze(2) - torch.arange(lengths[0])
+        distance = (_pad(positions, is_query) * is_query).unsqueeze(2) - torch.arange(lengths[0])
         near = (distance.abs() <= inputs.window // 2).unsqueeze(1)  # [n, 1, R, L]
         mask = near if mask is None else near & mask
     context = functional.scaled_dot_product_attention(
@@ -80,10 +80,9 @@ def _real_items(sizes: Sequence[int]) -> Tensor:
 
 
 def _pad(items: Tensor, is_real: Tensor) -> Tensor:
-    """[N, …] → [n, longest, …] with zeros as padding"""
+    """[N, …] → [n, longest, …]; padding repeats the item before it, which keeps no copy for the backward pass."""
     if len(items) < is_real.numel():
-        places = torch.nonzero(is_real.flatten()).squeeze(1)
-        items = items.new_zeros(is_real.numel(), *items.shape[1:]).index_copy(0, places, items)
+        items = items.index_select(0, (is_real.flatten().cumsum(0) - 1).clamp_(min=0))
     return items.view(*is_real.shape, *items.shape[1:])
 
 
