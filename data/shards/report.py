@@ -15,8 +15,8 @@ from data.tokenizer import SPACE_MARKS, BertTokenizer
 
 # Whether data.prepare, which has just made the shards, trained the tokenizer or was given one.
 Preparation = Literal["trained", "given"]
-SAMPLE_ROWS = 20_000  # spread over the whole split; exact shares are not worth reading all rows
-_ROWS_AT_ONCE = 500
+SAMPLE_ROWS = 12_288  # spread over the whole split; exact shares are not worth reading all rows
+_ROWS_AT_ONCE = 256  # a block of our shards
 _MAX_OPEN_FILES = 8  # each takes a megabyte; opening one takes longer than reading its rows
 _NUM_TOKENS = 25
 _NUM_INSTANCES = 4
@@ -109,8 +109,8 @@ def _sample(dataset: PretrainingDataset) -> Rows:
     if dataset.num_rows <= SAMPLE_ROWS:
         return dataset.read_range(0, dataset.num_rows)
     parts: list[Rows] = []
-    for start in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
-        parts.append(dataset.read_range(start, start + _ROWS_AT_ONCE))
+    for place in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
+        parts.append(dataset.read_range(*dataset.aligned_range(place, _ROWS_AT_ONCE)))
         if len(dataset.files) > _MAX_OPEN_FILES:
             dataset.close()  # few files are needed again
     return concatenate_rows(parts)
