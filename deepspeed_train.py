@@ -1,6 +1,7 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
-from training.runtime.starting import choose_accelerator, start
+from common.hardware import choose_accelerator
+from training.runtime.starting import start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             all_ranks_check_shared(settings.saved_models, hosts)
         all_ranks_warn_if_unwatched()
         connect = partial(open_store, rank_info)
-        stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds)))
+        # Before the watchdog, which sees only that all ranks wait.
+        stack.enter_context(Pulse(connect, rank_info, hosts, min(MAX_SILENT_SECONDS, stuck_seconds / 2)))
         stop = StopRequests(None if datasets.cache is None else datasets.cache.interrupt)
         beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         run = all_ranks_build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.sinks.close)
         if run.uploader is not None and rank_info.is_main:
-            stack.callback(run.uploader.say_missing)
+            stack.callback(run.uploader.close)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
         begin_logs()
         show_banner(run)
@@ -89,7 +91,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
 
 def set_up_process(rank_info: RankInfo, stack: ExitStack) -> None:
     """Change what is global in this process, before anything is built. Library logs follow in send_logs()."""
-    console.enabled = rank_info.is_main
+    console.enable(rank_info.is_main)
     avoid_broken_amx()  # CPU features that torch may use
     configure_onednn()  # cache limits, which oneDNN reads once
     keep_freed_memory()  # of the C library's allocator

@@ -22,6 +22,9 @@ class Console:
         self.enabled = True
         self._bars: WeakSet[_Bar] = WeakSet()
 
+    def enable(self, is_enabled: bool = True) -> None:
+        self.enabled = is_enabled
+
     def say(self, text: str = "") -> None:
         if self.enabled:
             reason = _write(sys.stdout, text, self._has_bar())

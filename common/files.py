@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from common.errors import Problems, UserError
 
+WEIGHTS = "model.safetensors"  # in a Hugging Face folder
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside `path`, flush to disk, then rename over it."""
@@ -127,11 +129,11 @@ def give_usual_mode(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
-def find_weight_files(folder: Path, name: str) -> list[Path]:
-    """The safetensors file `name` of a Hugging Face folder, or the parts that `name`.index.json lists in its place."""
-    index = folder / f"{name}.index.json"
-    if (folder / name).exists() or not index.exists():
-        return [folder / name]
+def find_weight_files(folder: Path) -> list[Path]:
+    """The safetensors file of a Hugging Face folder, or the parts that its index lists in its place."""
+    index = folder / f"{WEIGHTS}.index.json"
+    if (folder / WEIGHTS).exists() or not index.exists():
+        return [folder / WEIGHTS]
     try:
         parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,17 +1,29 @@
-"""The machine, in one line."""
+"""The machine: a line about it, and whether it has an accelerator. Imports nothing that takes time."""
 
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-def describe_hardware(device: torch.device, num_ranks: int) -> str:
+def choose_accelerator() -> None:
+    """Set DS_ACCELERATOR=cpu if torch finds no accelerator, before DeepSpeed is imported and warns about it."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def describe_hardware(device: "torch.device", num_ranks: int) -> str:
     """`8 × NVIDIA A100-SXM4-80GB`, or the CPU with the number of its threads."""
     if device.type == "cuda":
+        import torch
+
         return f"{num_ranks} × {torch.cuda.get_device_name(device)}"
     return f"{cpu_name()}, {os.cpu_count()} CPU threads, no GPU"
 

@@ -46,7 +46,7 @@ class Store:
     def __init__(self, url: str, flag: str) -> None:
         self.url = without_password(url.rstrip("/"))
         self.flag = flag
-        self.is_interrupted = False  # set to end all waiting with Interrupted
+        self._is_interrupted = False
         scheme = re.split("::|://", url)[0].lower()
         try:
             # Without a cache of listings: other machines write to the same store.
@@ -145,14 +145,15 @@ class Store:
             self._sleep(wait)
         raise AssertionError  # the last attempt has no wait
 
-    def check_interrupted(self) -> None:
-        if self.is_interrupted:
-            raise Interrupted(f"stopped while waiting for {self.url}")
+    def interrupt(self) -> None:
+        """End all waiting with Interrupted. Can be called by a signal handler."""
+        self._is_interrupted = True
 
     def _sleep(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self.check_interrupted()
+            if self._is_interrupted:
+                raise Interrupted(f"stopped while waiting for {self.url}")
             time.sleep(POLL_SECONDS)
 
     def _path(self, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ class Cell:
     @property
     def key(self) -> str:
         """A digest of all that the result depends on."""
-        setting = None if self.setting is None else self.setting.as_dict()
+        setting = None if self.setting is None else asdict(self.setting)
         sizes = [len(self.data.train), {split: len(rows) for split, rows in self.data.dev.items()}]
         what = [self.weights, self.untrained, self.data.digest, sizes, self.purpose]
         start = None if self.start is None else self.start.key

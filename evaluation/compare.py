@@ -17,10 +17,9 @@ from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import write_atomically
 from common.help import Parser
-from common.words import counted
+from common.words import counted, markdown_table
+from evaluation.results import REPORT, Json, find_result
 from evaluation.tasks.task import make_task
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,9 @@ class Side:
     report: Json
     model: str
 
-    def result(self, task: Json) -> Json | None:
-        return next((r for r in task["results"] if r["model"] == self.model and not r["untrained"]), None)
+    @property
+    def name(self) -> str:
+        return f"{self.folder}:{self.model}"
 
 
 class Line(NamedTuple):
@@ -70,11 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     console.say(table(first, second, lines))
     if flags.output is not None:
-        content = {
-            "first": _side_name(first),
-            "second": _side_name(second),
-            "lines": [line._asdict() for line in lines],
-        }
+        content = {"first": first.name, "second": second.name, "lines": [line._asdict() for line in lines]}
         write_atomically(flags.output, json.dumps(content, indent=1) + "\n")
     return 0
 
@@ -105,7 +101,7 @@ def _open(word: str) -> tuple[Path, Json, list[str]]:
     path, _, name = (word, "", "") if Path(word).is_dir() else word.rpartition(":")
     folder = Path(path)
     try:
-        report = json.loads((folder / "report.json").read_text())
+        report = json.loads((folder / REPORT).read_text())
         names = [model["name"] for model in report["models"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -127,15 +123,10 @@ def compare_sides(first: Side, second: Side) -> tuple[list[Line], list[str]]:
         names = [side.report["protocol"]["name"] for side in (first, second)]
         notes.append(f"the runs follow different protocols ({names[0]} and {names[1]})")
     for task in first.report["tasks"]:
-        other = others.get(task["name"])
-        reason = _obstacle(first, task, second, other)
-        if reason is not None or other is None:
-            notes.append(f"{task['title']}: not compared, because {reason}")
+        seeds = _shared_seeds(first, task, second, others.get(task["name"]))
+        if isinstance(seeds, str):
+            notes.append(f"{task['title']}: not compared, because {seeds}")
             continue
-        results = (first.result(task), second.result(other))
-        seeds = sorted(set(results[0]["seeds"]) & set(results[1]["seeds"]))  # type: ignore[index]
-        if task["kind"] in ("minimal_pairs", "cloze"):
-            seeds = results[0]["seeds"][:1]  # type: ignore[index]
         for metric in task["metrics"]:
             (a, value_a), (b, value_b) = (_parts(side, task, metric, seeds) for side in (first, second))
             compared = compare(_metric(first, task, metric), a, b)
@@ -146,20 +137,21 @@ def compare_sides(first: Side, second: Side) -> tuple[list[Line], list[str]]:
     return [line._replace(corrected=p) for line, p in zip(lines, corrected, strict=True)], notes
 
 
-def _obstacle(first: Side, task: Json, second: Side, other: Json | None) -> str | None:
+def _shared_seeds(first: Side, task: Json, second: Side, other: Json | None) -> list[int] | str:
+    """The seeds that both have results of, or why the two cannot be compared."""
     if other is None:
-        return f"{_side_name(second)} was not evaluated on it"
+        return f"{second.name} was not evaluated on it"
     if task["dev_digest"] != other["dev_digest"]:
         return "the two were scored on different rows"
-    for side, entry in ((first, side_result := first.result(task)), (second, second.result(other))):
-        if entry is None or "unavailable" in entry:
-            return f"{_side_name(side)} has no score"
-    assert side_result is not None
-    other_result = second.result(other)
-    assert other_result is not None
-    if task["kind"] not in ("minimal_pairs", "cloze") and not set(side_result["seeds"]) & set(other_result["seeds"]):
-        return "they share no seed"
-    return None
+    seeds: list[list[int]] = []
+    for side, entry in ((first, task), (second, other)):
+        result = find_result(entry, side.model)
+        if result is None or "unavailable" in result:
+            return f"{side.name} has no score"
+        seeds.append(result["seeds"])
+    if task["kind"] in ("minimal_pairs", "cloze"):  # nothing was drawn
+        return seeds[0][:1]
+    return sorted({*seeds[0]} & {*seeds[1]}) or "they share no seed"
 
 
 def _gold(side: Side, task: Json) -> Json:
@@ -185,7 +177,7 @@ def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tu
     from evaluation.scoring.scores import parts_of
 
     own = next(item for item in side.report["tasks"] if item["name"] == task["name"])
-    entry = side.result(own)
+    entry = find_result(own, side.model)
     assert entry is not None
     gold, metric = _gold(side, own)["gold"][own["split"]], _metric(side, own, metric_name)
     places = [entry["seeds"].index(seed) for seed in seeds] if len(entry["seeds"]) > 1 else [0]
@@ -202,30 +194,23 @@ def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tu
     return parts, fmean(entry["values"][metric_name][place] for place in places)
 
 
-def _side_name(side: Side) -> str:
-    return f"{side.folder}:{side.model}"
-
-
 def table(first: Side, second: Side, lines: Sequence[Line]) -> str:
-    shown = [
-        f"A: {_side_name(first)}",
-        f"B: {_side_name(second)}",
-        "",
-        "| task | metric | n | seeds | A | B | B − A [95 % interval] | p | p, corrected |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for line in lines:
-        difference = f"{100 * line.difference:+.1f} [{100 * line.low:+.1f}, {100 * line.high:+.1f}]"
-        shown.append(
-            f"| {line.task} | {line.metric} | {line.num_rows:,} | {line.num_seeds} | {100 * line.first:.1f} | "
-            f"{100 * line.second:.1f} | {difference} | {line.p_value:.4f} | {line.corrected:.4f} |"
+    header = ["task", "metric", "n", "seeds", "A", "B", "B − A [95 % interval]", "p", "p, corrected"]
+    rows = [
+        (
+            *(line.task, line.metric, f"{line.num_rows:,}", line.num_seeds),
+            *(f"{100 * line.first:.1f}", f"{100 * line.second:.1f}"),
+            f"{100 * line.difference:+.1f} [{100 * line.low:+.1f}, {100 * line.high:+.1f}]",
+            *(f"{line.p_value:.4f}", f"{line.corrected:.4f}"),
         )
-    shown += [
-        "",
-        "p: paired permutation test over rows, two-sided; corrected for the number of lines (Holm). The interval is a "
-        "paired bootstrap over rows. Neither covers seeds that were not run.",
+        for line in lines
     ]
-    return "\n".join(shown)
+    explanation = (
+        "p: paired permutation test over rows, two-sided; corrected for the number of lines (Holm). The interval is a "
+        "paired bootstrap over rows. Neither covers seeds that were not run."
+    )
+    sides = [f"A: {first.name}", f"B: {second.name}"]
+    return "\n".join([*sides, "", *markdown_table(header, rows), "", explanation])
 
 
 if __name__ == "__main__":

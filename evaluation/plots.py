@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from evaluation.report import Json, find_result
+from evaluation.results import Json, find_result
 
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 

@@ -29,31 +29,12 @@ __all__ = [
     "nearest_neighbour_accuracy",
     "pooled_features",
     "similarity_correlation",
-    "stock_features",
 ]
 
 
 def pooled_features(model: Any, tokenizer: Any, texts: Sequence[str], max_tokens: int = 128) -> Tensor:
     """[N, H] mean final states of our model on texts, each cut to `max_tokens`."""
     return mean_states(model, [sentence.shortened(max_tokens).ids for sentence in encode(tokenizer, texts)])
-
-
-@torch.inference_mode()
-def stock_features(
-    model: Any, tokenizer: Any, texts: Sequence[str], max_tokens: int = 128, batch_size: int = 64
-) -> Tensor:
-    """The same from a stock AutoModel."""
-    device = next(model.parameters()).device
-    parts = []
-    for first in range(0, len(texts), batch_size):
-        batch = tokenizer(
-            list(texts[first : first + batch_size]), padding=True, truncation=True, max_length=max_tokens,
-            return_tensors="pt",
-        ).to(device)  # fmt: skip
-        states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state.float()
-        mask = batch["attention_mask"][..., None].to(states)
-        parts.append(((states * mask).sum(1) / mask.sum(1)).cpu())
-    return torch.cat(parts)
 
 
 def logistic_predictions(

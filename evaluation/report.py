@@ -5,25 +5,25 @@ import math
 import platform
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from common.files import write_atomically
 from common.hardware import cpu_name
-from common.words import counted
+from common.words import counted, markdown_table
 from evaluation.cells import CellStore
 from evaluation.finetuning.models import ModelFolder
+from evaluation.results import REPORT, Json, find_result
 from evaluation.runner import PROTOCOLS, Plan, TaskResult
 from evaluation.scoring.scores import gold_of, majority_scores, metrics_of, parts_of
 from evaluation.scoring.significance import NUM_RESAMPLES, summarize
 from evaluation.tasks.task_data import TaskData
 
 FORMAT = 1
-Json = dict[str, Any]
 
 
 def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, command: str) -> Json:
@@ -34,7 +34,7 @@ def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, com
         "protocol": {
             "name": plan.protocol,
             "meaning": PROTOCOLS[plan.protocol],
-            "setting": plan.setting.as_dict(),
+            "setting": asdict(plan.setting),
             "seeds": list(plan.seeds),
             "untrained_seeds": list(plan.untrained_seeds),
             "masking": plan.masking,
@@ -97,7 +97,7 @@ def _result_entry(result: TaskResult, split: str, store: CellStore) -> Json:
     gold = gold_of(result.data, split)
     entry |= {
         "seeds": [cell.seed for cell in result.cells],
-        "setting": None if result.setting is None else result.setting.as_dict(),
+        "setting": None if result.setting is None else asdict(result.setting),
         "values": {name: [r["scores"][split][name] for r in result.results] for name in metrics},
         "summary": {},
         "num_collapsed": sum(r["collapsed"] is not None for r in result.results),
@@ -142,10 +142,6 @@ def _average(tasks: Sequence[Json], model: str) -> float | None:
     return statistics.fmean(statistics.fmean(part) for part in values.values())
 
 
-def find_result(task: Json, model: str, untrained: bool = False) -> Json | None:
-    return next((r for r in task["results"] if r["model"] == model and r["untrained"] == untrained), None)
-
-
 def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
     """What a reader of the scores must know."""
     found = [note for data in plan.tasks for note in data.notes]
@@ -183,7 +179,7 @@ def _remedy(result: Json) -> str:
 
 def write_reports(report: Json, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / "report.json", json.dumps(report, indent=1) + "\n")
+    write_atomically(output / REPORT, json.dumps(report, indent=1) + "\n")
     write_atomically(output / "report.md", markdown(report))
     for model in report["models"]:
         write_atomically(output / f"model_card_{model['name']}.md", card_section(report, model["name"]))
@@ -228,24 +224,29 @@ def markdown(report: Json) -> str:
         f"rows ({NUM_RESAMPLES} resamples), all × 100. *Majority* needs no model; *untrained* is the same architecture "
         "with fresh weights, fine-tuned alike.",
         "",
-        "| task | metric | n | majority | " + " | ".join(f"{name} | untrained" for name in names) + " |",
-        "|---|---|---|---|" + "---|---|" * len(names),
+        *_scores_table(report, names),
+        "",
+        *_chosen_settings(report),
+        *_times(report),
     ]
-    for task in report["tasks"]:
-        for metric in task["metrics"]:
-            cells = [
-                shown_score(find_result(task, name, untrained), metric) for name in names for untrained in (False, True)
-            ]
-            start = f"| {task['title']} | {metric} | {task['num_rows']:,} | {percent(task['majority'][metric])} | "
-            lines.append(start + " | ".join(cells) + " |")
-    averages = [f"{percent(report['averages'][name])} | " for name in names]
-    lines += [f"| **average** | | | | {' | '.join(averages)}|", ""]
-    lines += _chosen_settings(report) + _times(report)
     if report["warnings"]:
         lines += ["## Warnings", "", *(f"- {text}" for text in report["warnings"]), ""]
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
     lines += ["## How", "", f"    {report['command']}", "", f"{machine}.", ""]
     return "\n".join(lines)
+
+
+def _scores_table(report: Json, names: Sequence[str]) -> list[str]:
+    rows = []
+    for task in report["tasks"]:
+        for metric in task["metrics"]:
+            found = [find_result(task, name, untrained) for name in names for untrained in (False, True)]
+            baseline = percent(task["majority"][metric])
+            scores = [shown_score(entry, metric) for entry in found]
+            rows.append([task["title"], metric, f"{task['num_rows']:,}", baseline, *scores])
+    averages = [cell for name in names for cell in (percent(report["averages"][name]), "")]
+    header = ["task", "metric", "n", "majority", *(cell for name in names for cell in (name, "untrained"))]
+    return markdown_table(header, [*rows, ["**average**", "", "", "", *averages]])
 
 
 def _setting_sentence(protocol: Json) -> str:
@@ -258,27 +259,23 @@ def _setting_sentence(protocol: Json) -> str:
 
 
 def _chosen_settings(report: Json) -> list[str]:
-    chosen = [
-        f"| {task['title']} | {entry['model']} | {entry['setting']['learning_rate']:g} | "
-        f"{entry['setting']['batch_size']} | {len(entry['selection'])} |"
+    rows = [
+        (
+            *(task["title"], entry["model"], f"{entry['setting']['learning_rate']:g}"),
+            *(entry["setting"]["batch_size"], len(entry["selection"])),
+        )
         for task in report["tasks"]
         for entry in task["results"]
         if not entry["untrained"] and entry.get("selection")
     ]
-    if not chosen:
+    if not rows:
         return []
-    head = ["| task | model | learning rate | batch | settings tried |", "|---|---|---|---|---|"]
-    return ["## Chosen on rows held out of train", "", *head, *chosen, ""]
+    table = markdown_table(["task", "model", "learning rate", "batch", "settings tried"], rows)
+    return ["## Chosen on rows held out of train", "", *table, ""]
 
 
 def _times(report: Json) -> list[str]:
-    lines = [
-        "## Time per cell",
-        "",
-        "| task | train rows | model | steps | seconds | CPU seconds |",
-        "|---|---|---|---|---|---|",
-    ]
-    seen = set()
+    rows, seen = [], set()
     for task in report["tasks"]:
         for entry in task["results"]:
             if entry["untrained"] or "unavailable" in entry or (task["task"], entry["model"]) in seen:
@@ -286,29 +283,21 @@ def _times(report: Json) -> list[str]:
             seen.add((task["task"], entry["model"]))
             seconds, cpu = (statistics.fmean(entry[key]) for key in ("seconds", "cpu_seconds"))
             how = entry.get("scorer") or entry["steps"][0]
-            lines.append(
-                f"| {task['title']} | {task['num_train']:,} | {entry['model']} | {how} | {seconds:.1f} | {cpu:.1f} |"
-            )
-    return [*lines, ""]
+            rows.append((task["title"], f"{task['num_train']:,}", entry["model"], how, f"{seconds:.1f}", f"{cpu:.1f}"))
+    header = ["task", "train rows", "model", "steps", "seconds", "CPU seconds"]
+    return ["## Time per cell", "", *markdown_table(header, rows), ""]
 
 
 def card_section(report: Json, model: str) -> str:
     """A section for the model's card, in Markdown."""
-    protocol = report["protocol"]
-    lines = [
-        "## Evaluation",
-        "",
-        f"Protocol `{protocol['name']}`: {protocol['meaning']}. {_setting_sentence(protocol)} Mean ± standard "
-        f"deviation over {counted(len(protocol['seeds']), 'seed')} [95 % bootstrap interval], × 100.",
-        "",
-        "| task | metric | n | score | untrained | majority |",
-        "|---|---|---|---|---|---|",
-    ]
+    protocol, rows = report["protocol"], []
     for task in report["tasks"]:
         for metric in task["metrics"]:
-            own, fresh = find_result(task, model), find_result(task, model, untrained=True)
-            lines.append(
-                f"| {task['title']} | {metric} | {task['num_rows']:,} | {shown_score(own, metric)} | "
-                f"{shown_score(fresh, metric)} | {percent(task['majority'][metric])} |"
-            )
-    return "\n".join([*lines, ""])
+            scores = [shown_score(find_result(task, model, untrained), metric) for untrained in (False, True)]
+            rows.append([task["title"], metric, f"{task['num_rows']:,}", *scores, percent(task["majority"][metric])])
+    how = (
+        f"Protocol `{protocol['name']}`: {protocol['meaning']}. {_setting_sentence(protocol)} Mean ± standard "
+        f"deviation over {counted(len(protocol['seeds']), 'seed')} [95 % bootstrap interval], × 100."
+    )
+    table = markdown_table(["task", "metric", "n", "score", "untrained", "majority"], rows)
+    return "\n".join(["## Evaluation", "", how, "", *table, ""])

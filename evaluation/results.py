@@ -1,12 +1,19 @@
-"""Results of evaluation.run for one model, found again by the digest of its files."""
+"""Results in the reports of evaluation.run, and the section for a model's card, found by the digest of its files."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from evaluation.finetuning.identity import folder_digest
 
 REPORT = "report.json"  # in the output folder of evaluation.run
+Json = dict[str, Any]
+
+
+def find_result(task: Json, model: str, untrained: bool = False) -> Json | None:
+    """What a report has of a model on a task."""
+    return next((r for r in task["results"] if r["model"] == model and r["untrained"] == untrained), None)
 
 
 def find_card_section(reports: Iterable[Path], model: Path) -> str | None:

@@ -21,6 +21,7 @@ import numpy as np
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
 from common.files import check_folder_to_write
+from common.hardware import choose_accelerator
 from common.help import HelpFormatter, Parser, positive_float, positive_int, share, whole_number
 from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
@@ -104,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     from evaluation.finetuning import ranks  # slow to import; --help and typos do not need it
 
-    ranks.choose_accelerator()
-    console.enabled = ranks.is_first()
+    choose_accelerator()  # transformers imports DeepSpeed if it is installed
+    console.enable(ranks.is_first())
     problems = Problems()
     columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
     tasks = problems.attempt(lambda: _choose(flags.tasks, columns, flags.protocol))

@@ -1,7 +1,7 @@
 """Protocols: which cells a run consists of, and getting each of them done once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from common.console import console
@@ -67,17 +67,17 @@ class Plan:
         }
 
 
-@dataclass
+@dataclass(frozen=True)
 class TaskResult:
     """All seeds of one model on one task."""
 
     model: ModelFolder
     data: TaskData
     untrained: bool
-    setting: Setting | None
-    cells: list[Cell] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    selection: list[dict[str, Any]] = field(default_factory=list)  # of sweep: every setting with its held-out score
+    setting: Setting | None  # None: zero-shot
+    cells: list[Cell]
+    results: list[Result]
+    selection: list[dict[str, Any]]  # of sweep: every setting with its held-out score
 
 
 class ProgressLine:
@@ -140,24 +140,19 @@ class Runner:
     def _all_ranks_run_task(
         self, model: ModelFolder, data: TaskData, untrained: bool, seeds: Sequence[int]
     ) -> TaskResult:
-        if data.task.is_zero_shot:
-            result = TaskResult(model, data, untrained, None)
-            scoring = f"{self.plan.masking},{self.plan.scorer}"
-            # Nothing is drawn for a trained model: one seed says all.
-            for seed in seeds if untrained else seeds[:1]:
-                cell = Cell(model, data, seed, None, untrained, scoring=scoring)
-                result.cells.append(cell)
-                result.results.append(self.all_ranks_obtain(cell))
-            return result
-        setting, selection = self._all_ranks_choose_setting(model, data)
-        result = TaskResult(model, data, untrained, setting, selection=selection)
-        for seed in seeds:
-            cell = self._cell(model, data, seed, setting, untrained)
-            result.cells.append(cell)
-            result.results.append(self.all_ranks_obtain(cell))
-        return result
+        setting: Setting | None = None
+        selection: list[dict[str, Any]] = []
+        if not data.task.is_zero_shot:
+            setting, selection = self._all_ranks_choose_setting(model, data)
+        elif not untrained:
+            seeds = seeds[:1]  # nothing is drawn for a trained model
+        cells = [self._cell(model, data, seed, setting, untrained) for seed in seeds]
+        results = [self.all_ranks_obtain(cell) for cell in cells]
+        return TaskResult(model, data, untrained, setting, cells, results, selection)
 
-    def _cell(self, model: ModelFolder, data: TaskData, seed: int, setting: Setting, untrained: bool) -> Cell:
+    def _cell(self, model: ModelFolder, data: TaskData, seed: int, setting: Setting | None, untrained: bool) -> Cell:
+        if setting is None:
+            return Cell(model, data, seed, None, untrained, scoring=f"{self.plan.masking},{self.plan.scorer}")
         name = data.task.name
         keeps = name in self.starts.values() or (self.plan.keep_models and not untrained)
         start = None
@@ -175,7 +170,7 @@ class Runner:
         for setting in candidates:
             cell = Cell(model, reduced, self.plan.seeds[0], setting, purpose="select")
             value = self.all_ranks_obtain(cell)["scores"]["selection"][data.task.main_metric]
-            tried.append({"setting": setting.as_dict(), "score": value})
+            tried.append({"setting": asdict(setting), "score": value})
         best = max(range(len(candidates)), key=lambda i: tried[i]["score"])
         return candidates[best], tried
 

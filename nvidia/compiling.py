@@ -9,13 +9,13 @@ from nvidia.pretraining import PreTrainingModel
 def compile_blocks(model: PreTrainingModel) -> None:
     """Compile norm → wide layer → activation → projection → dropout → sum of each block.
 
-    Attention is not compiled: its backends are fused kernels, or loops over groups of lengths that do not trace. Sizes
-    are symbolic because the number of real tokens differs between batches. Dropout inside the graph is torch's own, so
-    its masks differ from those of an uncompiled run. Parameters keep their names.
+    Attention is not compiled: its backends are fused kernels, or loops over groups of lengths that do not trace.
+    Dropout inside the graph is torch's own, so its masks differ from those of an uncompiled run. Parameters keep their
+    names.
     """
     for block in model.bert.encoder.layer:
         assert isinstance(block, BertBlock)
-        block.add_feed_forward = torch.compile(block.add_feed_forward, dynamic=True)  # type: ignore[method-assign]
+        block.compile_feed_forward()
 
 
 def find_compiler_problem(device: str) -> str | None:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
-
 from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser, positive_int
 from data.shards.dataset import PretrainingDataset, open_dataset
-from data.shards.frequencies import count_ids, read_in_parts
+from data.shards.frequencies import count_ids, read_in_parts, smoothed_log_shares
 from data.shards.report import text_tokens
 from training.metrics.reader import A_RUNS_METRICS, last_validation
 
@@ -59,9 +57,7 @@ def unigram_cross_entropy(training: PretrainingDataset, validation: PretrainingD
     targets = count_ids(
         rows.masked_lm_ids[rows.masked_lm_positions > 0] for rows in read_in_parts(validation, validation.num_rows)
     )
-    size = max(len(targets), len(counts))
-    smoothed = np.pad(counts, (0, size - len(counts))) + 1.0
-    log_probabilities = np.log(smoothed) - np.log(smoothed.sum())
+    log_probabilities = smoothed_log_shares(counts, max(len(targets), len(counts)))
     return float(-(targets * log_probabilities[: len(targets)]).sum() / targets.sum())
 
 

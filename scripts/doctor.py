@@ -22,6 +22,7 @@ sys.path.insert(0, str(PROJECT))
 
 from common.console import console
 from common.errors import run_command
+from common.hardware import choose_accelerator
 from common.help import Parser, positive_int
 from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.stores import is_url
@@ -29,7 +30,6 @@ from common.words import counted
 from scripts.doctor_hosts import MAX_SECONDS, all_ranks_check_machines, check_hosts, read_hosts
 from training.runtime.launchers import find_deepspeed
 from training.runtime.rank_variables import has_launcher
-from training.runtime.starting import choose_accelerator
 
 try:
     choose_accelerator()

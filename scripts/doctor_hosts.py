@@ -84,14 +84,13 @@ def all_ranks_check_machines(
     """As one of the ranks: join the others, compare the machines, and print the table on rank 0."""
     import torch
 
-    from training.runtime import collectives, meeting
+    from training.runtime import collectives
     from training.runtime.machine_check import all_ranks_report, find_problems
     from training.runtime.ranks import pick_device
 
-    console.enabled = rank_info.is_main
-    meeting.JOIN_TIMEOUT = timedelta(seconds=JOIN_SHARE * seconds)
+    console.enable(rank_info.is_main)
     device = pick_device(rank_info) if torch.cuda.is_available() else torch.device("cpu")
-    collectives.start(device, rank_info, seconds)
+    collectives.start(device, rank_info, seconds, join_timeout=timedelta(seconds=JOIN_SHARE * seconds))
     try:
         with collectives.reporting_lost_ranks():
             reports, link = all_ranks_report(rank_info, data, output)

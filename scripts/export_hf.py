@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.runtime.starting import choose_accelerator
+from common.hardware import choose_accelerator
 
 if __name__ == "__main__":
     choose_accelerator()

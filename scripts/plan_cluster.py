@@ -12,7 +12,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from training.runtime.starting import choose_accelerator
+from common.hardware import choose_accelerator
 
 if __name__ == "__main__":
     choose_accelerator()

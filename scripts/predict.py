@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = load(flags.model, load_tokenizer)
     if kind == "SequenceClassification":
         inputs = [(text, None) for text in flags.texts] + [(first, second) for first, second in flags.pair]
-        return answer_classes(load(flags.model, load_classifier), tokenizer, inputs)
+        model = load(flags.model, partial(load_model, "AutoModelForSequenceClassification"))
+        return answer_classes(model, tokenizer, inputs)
     # A model that calls its mask otherwise, such as <mask>, understands the usual name, too.
     texts = [text.replace(MASK, tokenizer.mask_token) for text in flags.texts]
     pairs = [tuple(pair) for pair in flags.pair]
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         texts, pairs = [], [(texts[0], texts[1]), *pairs]
     problems = Problems()
     if texts:
-        answer_texts(load(flags.model, load_model), tokenizer, texts, flags.top, problems)
+        model = load(flags.model, partial(load_model, "AutoModelForMaskedLM"))
+        answer_texts(model, tokenizer, texts, flags.top, problems)
     if pairs:
         problems.attempt(lambda: answer_pairs(load(flags.model, load_judge), tokenizer, pairs, problems))
     problems.raise_if_any()  # after the answers: a text that cannot be predicted does not lose those for the others
@@ -92,21 +94,13 @@ def head_of(folder: Path) -> str:
     return str(architectures[0]).rpartition("For")[2]
 
 
-def load_classifier(folder: Path) -> Any:
-    from transformers import AutoModelForSequenceClassification
-
-    return AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
-
-
 @torch.no_grad()
 def answer_classes(model: Any, tokenizer: Any, inputs: Sequence[tuple[str, str | None]]) -> int:
     """Print the classes of each text or pair of texts, or its score. Long ones are cut."""
     limit, names = positions_of(model), model.config.id2label
     for first, second in inputs:
         encoded = tokenizer(first, second, return_tensors="pt", truncation=True, max_length=limit)
-        if getattr(model.config, "type_vocab_size", 0) < 2:  # as in fine-tuning
-            encoded.pop("token_type_ids", None)
-        scores = model(**encoded).logits[0]
+        scores = model(**usable_inputs(model, encoded)).logits[0]  # as in fine-tuning
         if len(scores) == 1:
             answer = f"score {float(scores[0]):.3f}"
         else:
@@ -173,10 +167,10 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def load_model(folder: Path) -> Any:
-    from transformers import AutoModelForMaskedLM
+def load_model(auto_class: str, folder: Path) -> Any:
+    import transformers
 
-    return AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True).eval()
+    return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
 
 
 def find_problems(model: Any, tokenizer: Any, text: str) -> list[str]:
@@ -197,6 +191,12 @@ def positions_of(model: Any) -> int:
     family = FAMILIES.get(config.model_type)
     shift = config.pad_token_id + 1 if family is not None and family.shifts_positions else 0
     return int(config.max_position_embeddings - shift)
+
+
+def usable_inputs(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`inputs` without token types, if the model has none, or only one."""
+    has_types = getattr(model.config, "type_vocab_size", 0) > 1
+    return {name: tensor for name, tensor in inputs.items() if has_types or name != "token_type_ids"}
 
 
 @torch.no_grad()
@@ -239,9 +239,7 @@ class Judge:
     def scores(self, inputs: dict[str, Tensor]) -> Tensor:
         if not self.head:
             return self.model(**inputs).logits
-        if getattr(self.model.config, "type_vocab_size", 0) < 2:  # its class has no token types, or one
-            inputs = {name: tensor for name, tensor in inputs.items() if name != "token_type_ids"}
-        state = self.model(**inputs).last_hidden_state[:, 0]  # [1, hidden] of [CLS]
+        state = self.model(**usable_inputs(self.model, inputs)).last_hidden_state[:, 0]  # [1, hidden] of [CLS]
         pooled = self.linear(state, "bert.pooler.dense_act").tanh()
         return self.linear(pooled, "cls.seq_relationship")
 
@@ -251,11 +249,10 @@ class Judge:
 
 def load_judge(folder: Path) -> Judge:
     """The encoder with its next-sentence head, which a pre-LN export has in a separate file."""
-    from transformers import AutoConfig, AutoModel, AutoModelForNextSentencePrediction
+    from transformers import AutoConfig, AutoModelForNextSentencePrediction
 
     if (folder / EXTRA_WEIGHTS).is_file():
-        encoder = AutoModel.from_pretrained(folder, local_files_only=True)
-        return Judge(encoder.eval(), read_tensors(folder / EXTRA_WEIGHTS))
+        return Judge(load_model("AutoModel", folder), read_tensors(folder / EXTRA_WEIGHTS))
     absent = UserError(
         f"{folder}: contains no next-sentence head ({EXTRA_WEIGHTS} for a pre-LN model), which --pair needs. "
         f"Export a model that was trained with one"

@@ -22,15 +22,13 @@ sys.path.insert(0, str(PROJECT))
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.console import console
-from common.errors import Problems, UserError, run_command
+from common.errors import Problems, run_command
 from common.help import Parser
 from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
 from common.validation import validate
 from common.words import counted
-from training.runtime.chain import Chain
-from training.runtime.launchers import find_deepspeed
-from training.runtime.ranks import free_port
+from training.runtime.chain import SCRIPT, Chain, launch_command
 
 Flags = dict[str, Any]  # of one command: name without dashes → value, list of values, or true
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -128,7 +126,8 @@ def stages_of(recipe: Recipe) -> Iterator[Stage]:
         cost=describe_text(recipe.text),
     )
     train = words(train_flags(recipe, output))
-    launched = [*launcher(recipe.ranks), str(PROJECT / "deepspeed_train.py"), *train]
+    script = PROJECT / SCRIPT
+    launched = [*(python(str(script)) if recipe.ranks == 1 else launch_command(script, recipe.ranks)), *train]
     yield Stage(
         "train",
         launched,
@@ -206,15 +205,6 @@ def words(flags: Flags) -> list[str]:
 
 def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
-
-
-def launcher(ranks: int) -> list[str]:
-    if ranks == 1:
-        return [sys.executable]
-    path = find_deepspeed()
-    if path is None:
-        raise UserError("deepspeed: command not found. Run pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(free_port()), "--num_gpus", str(ranks)]
 
 
 def describe_text(paths: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from training.runtime.starting import choose_accelerator
+from common.hardware import choose_accelerator
 
 if __name__ == "__main__":
     choose_accelerator()
@@ -30,13 +30,11 @@ from training.checkpoints.state import read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets
 from training.preflight import prepare_run
-from training.runtime.chain import Chain
-from training.runtime.launchers import find_deepspeed
-from training.runtime.ranks import RankInfo, free_port
+from training.runtime.chain import SCRIPT, Chain, launch_command
+from training.runtime.ranks import RankInfo
 from training.settings.flags import read_arguments
 from training.settings.resolve import Settings
 
-SCRIPT = "deepspeed_train.py"
 UNFINISHED_EXIT_CODE = 1  # of a phase whose launcher ends with 0 before the last step: it was killed
 
 
@@ -105,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
             console.say(f"== phase {phase + 1}: rows of {request.lengths[phase]}")
-            code = chain.run([*launcher(request.ranks), *phase_words(request, phase)])
+            code = chain.run([*launch_command(PROJECT / SCRIPT, request.ranks), *phase_words(request, phase)])
             if code == 0 and not is_dry_run and not is_finished(request, phase, checked[phase]):
                 code = UNFINISHED_EXIT_CODE
             if code == 0 and chain.is_asked and phase != phases[-1]:
@@ -212,14 +210,6 @@ def phase_words(request: Request, phase: int) -> list[str]:
     if phase == 1:
         words += ["--load_training_checkpoint", str(checkpoints_of(request, 0).folder), "--rewarmup"]
     return words
-
-
-def launcher(ranks: int | None) -> list[str]:
-    count = [] if ranks is None else ["--num_gpus", str(ranks)]
-    path = find_deepspeed()
-    if path is None:
-        raise UserError("deepspeed: command not found. Run pip install -r requirements.txt, then activate .venv")
-    return [path, "--master_port", str(free_port()), *count, str(PROJECT / SCRIPT)]
 
 
 if __name__ == "__main__":

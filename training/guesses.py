@@ -10,12 +10,13 @@ import torch
 
 from common.console import console
 from common.errors import UserError, shortened
-from common.words import counted
+from common.words import counted, markdown_table
 from data.randomness import seed_of
 from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows
 from data.special_tokens import MASK
 from data.tokenizer import BertTokenizer
+from evaluation.pseudo_likelihood.native import evaluating
 from training.metrics.sinks import Sinks
 
 MASK_WORD = MASK  # in files and tables, whatever the tokenizer calls it
@@ -44,14 +45,9 @@ class Guesses:
         """A Markdown table of each sentence, its answer and the most likely words; None without sentences."""
         if not self.sentences:
             return None
-        was_training = model.training
-        model.eval()
-        lines = ["| sentence | answer | guesses |", "|---|---|---|"]
-        for sentence in self.sentences:
-            cells = (sentence.text, sentence.answer, ", ".join(self.guess(model, sentence.ids, device)))
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-        model.train(was_training)
-        return "\n".join(lines)
+        with evaluating(model):
+            rows = [(each.text, each.answer, ", ".join(self.guess(model, each.ids, device))) for each in self.sentences]
+        return "\n".join(markdown_table(["sentence", "answer", "guesses"], rows))
 
     def guess(self, model: Any, row: list[int], device: torch.device) -> list[str]:
         assert self.tokenizer is not None

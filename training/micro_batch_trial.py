@@ -65,7 +65,7 @@ def run_trials(request: TrialRequest, pipe: Connection) -> None:
     os.environ["MASTER_PORT"] = str(request.port)
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # torchrun's store is that of the run
     settings, rank_info = request.settings, request.rank_info
-    console.enabled = rank_info.is_main
+    console.enable(rank_info.is_main)
     share_cores(rank_info)
     guard_compiles()
     send_logs(None, rank_info.rank)

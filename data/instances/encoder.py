@@ -1,23 +1,25 @@
 """Encodes many sentences at once to token ids, and marks where each word begins.
 
-BERT's tokenizer treats every word separately, so a word needs to be looked up only once: after that, ASCII text costs
-one regular expression and one dictionary access per word, a tenth of encoding it sentence by sentence. Other sentences
-are split into words by the tokenizer's own rules. The tests compare the ids with those of the tokenizer.
+BERT's tokenizer treats every word separately, so a word needs to be split into pieces only once: after that, ASCII text
+costs a few array operations (`data/instances/words.py`). Other sentences are split into words by the tokenizer's own
+rules. The tests compare the ids with those of the tokenizer.
 """
 
 import re
+import string
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, models
 
+from data.instances.words import WordTable
 from data.tokenizer import SPACE_MARKS, BertTokenizer
 
-_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]|\n")  # BERT's words in ASCII text, and the end of a sentence
+_LOWER_CASE = bytes.maketrans(string.ascii_uppercase.encode(), string.ascii_lowercase.encode())
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])  # ASCII's, without white space
-_MAX_REMEMBERED = 150_000  # words; 280 bytes each, about 42 MB. Then the table starts over
+_MAX_REMEMBERED = 200_000  # words; about 80 bytes each. Then the table starts over
 
 
 class Encoded(NamedTuple):
@@ -26,24 +28,6 @@ class Encoded(NamedTuple):
     ids: np.ndarray  # [T] int32
     word_starts: np.ndarray  # [T] bool
     ends: np.ndarray  # [sentences] int64, in tokens
-
-
-class _WordNumbers(dict[str, int]):
-    """word → number; a new word gets the next one. 0 is the end of a sentence."""
-
-    def __init__(self) -> None:
-        self["\n"] = 0
-        self.new: list[str] = []
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        self.new.append(word)
-        return number
-
-    def take_new(self) -> list[str]:
-        """Return the words numbered since the last call, in order."""
-        new, self.new = self.new, []
-        return new
 
 
 class _WordPieces:
@@ -101,7 +85,8 @@ class Encoder:
         self._forget()
 
     def _forget(self) -> None:
-        self._number_of = _WordNumbers()
+        self._words = WordTable()
+        self._words.number(b"\n")  # word 0 is the end of a sentence
         self._table = np.empty(0, dtype=np.int32)  # ids of all known words, concatenated
         self._sizes = np.zeros(1, dtype=np.int64)  # ids per word; the end of a sentence has none
         self._firsts = np.zeros(1, dtype=np.int64)  # position of each word's ids in the table
@@ -116,7 +101,7 @@ class Encoder:
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Return ids without [CLS] and [SEP]. A sentence may have none."""
-        if len(self._number_of) > _MAX_REMEMBERED:
+        if len(self._words) > _MAX_REMEMBERED:
             self._forget()
         if self._is_word_wise and not self._added.search("\n".join(sentences)):
             return self._encode_words(sentences)
@@ -131,22 +116,22 @@ class Encoder:
             ]
         )
 
-    def _words(self, sentences: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the words of the sentences in order, with a line break after each sentence."""
-        for is_ascii, run in groupby(sentences, str.isascii):
-            if is_ascii:
-                text = "".join(sentence.replace("\n", " ") + "\n" for sentence in run)
-                text = text.encode().translate(None, _CONTROLS).decode()  # a quarter of a regular expression's time
-                yield _WORDS.findall(text.lower() if self._lower_case else text)
-                continue
-            normalise, split = self._backend.normalizer.normalize_str, self._backend.pre_tokenizer.pre_tokenize_str
-            for sentence in run:
-                yield [*(word for word, _ in split(normalise(sentence))), "\n"]
+    def _separated(self, sentences: Sequence[str]) -> bytes:
+        """Return the sentences such that `WordTable` finds BERT's words, with a line break after each sentence."""
+        text = "\n".join([*sentences, ""])
+        if not text.isascii() or text.count("\n") > len(sentences):
+            text = "\n".join([*map(self._separate, sentences), ""])
+        return text.encode().translate(_LOWER_CASE if self._lower_case else None, _CONTROLS)
+
+    def _separate(self, sentence: str) -> str:
+        if sentence.isascii():
+            return sentence.replace("\n", " ")
+        normal = self._backend.normalizer.normalize_str(sentence)
+        return " ".join([word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(normal)])
 
     def _encode_words(self, sentences: Sequence[str]) -> Encoded:
-        words = list(chain.from_iterable(self._words(sentences)))
-        numbers = np.fromiter(map(self._number_of.__getitem__, words), dtype=np.int64, count=len(words))
-        self._remember(self._number_of.take_new())
+        numbers, new = self._words.number(self._separated(sentences))
+        self._remember(new)
         sizes = self._sizes[numbers]
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0

@@ -34,7 +34,7 @@ class Instances(NamedTuple):
     b_is_donated: np.ndarray
     label: np.ndarray  # 0 = B follows A, 1 = B is random, or A and B are swapped
 
-    def take(self, rows: slice) -> "Instances":
+    def take(self, rows: np.ndarray | slice) -> "Instances":
         return Instances(*(field[rows] for field in self))
 
     @property

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from data.instances.encoder import Encoder
-from data.instances.rows import SpecialIds, assemble_rows
-from data.instances.segments import Documents, make_instances
+from data.instances.rows import SpecialIds, Text, assemble_rows, join_texts
+from data.instances.segments import Documents, Instances, make_instances
 from data.masking import MaskingPolicy, mask_rows
 from data.preparation.duplicates import DROPPED
 from data.preparation.output import open_output, write_file
@@ -23,7 +23,7 @@ from data.shards.writer import shard_bytes, shard_name
 from data.special_tokens import role_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 
-_ROWS_AT_ONCE = 4096  # assembled and masked together: what fits the processor's cache
+_ROWS_AT_ONCE = 1024  # assembled and masked together: what fits the processor's cache
 
 
 def encode(job: Job, piece: str) -> dict[str, Any]:
@@ -87,7 +87,6 @@ def write(job: Job, task: ShardTask) -> dict[str, Any]:
     settings = job.settings
     tokenizer = thread_encoder(job.tokenizer).tokenizer
     rows = _rows_of_shard(job, task, tokenizer)
-    rows = rows.take(generator(settings.seed, "shuffle", task.name).permutation(len(rows)))
     name = shard_name(task.split, task.number, task.total)
     content = shard_bytes(rows, _attributes(settings, task, tokenizer), compression=settings.deflate_level)
     write_file(open_output(job.output), f"{task.length}/{name}", content)
@@ -102,7 +101,7 @@ def write(job: Job, task: ShardTask) -> dict[str, Any]:
 
 
 def _rows_of_shard(job: Job, task: ShardTask, tokenizer: BertTokenizer) -> Rows:
-    settings, folder = job.settings, job.folder
+    settings = job.settings
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     seed = derive_key(settings.seed, task.split, task.length)
     policy = MaskingPolicy(
@@ -113,19 +112,34 @@ def _rows_of_shard(job: Job, task: ShardTask, tokenizer: BertTokenizer) -> Rows:
         rate=settings.masking_rate,
         unit=settings.masking_unit,
     )
+    text, instances, numbers = _load_shard(job, task)
+    order = generator(settings.seed, "shuffle", task.name).permutation(len(numbers))
     found: list[Rows] = []
-    for part in task.ranges:
-        documents = folder.load_documents(f"{task.split}-{part.piece}")
-        donor = documents if part.donor == part.piece else folder.load_documents(f"{task.split}-{part.donor}")
-        stored = folder.load_instances(_instances_name(task.split, task.length, part.copy, part.piece))
-        for start in range(part.start, part.stop, _ROWS_AT_ONCE):
-            instances = stored.take(slice(start, min(part.stop, start + _ROWS_AT_ONCE)))
-            rows = assemble_rows(documents, donor, instances, special, task.length, task.predictions)
-            if settings.is_masked(task.split):
-                numbers = part.first_number + start - part.start + np.arange(len(rows))
-                rows = mask_rows(rows, policy, seed=seed, epoch=0, row_numbers=numbers)
-            found.append(rows)
+    for start in range(0, len(order), _ROWS_AT_ONCE):
+        chosen = order[start : start + _ROWS_AT_ONCE]
+        rows = assemble_rows(text, instances.take(chosen), special, task.length, task.predictions)
+        if settings.is_masked(task.split):
+            rows = mask_rows(rows, policy, seed=seed, epoch=0, row_numbers=numbers[chosen])
+        found.append(rows)
     return concatenate_rows(found)
+
+
+def _load_shard(job: Job, task: ShardTask) -> tuple[Text, Instances, np.ndarray]:
+    """Return the text of all pieces of a shard, its instances as places in that text, and their row numbers."""
+    folder = job.folder
+    pieces = dict.fromkeys(piece for part in task.ranges for piece in (part.piece, part.donor))
+    documents = [folder.load_documents(f"{task.split}-{piece}") for piece in pieces]
+    ends = np.cumsum([len(found.tokens) for found in documents]).tolist()
+    first_of = dict(zip(pieces, [0, *ends[:-1]], strict=True))
+    found: list[Instances] = []
+    for part in task.ranges:
+        stored = folder.load_instances(_instances_name(task.split, task.length, part.copy, part.piece))
+        chosen = stored.take(slice(part.start, part.stop))
+        b_first = np.where(chosen.b_is_donated == 1, first_of[part.donor], first_of[part.piece])
+        found.append(chosen._replace(a_start=chosen.a_start + first_of[part.piece], b_start=chosen.b_start + b_first))
+    numbers = [part.first_number + np.arange(part.stop - part.start) for part in task.ranges]
+    instances = Instances(*(np.concatenate(fields) for fields in zip(*found, strict=True)))
+    return join_texts(documents), instances, np.concatenate(numbers)
 
 
 def _attributes(settings: Settings, task: ShardTask, tokenizer: BertTokenizer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from common.files import write_atomically
 from data.instances.segments import Documents, Instances
 from data.preparation.settings import Settings
 
-WORK_FORMAT = 8  # version of the intermediate files; changes with how sources are cut and what task results contain
+WORK_FORMAT = 9  # changes with how sources are cut, what task results contain, and how shards are compressed
 MARKER = "fingerprint"  # the file that names the preparation
 DONE = "done"  # the folder of task results
 

@@ -64,8 +64,8 @@ class ShardCache:
     def __init__(self, folder: Path, max_gb: float | None, num_readers: int = 1) -> None:
         self.folder, self.shards = folder.absolute(), folder.absolute() / "shards"
         self.num_readers = num_readers
-        self.mirrors: dict[Path, Store] = {}  # the store that each local folder stands for
-        self.is_interrupted = False
+        self._mirrors: dict[Path, Store] = {}  # the store that each local folder stands for
+        self._is_interrupted = False
         self._wanted: dict[str, int] = {}  # bytes of all shards that this run reads, by local name
         self._num_datasets = 0
         self._tasks: dict[str, Future[None]] = {}  # that are waiting or running, by local name
@@ -84,17 +84,21 @@ class ShardCache:
 
     def interrupt(self) -> None:
         """End all waiting in this process with Interrupted. Can be called by a signal handler."""
-        self.is_interrupted = True
-        for store in self.mirrors.values():
-            store.is_interrupted = True
+        self._is_interrupted = True
+        for store in self._mirrors.values():
+            store.interrupt()
+
+    def add_mirror(self, folder: Path, store: Store) -> None:
+        """From now on `folder` stands for `store`."""
+        self._mirrors[folder] = store
 
     def is_mirrored(self, folder: Path) -> bool:
-        return any(folder.is_relative_to(mirror) for mirror in self.mirrors)
+        return any(folder.is_relative_to(mirror) for mirror in self._mirrors)
 
     def remote_of(self, path: Path, num_bytes: int, sha256: str) -> RemoteFile:
         """The shard that a path in a mirror stands for."""
-        folder = next(mirror for mirror in self.mirrors if path.is_relative_to(mirror))
-        return RemoteFile(self.mirrors[folder], path.relative_to(folder).as_posix(), num_bytes, sha256)
+        folder = next(mirror for mirror in self._mirrors if path.is_relative_to(mirror))
+        return RemoteFile(self._mirrors[folder], path.relative_to(folder).as_posix(), num_bytes, sha256)
 
     @property
     def fits_all(self) -> bool:
@@ -212,7 +216,8 @@ class ShardCache:
         except OSError as error:
             raise self._unwritable(error) from None
         with out:
-            digest, size = _digest_of(out)
+            out.seek(0)
+            digest, size = hashlib.file_digest(out, "sha256"), out.tell()
             is_resumed = size > 0
             with file.store.open(file.name) as stream:
                 if is_resumed:
@@ -306,7 +311,7 @@ class ShardCache:
         return self.shards / f"{file.local_name}.{file.num_bytes}{PART}"
 
     def _check_interrupted(self) -> None:
-        if self.is_interrupted:
+        if self._is_interrupted:
             raise Interrupted("stopped while waiting for a shard")
 
     def _write(self, out: IO[bytes], piece: bytes) -> None:
@@ -335,12 +340,3 @@ def _last_use(lock: Path) -> float:
         return lock.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _digest_of(stream: IO[bytes]) -> tuple["hashlib._Hash", int]:
-    """The running digest and the size of what a file contains; its position is at the end afterwards."""
-    digest = hashlib.sha256()
-    stream.seek(0)
-    while piece := stream.read(PIECE_BYTES):
-        digest.update(piece)
-    return digest, stream.tell()

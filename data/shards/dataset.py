@@ -181,28 +181,25 @@ def open_dataset(
     `verify` also compares the files with the manifest's digests, which reads all data. Where several processes open
     the same folders, each verifies its `share` (index, number of processes) of the files.
     """
-    problems = Problems()
+    problems, shape = Problems(), (max_seq_length, max_predictions_per_seq)
     _check_folders(folders, weights, problems)
     shards: list[ShardInfo] = []
     for number, folder in enumerate(folders):
         try:
-            manifest = read_manifest(Path(folder))
-            paths = find_shards(Path(folder), split)
+            manifest = read_manifest(folder)
+            paths = find_shards(folder, split)
         except UserError as error:
             problems.add(str(error))
             continue
-        check_complete(Path(folder), split, paths, manifest, problems)
-        if cache is not None and cache.is_mirrored(Path(folder)):
-            shape = max_seq_length, max_predictions_per_seq
+        check_complete(folder, split, paths, manifest, problems)
+        if cache is not None and cache.is_mirrored(folder):
             shards += problems.attempt(partial(describe_fetched, cache, paths, number, manifest, shape)) or ()
             continue
         for position, path in enumerate(paths):
             should_verify = verify and position % share[1] == share[0]
-            try:
-                shape = max_seq_length, max_predictions_per_seq
-                shards.append(check_shard(path, number, manifest.get(path.name), shape, should_verify))
-            except UserError as error:
-                problems.add(str(error))
+            check = partial(check_shard, path, number, manifest.get(path.name), shape, should_verify)
+            if (shard := problems.attempt(check)) is not None:
+                shards.append(shard)
     problems.raise_if_any()
     check_same_tokenizer(shards)
     remotes = [shard.remote for shard in shards if shard.remote is not None]
@@ -232,7 +229,7 @@ def _check_folders(folders: Sequence[Path], weights: Sequence[float] | None, pro
         problems.add("no data folder was given. Add one to the model JSON under data.mixed_seq_datasets.")
     seen: set[Path] = set()
     for folder in folders:
-        if (resolved := Path(folder).resolve()) in seen:
+        if (resolved := folder.resolve()) in seen:
             problems.add(
                 f"{folder}: is listed twice among the datasets of one length, so its rows would be read twice per "
                 f"epoch. List it once, and give it a larger weight if it should count for more."

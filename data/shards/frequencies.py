@@ -17,7 +17,11 @@ def log_frequencies(dataset: PretrainingDataset, num_tokens: int) -> np.ndarray:
 
     The sample depends on the data only, so it is the same on every rank and in every start of a run.
     """
-    counts = count_ids(text_tokens(rows) for rows in _sample(dataset))
+    return smoothed_log_shares(count_ids(text_tokens(rows) for rows in _sample(dataset)), num_tokens)
+
+
+def smoothed_log_shares(counts: np.ndarray, num_tokens: int) -> np.ndarray:
+    """[num_tokens] natural logarithms of the shares of `counts`, each increased by one."""
     smoothed = np.pad(counts, (0, max(0, num_tokens - len(counts))))[:num_tokens] + 1.0
     return np.log(smoothed) - np.log(smoothed.sum())
 

@@ -23,7 +23,7 @@ class Mirror:
         place = re.sub(r"[^A-Za-z0-9._/-]+", "_", store.url).strip("/")
         self.folder = cache.folder / "mirrors" / PurePosixPath(place.replace("..", "_"))
         self._store, self._cache = store, cache
-        cache.mirrors[self.folder] = store
+        cache.add_mirror(self.folder, store)
 
     def add_file(self, name: str) -> bool:
         """Copy a small file; False if the store has none of this name."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from common.words import counted
+from common.words import counted, markdown_table
 from data.shards.dataset import PretrainingDataset
 from data.shards.length_chart import draw_lengths
 from data.shards.schema import Rows, concatenate_rows
@@ -260,8 +260,7 @@ def render(
 
 
 def _render_inputs(inputs: Sequence[dict[str, str]]) -> list[str]:
-    rows = [[value.replace("|", "\\|") for value in file.values()] for file in inputs[:_NUM_INPUTS]]
-    lines = ["| file | read as | begins with |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = markdown_table(["file", "read as", "begins with"], [[*file.values()] for file in inputs[:_NUM_INPUTS]])
     more = len(inputs) - _NUM_INPUTS
     return [*lines, "", f"{counted(more, 'more file')}: see report.json."] if more > 0 else lines
 
@@ -288,4 +287,4 @@ def _render_split(found: Description) -> list[str]:
 
 def _table(facts: dict[str, Any]) -> list[str]:
     shown = {name: f"{value:,}" if isinstance(value, int | float) else value for name, value in facts.items()}
-    return ["| | |", "|---|---|", *(f"| {name.replace('_', ' ')} | {value} |" for name, value in shown.items())]
+    return markdown_table(["", ""], [(name.replace("_", " "), value) for name, value in shown.items()])

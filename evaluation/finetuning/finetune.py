@@ -7,7 +7,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ class Setting:
     warmup: float = 0.1  # share of the steps
     weight_decay: float = 0.01
     precision: str = "fp32"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def label(self) -> str:

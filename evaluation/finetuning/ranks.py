@@ -10,12 +10,6 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-def choose_accelerator() -> None:
-    """Keep DeepSpeed, which transformers imports if it is installed, from warning that it found no accelerator."""
-    if not torch.accelerator.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
 def num_ranks() -> int:
     """The number of ranks that the launcher started; 1 under plain python."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -19,7 +19,6 @@ from torch import Tensor
 from evaluation.pseudo_likelihood.encoding import Encoded
 
 Masking = Literal["token", "word", "word_l2r"]
-MASKINGS: tuple[Masking, ...] = ("token", "word", "word_l2r")
 Array = np.ndarray
 
 

@@ -37,7 +37,6 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import plan_packing, plan_with_rows, real_tokens
 
-WEIGHTS = "model.safetensors"
 TOKENS_AT_ONCE = 4096  # large enough for the products to run at the processor's speed, small enough for its cache
 HEAD_ROWS = 128  # rows of scores at a time: each is as long as the vocabulary
 SENTENCE_LENGTH = 16  # tokens of a typical sentence, for measuring products
@@ -66,7 +65,7 @@ def to_native(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: s
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, from one safetensors file or from several with an index."""
-    paths = find_weight_files(folder, WEIGHTS)
+    paths = find_weight_files(folder)
     try:
         return {name: tensor for path in paths for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:

@@ -210,7 +210,7 @@ def started(machine: Machine, words: Sequence[str], output: Path, **env: str) ->
             stdin=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run below nohup
+            preexec_fn=_hear_signals,
         )
         try:
             yield process
@@ -220,8 +220,14 @@ def started(machine: Machine, words: Sequence[str], output: Path, **env: str) ->
             process.wait()
 
 
-def wait_until(is_true: Callable[[], object], what: str) -> None:
+def _hear_signals() -> None:
+    """The tests may run below nohup or in the background, where these are ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_until(is_true: Callable[[], object], what: str, seconds: float = LAST_RESORT) -> None:
     began = time.monotonic()
     while not is_true():
-        assert time.monotonic() - began < LAST_RESORT, f"not within {LAST_RESORT} s: {what}"
+        assert time.monotonic() - began < seconds, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from tests.cluster.machines import Machine, started, wait_until
-from tests.cluster.runs import documented, printed, saved_step, training
+from tests.cluster.runs import documented, newest_step, printed, training
 from tests.integration.test_launcher_ends import write_endless
 from tests.support import read_metrics
 
@@ -31,8 +31,8 @@ def lose(machine: Machine) -> None:
 def wait_for_ranks(folder: Path, ranks: str, times: int) -> None:
     """Until a run on so many ranks was started `times` times, and has saved."""
     wait_until(lambda: printed(folder).count(ranks) >= times, f"a start on {ranks.strip()}")
-    before = saved_step(folder)
-    wait_until(lambda: saved_step(folder) > before + 10, f"checkpoints on {ranks.strip()}")
+    before = newest_step(folder)
+    wait_until(lambda: newest_step(folder) > before + 10, f"checkpoints on {ranks.strip()}")
 
 
 def test_a_machine_is_lost_and_comes_back(machines: Machines, tmp_path: Path) -> None:

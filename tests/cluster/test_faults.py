@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from common.processes import STUCK_EXIT_CODE, USER_ERROR_EXIT_CODE
-from tests.cluster.machines import LAST_RESORT, Machine, wait_until
+from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
 from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, training, wait_for_no_rank
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import checkpoints, write_endless
@@ -18,6 +18,8 @@ from training.checkpoints.paths import STAGING
 
 Machines = tuple[Machine, Machine]
 STUCK = ["--stuck_after_minutes", "1"]
+# Seconds that docs/clusters.md gives: until a lost connection is noticed, and until a lost machine is, with STUCK.
+NOTICED, SILENT = 2.0, 30.0
 # The highest code of all machines is that of `deepspeed`.
 SSH_FAILED = 255
 KILLED = 256 - signal.SIGKILL
@@ -33,7 +35,7 @@ def assert_resumes(machine: Machine, folder: Path, **env: str) -> None:
 def test_a_killed_rank_ends_the_others(machines: Machines, tmp_path: Path) -> None:
     with training(machines[0], deepspeed(tmp_path, write_endless(tmp_path)), tmp_path) as process:
         machines[1].ranks()[0].kill()
-        wait_for_no_rank(machines)
+        wait_for_no_rank(machines, NOTICED)
         assert process.wait(LAST_RESORT) == KILLED
     assert "the connection to another rank on worker-1 broke" in printed(tmp_path)
     assert "worker-0: ssh exited with exit code 1" in printed(tmp_path), "of the rank that lost it"
@@ -63,11 +65,12 @@ def test_a_cut_link(moment: str, machines: Machines, tmp_path: Path) -> None:
             stack.callback(suspend_in_a_save(machines[0], tmp_path).resume)
         machines[1].cut_link()
         stack.close()
-        wait_until(lambda: not machines[0].ranks() and not machines[1].ranks(), "the end of all ranks")
+        wait_for_no_rank(machines, SILENT, with_launchers=False)
         machines[1].mend_link()  # until then ssh waits
         assert process.wait(LAST_RESORT) == STUCK_EXIT_CODE, printed(tmp_path)
-    lost = "no sign of life from {} for 60 s"
-    assert lost.format("worker-1") in printed(tmp_path) or lost.format("worker-0") in printed(tmp_path)
+    for machine in machines:
+        assert f"error: no sign of life from {machine.name} for {SILENT:.0f} s" in printed(tmp_path)
+        assert f"{machine.name}: ssh exited with exit code {STUCK_EXIT_CODE}" in printed(tmp_path)
     assert_resumes(machines[0], tmp_path)
 
 
@@ -125,6 +128,22 @@ def test_a_wrong_address(machines: Machines, tmp_path: Path) -> None:
     assert "rank 0 did not join at 10.77.0.9:29500 (MASTER_ADDR and MASTER_PORT) within 60 s" in text
     assert f"ssh exited with exit code {USER_ERROR_EXIT_CODE}" in text, "of rank 0, which finds that it is a mistake"
     assert not any(machine.ranks() for machine in machines)
+
+
+def test_a_port_in_use(machines: Machines, tmp_path: Path) -> None:
+    """Another program answers where rank 0 would: it says so at once, the others give up after DEEPSPEED_TIMEOUT."""
+    settings = tmp_path / "deepspeed_env"
+    settings.write_text("DEEPSPEED_TIMEOUT=1\n")
+    words = [*write_project(tmp_path), "--max_steps", "2"]
+    with started(machines[0], [sys.executable, "-m", "http.server", "29500"], tmp_path / "server.txt"):
+        wait_until(lambda: ":29500" in machines[0].run("ss", "-ltn"), "a server")
+        code = run_to_end(machines[0], deepspeed(tmp_path, words), tmp_path, DS_ENV_FILE=str(settings))
+    assert code == STUCK_EXIT_CODE, printed(tmp_path)
+    assert "10.77.0.1:29500 is in use. Choose another free port" in printed(tmp_path)
+    assert f"worker-0: ssh exited with exit code {USER_ERROR_EXIT_CODE}" in printed(tmp_path)
+    assert not any(machine.ranks() for machine in machines)
+    command = deepspeed(tmp_path, words, "--master_port", "29501")
+    assert run_to_end(machines[0], command, tmp_path) == 0, printed(tmp_path)
 
 
 def test_clocks_that_differ_by_an_hour(machines: Machines, tmp_path: Path) -> None:

@@ -3,15 +3,27 @@
 import os
 import shlex
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cluster.machines import Machine
-from tests.cluster.runs import deepspeed, printed, run_to_end, saved_step, training, wait_for_no_rank
+from common.processes import STOPPED_EXIT_CODE, STUCK_EXIT_CODE
+from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
+from tests.cluster.runs import (
+    deepspeed,
+    documented,
+    printed,
+    run_to_end,
+    saved_step,
+    training,
+    wait_for_no_rank,
+    write_hostfile,
+)
+from tests.cluster.test_faults import NOTICED, SILENT, STUCK
 from tests.integration.test_launcher_ends import write_endless
-from tests.support import PROJECT, read_metrics, tiny_words, write_project
+from tests.support import PROJECT, read_metrics, tiny_words
 
 Machines = tuple[Machine, Machine]
 
@@ -24,7 +36,7 @@ def assert_resumes(machine: Machine, folder: Path) -> None:
     assert f"step {step + 2}/{step + 2}" in printed(folder)
 
 
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGHUP", "SIGTERM", "terminal closed"])
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGHUP", "SIGTERM", "SIGINT", "terminal closed"])
 def test_ranks_save_and_end(end: str, machines: Machines, tmp_path: Path) -> None:
     words = write_endless(tmp_path)
     with training(machines[0], deepspeed(tmp_path, words), tmp_path) as process:
@@ -34,30 +46,45 @@ def test_ranks_save_and_end(end: str, machines: Machines, tmp_path: Path) -> Non
         else:
             commands = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_deepspeed(child)]
             (commands or [psutil.Process(process.pid)])[0].send_signal(signal.Signals[end])
-        wait_for_no_rank(machines)
+        wait_for_no_rank(machines, NOTICED)
+        if end in ("SIGKILL", "SIGHUP"):  # otherwise pdsh has ended too, and nothing can be printed
+            for machine in machines:
+                code = f"{machine.name}: ssh exited with exit code {STOPPED_EXIT_CODE}"
+                wait_until(lambda code=code: code in printed(tmp_path), code)
+        elif end != "terminal closed":
+            assert process.wait(LAST_RESORT) == 1
     assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
-    if end in ("SIGKILL", "SIGHUP"):  # otherwise pdsh has ended too, and nothing can be printed
+    if end in ("SIGKILL", "SIGHUP"):
         assert f"stopped at step {saved_step(tmp_path)} (the launcher has ended)" in printed(tmp_path)
     assert_resumes(machines[0], tmp_path)
 
 
 def test_a_command_on_a_machine_outside_the_hostfile(machines: Machines, tmp_path: Path) -> None:
-    """No rank can see whether it is killed: a warning says so."""
-    words = ["deepspeed_train.py", *write_project(tmp_path), "--max_steps", "2"]
+    """No rank can see that it is killed: a warning says so. The end of its pdsh ends the ranks."""
+    words = ["deepspeed_train.py", *write_endless(tmp_path)]
     hostfile = tmp_path / "one_host"
     hostfile.write_text("worker-0 slots=2\n")
     command = ["deepspeed", "--hostfile", str(hostfile), "--force_multi", "--master_addr", "worker-0", *words]
-    assert run_to_end(machines[1], command, tmp_path) == 0, printed(tmp_path)
-    assert printed(tmp_path).count("started on a machine outside the hostfile") == 1
+    with training(machines[1], command, tmp_path):
+        assert printed(tmp_path).count("started on a machine outside the hostfile") == 1
+        for name in ("deepspeed", "pdsh"):
+            for process in machines[1].processes():
+                if name in (Path(word).name for word in process.cmdline()[:2]):
+                    process.kill()
+        wait_for_no_rank(machines, NOTICED)
+    assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
+    assert_resumes(machines[0], tmp_path)
 
 
 def test_a_command_through_ssh_with_a_terminal(machines: Machines, tmp_path: Path) -> None:
     """What the warning recommends: the end of ssh closes the terminal of `deepspeed`."""
-    shell = f"cd {PROJECT} && {shlex.join(deepspeed(tmp_path, write_endless(tmp_path)))}"
-    with training(machines[1], ["ssh", "-tt", "worker-0", shell], tmp_path):
+    *ssh_command, shell = documented("ssh -tt worker-0", {})
+    shell = shell.replace("/shared/bert", str(PROJECT)).replace(" hostfile ", f" {write_hostfile(tmp_path)} ")
+    shell = shell.replace("…", shlex.join(write_endless(tmp_path)))
+    with training(machines[1], [*ssh_command, shell], tmp_path):
         (ssh,) = [process for process in machines[1].processes() if process.cmdline()[:2] == ["ssh", "-tt"]]
         ssh.kill()
-        wait_for_no_rank(machines)
+        wait_for_no_rank(machines, NOTICED)
     assert "outside the hostfile" not in printed(tmp_path)
     assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
     assert_resumes(machines[0], tmp_path)
@@ -67,13 +94,24 @@ def _is_deepspeed(process: psutil.Process) -> bool:
     return any(word.endswith("/deepspeed") for word in process.cmdline()[:3])
 
 
-def test_the_first_machine_is_gone(machines: Machines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ssh", [True, False])
+def test_the_first_machine_is_gone(has_ssh: bool, machines: Machines, tmp_path: Path) -> None:
     """Its power fails: no connection is closed. The rank of the other machine cannot save without it, and ends."""
-    words = [*write_endless(tmp_path), "--stuck_after_minutes", "1"]
-    with training(machines[0], deepspeed(tmp_path, words), tmp_path):
+    words = [*write_endless(tmp_path), *STUCK]
+    place = ["--no_ssh", "--master_addr", "worker-0", "--node_rank"]
+    with ExitStack() as stack:
+        if has_ssh:
+            stack.enter_context(training(machines[0], deepspeed(tmp_path, words), tmp_path))
+        else:
+            command = deepspeed(tmp_path, words, *place, "1")
+            process = stack.enter_context(started(machines[1], command, tmp_path / "other.txt"))
+            stack.enter_context(training(machines[0], deepspeed(tmp_path, words, *place, "0"), tmp_path))
         machines[0].cut_link()
         machines[0].power_off()
-        wait_for_no_rank(machines[1:])
+        wait_for_no_rank(machines[1:], SILENT)
+        if not has_ssh:  # otherwise its output is lost with the connection
+            assert process.wait(LAST_RESORT) == STUCK_EXIT_CODE
+            assert f"error: no sign of life from worker-0 for {SILENT:.0f} s" in (tmp_path / "other.txt").read_text()
     step = saved_step(tmp_path)
     resume = ["python", "deepspeed_train.py", *tiny_words(tmp_path), "--max_steps", str(step + 2)]
     assert run_to_end(machines[1], resume, tmp_path) == 0, printed(tmp_path)  # its lock is not in the way

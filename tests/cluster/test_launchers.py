@@ -39,13 +39,14 @@ def require(*programs: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
-def documented_deepspeed(folder: Path, slots: int, *options: str, **changes: str) -> list[str]:
-    hostfile = write_hostfile(folder, slots)
-    return documented(" ".join(["deepspeed --hostfile hostfile", *options]), {"hostfile": hostfile, **changes})
+def documented_deepspeed(folder: Path, slots: int, *options: str, part: str = "", **changes: str) -> list[str]:
+    start = " ".join(["deepspeed --hostfile hostfile", *options])
+    return documented(start, {"hostfile": write_hostfile(folder, slots), **changes}, part)
 
 
 def start_pdsh(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:
-    return [run_to_end(machines[0], [*documented_deepspeed(folder, slots, "deepspeed_train.py"), *words], folder)]
+    command = documented_deepspeed(folder, slots, "deepspeed_train.py", part="--data_path_prefix data")
+    return [run_to_end(machines[0], [*command, *words], folder)]
 
 
 def start_open_mpi(machines: Machines, folder: Path, words: Sequence[str], slots: int) -> list[int]:

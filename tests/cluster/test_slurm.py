@@ -1,12 +1,14 @@
 """Slurm: sbatch scripts/slurm.sh trains as one machine does, and a job that must end early continues by itself."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.machines import Machine, wait_until
-from tests.cluster.runs import checkpoints, run_to_end, saved_step, wait_for_no_rank
+from tests.cluster.runs import checkpoints, documented, newest_step, run_to_end, saved_step, wait_for_no_rank
 from tests.cluster.slurm import CPUS, Slurm
+from tests.cluster.test_faults import NOTICED
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import write_endless
 from tests.support import run_deepspeed, write_project
@@ -23,7 +25,8 @@ def slurm(machines: Machines, tmp_path: Path) -> Slurm:
 def submit(slurm: Slurm, folder: Path, words: list[str], *options: str, ranks: int = 1) -> int:
     """The job of scripts/slurm.sh, with options for machines without GPUs."""
     sizes = ["--nodes=2", f"--ntasks-per-node={ranks}", *NO_GPUS, "--open-mode=append", f"--output={folder}/job.txt"]
-    return slurm.submit(*sizes, *options, "scripts/slurm.sh", *words)
+    script = documented("sbatch scripts/slurm.sh", {})[2]
+    return slurm.submit(*sizes, *options, script, *words)
 
 
 def wait_for_checkpoint(slurm: Slurm, job: int, folder: Path) -> None:
@@ -44,8 +47,7 @@ def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, machines: Machi
     wait_for_checkpoint(slurm, job, tmp_path)
     slurm.ask("scancel", "--signal=USR1", str(job))
     wait_until(lambda: slurm.show(job, "Restarts") == "1", "a restart")
-    assert "(SIGUSR1)" in read_output(tmp_path)
-    wait_for_progress(tmp_path)
+    wait_for_progress(tmp_path, "SIGUSR1")
     cancel(slurm, job, machines, tmp_path)
     last_step = saved_step(tmp_path) + 3
     ended = submit(slurm, tmp_path, [*words, "--max_steps", str(last_step)], ranks=ranks)
@@ -58,15 +60,16 @@ def test_an_early_signal_costs_nothing(ranks: int, slurm: Slurm, machines: Machi
     assert losses(tmp_path) == losses(whole)
 
 
-def wait_for_progress(folder: Path) -> None:
-    before = saved_step(folder)
-    wait_until(lambda: saved_step(folder) > before, "a checkpoint of the second start")
+def wait_for_progress(folder: Path, reason: str) -> None:
+    """Until there is a checkpoint after that of the step at which the first start was stopped."""
+    (step,) = re.findall(rf"stopped at step (\d+) \({reason}\)", read_output(folder))
+    wait_until(lambda: newest_step(folder) > int(step), "a checkpoint of the second start")
 
 
 def cancel(slurm: Slurm, job: int, machines: Machines, folder: Path) -> None:
     """scancel sends SIGTERM, waits for KillWait seconds, and ends the job for good."""
     slurm.ask("scancel", str(job))
-    wait_for_no_rank(machines)
+    wait_for_no_rank(machines, NOTICED)
     assert slurm.wait_for(job, "CANCELLED", "COMPLETED", "PENDING") == "CANCELLED"
     assert f"stopped at step {saved_step(folder)} (SIGTERM)" in read_output(folder)
 
@@ -79,8 +82,7 @@ def test_the_time_limit(slurm: Slurm, tmp_path: Path) -> None:
     slurm.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * int(hours) + int(minutes) + 2}")
     wait_until(lambda: slurm.show(job, "Restarts") == "1", "a restart")
     slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
-    assert "(SIGUSR1)" in read_output(tmp_path)
-    wait_for_progress(tmp_path)
+    wait_for_progress(tmp_path, "SIGUSR1")
 
 
 def test_a_preempted_job_continues_afterwards(slurm: Slurm, tmp_path: Path) -> None:
@@ -90,8 +92,7 @@ def test_a_preempted_job_continues_afterwards(slurm: Slurm, tmp_path: Path) -> N
         *("--partition=urgent", "--nodes=2", f"--ntasks-per-node={CPUS}", "--output=/dev/null", "--wrap=sleep 5")
     )
     slurm.wait_for(urgent, "COMPLETED")
-    assert f"stopped at step {saved_step(tmp_path)} (SIGTERM)" in read_output(tmp_path)
-    wait_for_progress(tmp_path)
+    wait_for_progress(tmp_path, "SIGTERM")
 
 
 def test_srun_without_an_address_is_refused(slurm: Slurm, machines: Machines, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cluster.runs import documented
 from tests.distributed.test_ranks import losses
 from tests.integration.test_launcher_ends import checkpoints, family, running, started, write_endless
 from tests.support import free_port, read_metrics, run_command, write_project
@@ -16,7 +17,8 @@ LIMITS = ["--max_steps", "60", "--save_every_steps", "5"]
 
 
 def torchrun(words: list[str], *options: str) -> list[str]:
-    return ["torchrun", "--standalone", "--nproc_per_node", "2", *options, "deepspeed_train.py", *words]
+    *agent, script = documented("torchrun --standalone", {"8": "2"}, part="--save_every_steps")
+    return [*agent, *options, script, *words]
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from training.runtime.starting import choose_accelerator
+from common.hardware import choose_accelerator
 
 if __name__ == "__main__":
     choose_accelerator()  # before DeepSpeed is imported

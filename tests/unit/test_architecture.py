@@ -122,6 +122,24 @@ def test_only_some_rooms_know_deepspeed() -> None:
     assert not wrong
 
 
+def test_no_file_writes_into_what_it_imports() -> None:
+    """Neither a module of this project nor an object of one gets its attributes set from outside."""
+    wrong = []
+    for path in [*sources(), *sorted((PROJECT / "scripts").glob("*.py")), PROJECT / "deepspeed_train.py"]:
+        tree = ast.parse(path.read_text())
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = {alias.asname or alias.name for node in imports for alias in node.names if _is_ours(node)}
+        for node in ast.walk(tree):
+            is_written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+            if is_written and isinstance(node.value, ast.Name) and node.value.id in names:
+                wrong.append(f"{path.relative_to(PROJECT)}:{node.lineno} sets {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_ours(node: ast.ImportFrom) -> bool:
+    return (node.module or "").split(".")[0] in PACKAGES
+
+
 def test_files_are_short() -> None:
     lengths = {str(path.relative_to(PROJECT)): len(path.read_text().splitlines()) for path in sources()}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
-from common.files import lock_file
+from common.files import WEIGHTS, lock_file
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import DAMAGED, MANIFEST, TAG, is_run_tag, step_of
 from training.checkpoints.retention import Best, read_best
@@ -102,7 +102,7 @@ class CheckpointFolder:
         """What to pass instead, if the folder is something else that this project writes."""
         if (self.folder / MANIFEST).is_file():
             return f"It is a checkpoint itself: pass {self.folder.parent} and --load_checkpoint_id {self.folder.name}"
-        if (self.folder / "model.safetensors").is_file():
+        if (self.folder / WEIGHTS).is_file():
             return "It is a Hugging Face folder, not a run's; a run starts from its weights with --use_pretrain"
         return RUN_FOLDER_HINT
 

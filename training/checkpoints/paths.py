@@ -14,6 +14,7 @@ BEST = "best.json"  # our pointer to the checkpoint with the lowest validation l
 SKIPS = "skips.json"  # ranges of samples that training skips
 TIME_SPENT = "time_spent.json"  # seconds that the run has used of its --time_budget
 CPU_LIBRARIES = "cpu_libraries.json"  # what computes matrix products, for a start before the first checkpoint
+UPLOAD_LEASE = ".upload_lease"  # identifies the last process that uploaded checkpoints from this folder
 STAGING = ".saving"  # a checkpoint while it is written
 DROPPED = ".dropped_"  # prefix of a checkpoint while it is removed
 REPLACED = ".replaced_"  # prefix of a valid checkpoint while another of the same step takes its place

@@ -5,7 +5,6 @@ The manifest is written last, and removed first where a checkpoint is replaced, 
 
 import json
 import shutil
-import socket
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +12,7 @@ from common.console import console
 from common.errors import UserError
 from common.stores import Store
 from training.checkpoints.folder import read_lock
+from training.checkpoints.lease import Lease
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import MANIFEST, STAGING, is_run_tag, step_of
 from training.checkpoints.publish import publish
@@ -20,22 +20,20 @@ from training.checkpoints.retention import Retention, find_surplus
 from training.checkpoints.state import read_state
 
 FLAG = "--upload_checkpoints"
-WRITER = "writer.json"  # which process writes there; shows that it can
 
 
 class RemoteCheckpoints:
     def __init__(self, url: str, job_name: str) -> None:
         self.store = Store(f"{url.rstrip('/')}/{job_name}", FLAG)
-
-    def check_writable(self) -> None:
-        self.store.write(WRITER, json.dumps({"host": socket.gethostname()}).encode())
+        self.lease = Lease(self.store)
 
     def tags(self) -> list[str]:
         """Tags of all checkpoints, also of those that are not complete, oldest first."""
         return sorted(filter(is_run_tag, self.store.list()), key=step_of)
 
     def upload(self, checkpoint: Path) -> bool:
-        """Copy a published checkpoint; False if it was removed or replaced meanwhile."""
+        """Copy a published checkpoint; False if it was removed or replaced meanwhile. UserError without the lease."""
+        self.lease.check()
         tag = checkpoint.name
         with ExitStack() as stack:
             if not read_lock(checkpoint, stack):

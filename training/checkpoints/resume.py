@@ -35,7 +35,7 @@ def find_resume_point(request: ResumeRequest, checkpoints: CheckpointFolder) -> 
         recover(checkpoints.folder)
     own = checkpoints.newest_valid()
     if request.remote is not None:
-        request.remote.check_writable()
+        request.remote.lease.acquire(checkpoints.folder)
         fetched = request.remote.fetch_newest(checkpoints.folder, after_step=-1 if own is None else step_of(own))
         if fetched is not None:
             checkpoints.valid.add(fetched)

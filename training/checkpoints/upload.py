@@ -70,8 +70,12 @@ class Uploader:
                 is_announced = True
                 console.say(f"uploading {self._newest} to {self._remote.store.url}")
 
+    def close(self) -> None:
+        """At the end of the run: report what was not uploaded, and let other runs upload there."""
+        self.say_missing()
+        self._remote.lease.release()
+
     def say_missing(self) -> None:
-        """Report what was not uploaded, at the end of the run."""
         if self._newest is not None and self._uploaded != self._newest:
             reason = f" ({self._failure})" if self._failure else ""
             console.warn(

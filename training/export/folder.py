@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from common.errors import Problems, UserError, describe_system_error
-from common.files import check_folder_to_write, find_weight_files, give_usual_mode
-from training.settings.first_weights import EXPORT_AGAIN, WEIGHTS
+from common.files import WEIGHTS, check_folder_to_write, find_weight_files, give_usual_mode
+from training.settings.first_weights import EXPORT_AGAIN
 
 MARK = {"written_by": "export_hf"}  # in the metadata of the weights: an export may replace this folder's files
 CARD_HEADING = "## Measured on the validation shards"
@@ -74,4 +74,4 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def read_folder_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a Hugging Face folder, whose weights are in one file or in several with an index."""
-    return {name: tensor for path in find_weight_files(folder, WEIGHTS) for name, tensor in read_tensors(path).items()}
+    return {name: tensor for path in find_weight_files(folder) for name, tensor in read_tensors(path).items()}

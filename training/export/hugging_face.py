@@ -11,7 +11,7 @@ import torch
 
 from common.console import console
 from common.errors import Problems, UserError
-from common.files import write_atomically
+from common.files import WEIGHTS, write_atomically
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from evaluation.results import REPORT, find_card_section
 from nvidia.config import BertConfig
@@ -29,7 +29,7 @@ from training.export.folder import check_export_folder, read_folder_tensors, rea
 from training.export.model_card import model_card
 from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
 from training.runtime import collectives
-from training.settings.first_weights import EXPORT_AGAIN, EXTRA_WEIGHTS, WEIGHTS, read_stock_config
+from training.settings.first_weights import EXPORT_AGAIN, EXTRA_WEIGHTS, read_stock_config
 
 NO_REQUEST = CardRequest()
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from common.words import counted
+from common.words import counted, markdown_table
 from nvidia.config import BertConfig
 from training.checkpoints.state import TrainingState
 from training.export.card_facts import CardFacts, CardRequest
@@ -103,7 +103,7 @@ def _training_table(state: TrainingState, facts: CardFacts) -> str:
         "time (h:mm:ss)": str(timedelta(seconds=round(state.seconds))) if state.seconds else "not recorded",
         **effective_recipe(state.recipe or {}),
     }
-    return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+    return "\n".join(markdown_table(["setting", "value"], rows.items()))
 
 
 def _sentence_head_text(architecture: str, config: BertConfig) -> str:
@@ -123,17 +123,11 @@ def _probe_text(probes: tuple[Mapping[str, float], Mapping[str, float]] | None) 
     if probes is None:
         return ""
     first, last = probes
-    return "\n".join(
-        [
-            "## Probes during training",
-            "The model without fine-tuning, × 100 (docs/evaluation.md of the training code).",
-            "",
-            f"| probe | at step {first['step']:,} | at step {last['step']:,} |",
-            "|---|---|---|",
-            *(f"| {name} | {100 * first[name]:.1f} | {100 * last[name]:.1f} |" for name in shared_probes(probes)),
-            "\n",
-        ]
-    )
+    header = ["probe", f"at step {first['step']:,}", f"at step {last['step']:,}"]
+    rows = [(name, f"{100 * first[name]:.1f}", f"{100 * last[name]:.1f}") for name in shared_probes(probes)]
+    heading = "## Probes during training"
+    what = "The model without fine-tuning, × 100 (docs/evaluation.md of the training code)."
+    return "\n".join([heading, what, "", *markdown_table(header, rows), "\n"])
 
 
 def _validation_text(validation: Mapping[str, Any] | None, sentence_head: str) -> str:
@@ -149,5 +143,4 @@ def _validation_text(validation: Mapping[str, Any] | None, sentence_head: str) -
         columns["sentence order right" if sentence_head == "sop" else "next sentence right"] = (
             f"{validation['nsp_accuracy']:.1%}"
         )
-    rows = (list(columns), ["---"] * len(columns), list(columns.values()))
-    return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in rows)
+    return "\n".join(markdown_table([*columns], [[*columns.values()]]))

@@ -28,7 +28,11 @@ _hosts: set[str] = set()  # machines of the run
 
 
 def start(
-    device: torch.device, rank_info: RankInfo, stuck_seconds: float, facts: Mapping[str, str] | None = None
+    device: torch.device,
+    rank_info: RankInfo,
+    stuck_seconds: float,
+    facts: Mapping[str, str] | None = None,
+    join_timeout: timedelta | None = None,
 ) -> list[str]:
     """Join the world that the environment variables describe. Returns the machine of each rank.
 
@@ -37,9 +41,9 @@ def start(
     """
     # Compiling this operation takes a minute and needs a compiler; only DeepSpeed's inference uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    store, hosts = meeting.meet(rank_info, facts or {})
+    store, hosts = meeting.meet(rank_info, facts or {}, join_timeout)
     longest = timedelta(seconds=min(stuck_seconds, MAX_COLLECTIVE_SECONDS)) + LONGER_THAN_STUCK
-    timeout = max(meeting.JOIN_TIMEOUT, longest)
+    timeout = max(join_timeout or meeting.JOIN_TIMEOUT, longest)
     # DeepSpeed creates groups without a timeout.
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
@@ -101,7 +105,7 @@ def all_ranks_raise_first_failure(failure: BaseException | None) -> NoReturn:
     reporter, code = next((rank, code) for rank, code in enumerate(codes) if code is not None)
     if failure is None or dist.get_rank() != reporter:
         raise ReportedElsewhere(f"rank {reporter} cannot read its data; its message says why", code) from None
-    console.enabled = True
+    console.enable()
     raise failure
 
 

@@ -7,11 +7,15 @@ at once, with its name, and no other machine waits for it.
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 
 import torch
 from deepspeed.constants import default_pg_timeout
@@ -28,7 +32,9 @@ from common.errors import (
 from common.processes import STUCK_EXIT_CODE
 from training.runtime.ranks import RankInfo, is_agent_store
 
+T = TypeVar("T")
 JOIN_TIMEOUT = default_pg_timeout  # between the first rank and the last: DEEPSPEED_TIMEOUT, in minutes
+LONGER_THAN_TORCH = timedelta(seconds=5)  # because torch's own error says more
 FAILURE_TIMEOUT = timedelta(seconds=30)  # that a rank which cannot start tries to say so
 NUM_READ = "num_read"
 MAX_NAMED = 16  # ranks or hosts in a message
@@ -45,19 +51,20 @@ class Arrival:
     code: int = 0
 
 
-def meet(rank_info: RankInfo, facts: Mapping[str, str]) -> tuple[Store, list[str]]:
+def meet(rank_info: RankInfo, facts: Mapping[str, str], timeout: timedelta | None = None) -> tuple[Store, list[str]]:
     """The store through which all ranks have met, and their machines; RankLost names those that did not join."""
-    store = open_store(rank_info, is_served_here=rank_info.is_main and not is_agent_store())
+    timeout = timeout or JOIN_TIMEOUT
+    store = open_store(rank_info, rank_info.is_main and not is_agent_store(), timeout)
     keys = _keys(rank_info)
     try:
         _bring(store, rank_info, Arrival(socket.gethostname(), facts))
         try:
-            store.wait(keys, JOIN_TIMEOUT)
+            store.wait(keys, timeout)
             arrivals = [_read(value) for value in store.multi_get(keys)]
             store.add(NUM_READ, 1)
         except torch.distributed.DistStoreError:
             hosts = [_read(store.get(key)).host if store.check([key]) else None for key in keys]
-            raise RankLost(_describe_missing(hosts), STUCK_EXIT_CODE) from None
+            raise RankLost(_describe_missing(hosts, timeout), STUCK_EXIT_CODE) from None
     except torch.distributed.DistNetworkError:
         raise RankLost(
             f"rank 0 has left {_meeting_point()} while it waited for other ranks; its own message says why",
@@ -154,16 +161,25 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
     is_agents = is_agent_store()
     port = 0 if rank_info.world_size == 1 and is_served_here else int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
+    connect = partial(
+        TCPStore,
+        os.environ["MASTER_ADDR"],
+        port,
+        is_master=is_served_here,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=not is_agents,  # a second run in one process finds its port in use otherwise
+    )
     try:
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            port,
-            is_master=is_served_here,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=not is_agents,  # a second run in one process finds its port in use otherwise
-        )
+        store = connect() if is_served_here else _call_within(timeout + LONGER_THAN_TORCH, connect)
         return PrefixStore(f"bert_pretraining/{rank_info.world_size}_ranks/attempt_{attempt}", store)
+    except TimeoutError:
+        raise RankLost(
+            f"rank 0 did not answer at {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
+            f"{timeout.total_seconds():.0f} s, though the port is open there. If another program uses it, choose a "
+            f"free one (`deepspeed --master_port N`), the same on all machines",
+            STUCK_EXIT_CODE,
+        ) from None
     except torch.distributed.DistNetworkError as error:
         text, here = str(error), socket.gethostname()
         variables = "environment variables MASTER_ADDR and MASTER_PORT"
@@ -184,13 +200,27 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
         ) from None
 
 
-def _describe_missing(hosts: list[str | None]) -> str:
+def _call_within(timeout: timedelta, action: Callable[[], T]) -> T:
+    """The result of `action`, else TimeoutError: torch has no limit for a server that accepts and never answers."""
+    outcome: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(action())
+        except Exception as error:  # raised below
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, name="connect", daemon=True).start()
+    return outcome.result(timeout.total_seconds())
+
+
+def _describe_missing(hosts: list[str | None], timeout: timedelta) -> str:
     """`hosts`: the machine of each rank, None for those that did not join."""
     missing = [rank for rank, host in enumerate(hosts) if host is None]
     came = sorted({host for host in hosts if host is not None})
     return (
         f"{len(missing)} of the {len(hosts)} ranks did not join at {_meeting_point()} within "
-        f"{JOIN_TIMEOUT.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
+        f"{timeout.total_seconds():.0f} s: rank {_shortened_list(missing)}. The others run on "
         f"{_shortened_list(came)}. {REMEDY}"
     )
 

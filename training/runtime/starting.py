@@ -19,20 +19,12 @@ from training.runtime.rank_variables import printed_rank
 LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
 
 
-def choose_accelerator() -> None:
-    """Set DS_ACCELERATOR=cpu if torch finds no accelerator, before DeepSpeed is imported and warns about it."""
-    import torch
-
-    if not torch.accelerator.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
 class Start:
     """The start of this process. Call begin(), hand_over() and end() in that order, from the main thread."""
 
     def __init__(self) -> None:
         self.launcher: Launcher | None = None
-        self.before_leaving: Callable[[], None] | None = None  # called from a thread when a stop ends the process
+        self._before_leaving: Callable[[], None] | None = None
         self._handlers = ExitStack()
         self._pipe: tuple[int, int] | None = None
         self._is_over = threading.Event()
@@ -63,11 +55,15 @@ class Start:
     def end(self) -> None:
         """Restore the signal handlers."""
         self.hand_over()
-        self.before_leaving = None
+        self._before_leaving = None
         self._handlers.close()
         if self._pipe is not None:
             os.close(self._pipe[1])  # the thread reads the end of file and closes the other side
             self._pipe = None
+
+    def call_before_leaving(self, action: Callable[[], None] | None) -> None:
+        """Call `action`, from a thread, when a stop ends the process; None calls nothing."""
+        self._before_leaving = action
 
     def _listen(self, descriptor: int) -> None:
         while True:
@@ -89,8 +85,8 @@ class Start:
 
     def leave(self, reason: str) -> NoReturn:
         """End the process, which has nothing to save."""
-        if self.before_leaving is not None:
-            self.before_leaving()
+        if self._before_leaving is not None:
+            self._before_leaving()
         if printed_rank(os.environ) == "0":
             with suppress(OSError):
                 os.write(2, f"stopped before the first step ({reason}): there was nothing to save\n".encode())

@@ -80,12 +80,12 @@ class Watchdog:
                 self.folder.mkdir(parents=True, exist_ok=True)
         self._write()
         self._thread.start()
-        start.before_leaving = self.note_stop
+        start.call_before_leaving(self.note_stop)
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """A rank that loses the connection to one that was asked to stop before the first step stops as well."""
-        start.before_leaving = None
+        start.call_before_leaving(None)
         self._ended.set()
         self._thread.join()
         if isinstance(error, RuntimeError) and any(beat.section == STOPPED for beat in self._read_all()):

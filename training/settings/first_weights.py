@@ -13,7 +13,6 @@ from nvidia.config import BertConfig
 from nvidia.interop.families import family_of_type
 from nvidia.interop.stock_config import from_stock_config
 
-WEIGHTS = "model.safetensors"
 # The pooler and the next-sentence head, for which most stock classes have no parameters.
 EXTRA_WEIGHTS = "next_sentence.safetensors"
 EXPORT_AGAIN = "expected a model in Hugging Face's layout. Copy the folder again, or write it with scripts/export_hf.py"
@@ -73,7 +72,7 @@ def read_stock_config(folder: Path) -> dict[str, Any]:
 
 
 def _has_sentence_head(folder: Path) -> bool:
-    for path in (*find_weight_files(folder, WEIGHTS), folder / EXTRA_WEIGHTS):
+    for path in (*find_weight_files(folder), folder / EXTRA_WEIGHTS):
         try:
             with safe_open(path, "pt") as tensors:
                 if _SENTENCE_HEAD in tensors.keys():  # noqa: SIM118 (not a dict)

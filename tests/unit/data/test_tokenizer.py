@@ -296,7 +296,7 @@ def test_the_encoder_forgets_words_to_bound_its_memory(
         texts = [f"word{number} and the fox{number % 7}" for number in range(first, first + 50)]
         expected = [tokenizer.backend.encode(text, add_special_tokens=False).ids for text in texts]
         assert encoder.encode(texts).ids.tolist() == [token for ids in expected for token in ids]
-        assert len(encoder._number_of) <= 100 + 60
+        assert len(encoder._words) <= 100 + 60
 
 
 def test_casing_comes_from_the_files_unless_given(vocabularies: dict[bool, Path], tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The command: its tables, its JSON, the file it writes, and what it refuses."""
 
 import json
+import re
+import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +24,12 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_thousand_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*LARGE, *ZERO1, "--gpus", "8x128:H100", "--dollars_per_gpu_hour", "2.5"]) == 0
+def test_a_thousand_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of docs/clusters.md."""
+    page = (PROJECT / "docs" / "clusters.md").read_text()
+    (line,) = re.findall(r"^    python scripts/plan_cluster.py (.*)$", page, re.MULTILINE)
+    monkeypatch.chdir(PROJECT)
+    assert main([*shlex.split(line), "--dollars_per_gpu_hour", "2.5"]) == 0
     text = capsys.readouterr().out
     for part in (
         "336,234,306 parameters",

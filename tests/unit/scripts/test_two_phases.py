@@ -137,7 +137,7 @@ def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_wit
         return 0
 
     monkeypatch.setattr(Chain, "run", run)
-    monkeypatch.setattr(two_phases, "launcher", lambda _ranks: [])
+    monkeypatch.setattr(two_phases, "launch_command", lambda *_: [])
     words = [*write_phases(tmp_path), *passed_on(tmp_path)]
     assert main([*words, "--dry_run"]) == 0
     said = capsys.readouterr()
@@ -160,7 +160,7 @@ def test_interrupted_in_phase_one_it_resumes_and_finishes_both(
 ) -> None:
     """The real command's main(). The `deepspeed` launcher costs ten seconds a start more than plain python does."""
     if starter == "python":
-        monkeypatch.setattr(two_phases, "launcher", lambda _ranks: [sys.executable, "deepspeed_train.py"])
+        monkeypatch.setattr(two_phases, "launch_command", lambda *_: [sys.executable, "deepspeed_train.py"])
     words = [*write_phases(tmp_path, first_steps=150), *passed_on(tmp_path), "--save_every_steps", "10"]
     checkpoints = tmp_path / "out" / "saved_models" / f"two_{SHORT}"
 
@@ -173,7 +173,7 @@ def test_interrupted_in_phase_one_it_resumes_and_finishes_both(
     threading.Thread(target=interrupt, daemon=True).start()
     with monkeypatch.context() as patch:
         if starter == "python":  # slow steps, so that the phase is not over before it is interrupted
-            patch.setattr(two_phases, "launcher", lambda _ranks: with_slow_steps([]))
+            patch.setattr(two_phases, "launch_command", lambda *_: with_slow_steps([]))
         assert main(words) == STOPPED_EXIT_CODE
     of_the_phase = set(psutil.Process().children(recursive=True)) - of_other_tests
     _, orphans = psutil.wait_procs(of_the_phase, timeout=300)

@@ -1,6 +1,10 @@
-"""The Kubernetes manifest of docs/clusters.md: its fields exist in the API, its parts match, and its flags exist."""
+"""docs/clusters.md: its flags exist, the fields of its Kubernetes manifest too, and the parts of that match.
+
+tests/cluster runs its commands.
+"""
 
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -123,6 +127,15 @@ def test_the_parts_match() -> None:
 
 def test_the_flags() -> None:
     (container,) = read_manifest()[1]["spec"]["template"]["spec"]["containers"]
-    words = container["args"]
-    _, problems = read_arguments(words[words.index("deepspeed_train.py") + 1 :])
-    assert problems.messages == []
+    flags = [flags_of(container["args"], "deepspeed_train.py")]
+    page = re.sub(r"```.*?```", "", (PROJECT / "docs" / "clusters.md").read_text(), flags=re.DOTALL)
+    for script in ("deepspeed_train.py", "scripts/slurm.sh"):
+        lines = [line for line in page.splitlines() if line.startswith("    ") and f" {script} --" in line]
+        flags += [flags_of(shlex.split(line), script) for line in lines]
+    assert len(flags) == 6
+    for words in flags:
+        assert read_arguments(words)[1].messages == []
+
+
+def flags_of(words: list[str], script: str) -> list[str]:
+    return words[words.index(script) + 1 :]

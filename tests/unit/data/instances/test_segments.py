@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.instances.rows import SpecialIds, assemble_rows
+from data.instances.rows import SpecialIds, assemble_rows, join_texts
 from data.instances.segments import Documents, Instances, Objective, make_instances
 
 SPECIAL = SpecialIds(pad=0, cls=2, sep=3)
@@ -120,7 +120,9 @@ def test_rows_hold_exactly_the_instances(objective: Objective) -> None:
     documents = make_documents([rng.integers(1, 30, 9).tolist() for _ in range(20)])
     donor = make_documents([rng.integers(1, 30, 9).tolist() for _ in range(20)], first=50_000)
     found = made(documents, donor, objective, 37)
-    rows = assemble_rows(documents, donor, found, SPECIAL, 37, 6)
+    b_first = np.where(found.b_is_donated == 1, len(documents.tokens), 0)
+    placed = found._replace(b_start=found.b_start + b_first)
+    rows = assemble_rows(join_texts([documents, donor]), placed, SPECIAL, 37, 6)
     for k in range(found.num_rows):
         a = documents.tokens[found.a_start[k] : found.a_start[k] + found.a_length[k]].tolist()
         source = donor if found.b_is_donated[k] else documents

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.shards.schema import DATASETS
-from data.shards.writer import shard_bytes
+from data.shards.writer import _add_dataset, shard_bytes
 from tests.unit.data.shards_on_disk import equal, make_rows, read_all
 
 
@@ -38,3 +38,17 @@ def test_the_bytes_do_not_depend_on_when_objects_are_collected(monkeypatch: pyte
     monkeypatch.setattr(h5py.Group, "create_dataset", create_and_hold)
     assert shard_bytes(rows, {}) == expected
     assert len(held) == len(DATASETS)
+
+
+@pytest.mark.parametrize("largest", [1, 200, 30_000, 100_000, 2**31 - 1, -5])
+@pytest.mark.parametrize("shape", [(70, 20), (64, 200), (1, 3), (33,)])
+def test_stock_hdf5_decodes_the_chunks(shape: tuple[int, ...], largest: int) -> None:
+    """One to four planes, stored or coded, negative values, and a last chunk that is not full."""
+    low, high = min(0, largest), max(1, largest)
+    values = np.random.default_rng(0).integers(low, high, shape, dtype=np.int32, endpoint=True)
+    narrow = values.astype(np.int8)
+    with h5py.File("any", "w", driver="core", backing_store=False) as file:
+        _add_dataset(file, "wide", values, 1)
+        _add_dataset(file, "narrow", narrow, 1)
+        assert np.array_equal(file["wide"][...], values)
+        assert np.array_equal(file["narrow"][...], narrow)

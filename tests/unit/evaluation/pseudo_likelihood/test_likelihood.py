@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from benchmarks import minimal_pairs
 from common.errors import UserError
 from evaluation.pseudo_likelihood import native
 from evaluation.pseudo_likelihood.encoding import Encoded, encode, mask_id_of
-from evaluation.pseudo_likelihood.likelihood import MASKINGS, StockScorer, make_queries, score_sentences
+from evaluation.pseudo_likelihood.likelihood import Masking, StockScorer, make_queries, score_sentences
 from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, minimal_pair_accuracy, score_cloze, score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native
 from nvidia.cpu import libraries
@@ -49,14 +49,14 @@ def test_a_sentence_has_the_sum_over_tokens_masked_in_turn() -> None:
         ),
     }
     assert len({item.words[place] for place in free}) < len(free)  # else the three would be one
-    for masking in MASKINGS:
+    for masking in get_args(Masking):
         scores = score_sentences(StockScorer(model, 0), [item], TOKENIZER.mask_token_id, masking)
         assert scores.sums[0] == pytest.approx(expected[masking], abs=1e-4)
         assert scores.means[0] == pytest.approx(expected[masking] / len(free), abs=1e-4)
 
 
 @pytest.mark.parametrize("pre_ln", [True, False])
-@pytest.mark.parametrize("masking", MASKINGS)
+@pytest.mark.parametrize("masking", get_args(Masking))
 def test_our_model_gives_the_same_scores_on_packed_tokens(pre_ln: bool, masking: Any) -> None:
     model = make_model(TOKENIZER, pre_ln)
     ours = to_native(model.state_dict(), model.config.to_dict(), "here")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import ReportedElsewhere, UserError
+from common.errors import RankLost, ReportedElsewhere, UserError
 from tests.support import free_port
 from training.runtime import meeting
 from training.runtime.meeting import Arrival, find_differences, meet, sharing_failures
@@ -82,3 +82,15 @@ def test_a_single_rank_starts_though_its_port_is_taken(monkeypatch: pytest.Monke
     assert len(hosts) == 1
     store.set("key", "value")
     assert store.get("key") == b"value"
+
+
+def test_another_program_at_the_port_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections and never answers."""
+    monkeypatch.setattr(meeting, "JOIN_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(meeting, "LONGER_THAN_TORCH", timedelta(0))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(RankLost, match="though the port is open there"):
+            meet(SECOND, {})

@@ -1,0 +1,78 @@
+"""One run at a time uploads to a URL: a live one is not disturbed, a dead one is not waited for longer than needed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from common.errors import UserError
+from common.stores import Store
+from training.checkpoints import lease
+from training.checkpoints.lease import FILE, Lease
+
+HOUR = 3600.0  # longer than any test
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Nobody changes the file, and nobody waits."""
+    monkeypatch.setattr(lease, "BEAT_SECONDS", HOUR)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "SILENT_SECONDS", 0.0)
+    yield Store("memory://bucket/runs/job", "--upload_checkpoints")
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Of a run on two machines that share no disk."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    return tmp_path / "one", tmp_path / "other"
+
+
+def test_a_live_run_is_not_disturbed(store: Store, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "SILENT_SECONDS", HOUR)
+    first = Lease(store)
+    first.acquire(folders[0])
+    with pytest.raises(UserError, match=r"/runs/job: another run uploads there \(process \d+ on .*Stop that run"):
+        Lease(store).acquire(folders[1])
+    assert list(folders[1].iterdir()) == []
+    first.check()
+    first.release()
+    Lease(store).acquire(folders[1])  # at once: the other has ended
+
+
+def test_a_run_that_no_longer_changes_its_file_is_dead(
+    store: Store, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If it was only out of reach, it notices that it has lost the lease, and does not take it back."""
+    first, second = Lease(store), Lease(store)
+    first.acquire(folders[0])
+    second.acquire(folders[1])
+    assert "checking for 0 s whether the run that uploaded there last" in capsys.readouterr().out
+    with pytest.raises(UserError, match="another run uploads there"):
+        first.check()
+    first.release()
+    second.check()
+    assert b'"is_over": false' in store.read(FILE)
+
+
+def test_the_last_process_of_the_same_folder_has_ended(
+    store: Store, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder's lock says so: nothing to wait for."""
+    monkeypatch.setattr(lease, "SILENT_SECONDS", HOUR)
+    Lease(store).acquire(folders[0])
+    again = Lease(store)
+    again.acquire(folders[0])
+    again.acquire(folders[0])
+    again.check()
+
+
+@pytest.mark.parametrize("content", [b'{"host": "worker-0"}', b"[]", b"\xff", b""])
+def test_a_file_of_another_version(content: bytes, store: Store, folders: tuple[Path, Path]) -> None:
+    store.write(FILE, content)
+    Lease(store).acquire(folders[0])
