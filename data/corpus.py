@@ -75,7 +75,7 @@ def find_modules() -> list[Path]:
 
 
 def _modules_below(root: Path, unwanted: frozenset[str]) -> list[Path]:
-    """Python files below `root`, sorted, without those in folders of `unwanted` names. rglob takes ten times as long."""
+    """Python files below `root`, sorted, without folders of `unwanted` names. rglob takes ten times as long."""
     found = []
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in unwanted]

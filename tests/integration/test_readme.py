@@ -130,7 +130,7 @@ def test_quickstart_goes_the_whole_road_and_goes_on(tmp_path: Path) -> None:
         length: json.loads((tmp_path / "data" / "hdf5" / length / "manifest.json").read_text())["settings"]["objective"]
         for length in ("64", "128")
     }
-    assert objectives == {"64": "mlm", "128": "nsp"}  # the quickstart's model has no sentence head, bert_base.json's has
+    assert objectives == {"64": "mlm", "128": "nsp"}  # only bert_base.json has a sentence head
     again = run_until("scripts/quickstart.sh --steps 20", None, tmp_path)
     assert "already built" in again
     assert "finished already, at step 20" in again
