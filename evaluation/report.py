@@ -131,7 +131,7 @@ def _groups(result: TaskResult, split: str) -> dict[str, float]:
 
 
 def _average(tasks: Sequence[Json], model: str) -> float | None:
-    """Mean over tasks of the mean of each task's metrics, as GLUE has it; None where a task is missing."""
+    """Mean over tasks of the mean of each task's metrics, as in GLUE; None where a task is missing."""
     values: dict[str, list[float]] = {}
     for task in tasks:
         entry = find_result(task, model)

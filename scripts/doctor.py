@@ -85,11 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="doctor.py", description=__doc__)
     parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to start here (default: one per GPU)")
     parser.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="output folder of the run (default: .)",
+        "--output_dir", type=Path, default=Path(), metavar="DIR", help="output folder of the run (default: .)"
     )
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
     parser.add_argument("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")

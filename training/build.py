@@ -92,18 +92,7 @@ def all_ranks_build_run(
     checkpoints = CheckpointWriter(settings.saved_models, None if uploader is None else uploader.offer)
     fresh = first_state(settings, rank_info, datasets)
     with all_ranks_lock_resume_point(resume_request(settings, remote), checkpoints, fresh) as point:
-        note("preparing the model", 0)
-        torch.manual_seed(settings.training_flags.seed)
-        model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
-        load_first_weights(model, settings.first_weights, settings.tokenizer, point)
-        note("choosing the libraries of matrix products", 0)
-        with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
-            fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
-        note("preparing the weights", 0)
-        if has_unigram_start(settings.model_config, settings.first_weights, point):
-            read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
-            model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
-        replace_blocks(model, settings, rank_info.rank)
+        model, fresh, libraries = all_ranks_prepare_model(settings, datasets, rank_info, device, point, fresh, note)
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
         note("loading the checkpoint", 0)
@@ -131,17 +120,41 @@ def all_ranks_build_run(
         clock=clock,
         checkpoints=checkpoints,
         uploader=uploader,
-        sinks=Sinks(
-            settings.runs,
-            is_writing,
-            progress,
-            detach_monitor(engine),
-            num_ranks=rank_info.world_size,
-            with_details=settings.training_flags.log_details,
-        ),
+        sinks=build_sinks(settings, rank_info, progress, engine, is_writing),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
+
+
+def all_ranks_prepare_model(
+    settings: Settings,
+    datasets: Datasets,
+    rank_info: RankInfo,
+    device: torch.device,
+    point: ResumePoint | None,
+    fresh: TrainingState,
+    note: Callable[[str, int], None],
+) -> tuple[PreTrainingModel, TrainingState, str]:
+    """The model that the engine gets, `fresh` with the libraries that were chosen, and a text about them."""
+    note("preparing the model", 0)
+    torch.manual_seed(settings.training_flags.seed)
+    model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+    load_first_weights(model, settings.first_weights, settings.tokenizer, point)
+    note("choosing the libraries of matrix products", 0)
+    with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
+        fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
+    note("preparing the weights", 0)
+    if has_unigram_start(settings.model_config, settings.first_weights, point):
+        read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
+        model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
+    replace_blocks(model, settings, rank_info.rank)
+    return model, fresh, libraries
+
+
+def build_sinks(settings: Settings, rank_info: RankInfo, progress: Progress, engine: Any, is_writing: bool) -> Sinks:
+    num_ranks, with_details = rank_info.world_size, settings.training_flags.log_details
+    monitor = detach_monitor(engine)
+    return Sinks(settings.runs, is_writing, progress, monitor, num_ranks=num_ranks, with_details=with_details)
 
 
 def retention_of(flags: CheckpointFlags) -> Retention:

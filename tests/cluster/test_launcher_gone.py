@@ -3,7 +3,7 @@
 import os
 import shlex
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,7 @@ from tests.cluster.machines import LAST_RESORT, Machine, started, wait_until
 from tests.cluster.runs import (
     deepspeed,
     documented,
+    newest_step,
     printed,
     run_to_end,
     saved_step,
@@ -24,6 +25,7 @@ from tests.cluster.runs import (
 from tests.cluster.test_faults import NOTICED, SILENT, STUCK
 from tests.integration.test_launcher_ends import write_endless
 from tests.support import PROJECT, read_metrics, tiny_words
+from training.runtime.launchers import NODE_LAUNCHER
 
 Machines = tuple[Machine, Machine]
 
@@ -60,20 +62,28 @@ def test_ranks_save_and_end(end: str, machines: Machines, tmp_path: Path) -> Non
 
 
 def test_a_command_on_a_machine_outside_the_hostfile(machines: Machines, tmp_path: Path) -> None:
-    """No rank can see that it is killed: a warning says so. The end of its pdsh ends the ranks."""
+    """No rank can see that it is killed: a warning says so. The end of its ssh processes ends the ranks."""
     words = ["deepspeed_train.py", *write_endless(tmp_path)]
     hostfile = tmp_path / "one_host"
     hostfile.write_text("worker-0 slots=2\n")
     command = ["deepspeed", "--hostfile", str(hostfile), "--force_multi", "--master_addr", "worker-0", *words]
     with training(machines[1], command, tmp_path):
         assert printed(tmp_path).count("started on a machine outside the hostfile") == 1
-        for name in ("deepspeed", "pdsh"):
-            for process in machines[1].processes():
-                if name in (Path(word).name for word in process.cmdline()[:2]):
-                    process.kill()
+        kill(machines[1], "/bin/deepspeed")
+        before = newest_step(tmp_path)
+        wait_until(lambda: newest_step(tmp_path) > before + 5, "more checkpoints")
+        kill(machines[1], NODE_LAUNCHER)  # as `pkill -f` does
         wait_for_no_rank(machines, NOTICED)
     assert saved_step(tmp_path) == read_metrics(tmp_path, "train")[-1]["step"], "steps were lost"
     assert_resumes(machines[0], tmp_path)
+
+
+def kill(machine: Machine, part: str) -> None:
+    """Kill the processes of a machine that have this in their command lines."""
+    for process in machine.processes():
+        with suppress(psutil.NoSuchProcess):
+            if part in " ".join(process.cmdline()):
+                process.kill()
 
 
 def test_a_command_through_ssh_with_a_terminal(machines: Machines, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from data.shards.schema import Rows
-from data.shards.writer import write_shard
 from tests.integration.bad_input.case import (
     Setup,
     Spoil,
@@ -32,6 +31,7 @@ from tests.integration.bad_input.case import (
 from tests.integration.bad_input.good import WORDS
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
+from tests.unit.data.shards_on_disk import write_shard
 from training.checkpoints.manifest import write_manifest
 from training.runtime.lock import lock_folder
 
