@@ -53,7 +53,9 @@ def test_a_dropped_block_has_no_effect(kind: type[PreTrainingModel], dropped: in
             if index != dropped:
                 state[".".join([*parts[:3], str(index - (index > dropped)), *parts[4:]])] = tensor
     smaller.load_state_dict(dict(sorted(state.items())))
-    torch.testing.assert_close(model(make_batch()), smaller(make_batch()), rtol=0, atol=0)
+    # Without its last block, the smaller model computes only the queries that are read in the block before it.
+    rounding = 1e-5 if dropped == 2 else 0.0
+    torch.testing.assert_close(model(make_batch()), smaller(make_batch()), rtol=0, atol=rounding)
     model.eval()
     assert not torch.equal(model(make_batch()), smaller(make_batch()))  # nothing is dropped outside training
 
