@@ -233,7 +233,7 @@ CHECKPOINTS = {
         "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so no step is left", "Pass --rewarmup",
     ),
     "a state of words": (
-        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "Use another checkpoint"
+        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "expected a whole number", "Use another checkpoint"
     ),
     "a state beyond numbers": (
         state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "Use another checkpoint"
