@@ -1,11 +1,11 @@
 """Measures the speed, scaling and memory of turning text into shards: `python benchmarks/prepare.py`.
 
 Instances per second and core cover the whole command, from raw sentences to finished shards and report, with a given
-tokenizer, five static copies and one worker, in CPU time of the process tree. The peer makes one instance at a time in
-Python, with the same tokenizer and the same kind of text. Memory is measured with a given tokenizer, and with one that
-is trained in the run. The largest corpus is also prepared by several workers: their instances per second of wall time
-show whether all cores are used on a machine without other load; the share of CPU time outside of the workers, which
-more workers do not divide, shows it on any machine.
+tokenizer, five static copies and one worker, in CPU time of the process tree. The peer is a plain reference of BERT's
+published procedure (benchmarks/plain_prepare.py) with the same vocabulary and text, start-up included. Memory is
+measured with a given tokenizer, and with one that is trained in the run. The largest corpus is also prepared by several
+workers: their instances per second of wall time show whether all cores are used on a machine without other load; the
+share of CPU time outside of the workers, which more workers do not divide, shows it on any machine.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.tokenizer import load_tokenizer
 from data.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +30,6 @@ VOCAB_SIZE = 30_000
 SENTENCES_PER_DOCUMENT = (6, 30)
 SYLLABLES = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er", "on")]
 NEW_WORDS_PER_SENTENCE = 0.4  # which has 20 words on average
-PEER_MB = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rss_mb", type=float, default=20, help="corpus whose memory is compared with one of ten times its size"
     )
+    parser.add_argument("--peer_mb", type=float, default=15, help="corpus to compare with the plain reference on")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of workers to compare with one")
     parser.add_argument("--sample_mb", type=float, default=5, help="amount of text to train the tokenizer on")
     arguments = parser.parse_args(argv)
@@ -55,14 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with_training = {size: _measure(folder, trained, size, 1) for size in (once, tenfold)}
         print(f"with {arguments.workers} workers:")
         together = _measure(folder, given, sizes[-1], arguments.workers)
-        peer = _peer_rate(folder, tokenizer)
-        print(f"peer, one instance at a time in Python: {peer:,.0f} instances/s/core")
+        print("beside the plain reference:")
+        ours = _measure(folder, given, arguments.peer_mb, 1)["rate"]
+        peer = _peer_rate(folder, tokenizer, arguments.peer_mb)
+        print(f"plain reference: {peer:,.0f} instances/s/core, ours {ours / peer:.1f} times as many")
     best = results[sizes[-1]]
     print(
         json.dumps(
             {
                 "instances_per_s_per_core": round(best["rate"]),
                 "peer_instances_per_s_per_core": round(peer),
+                "ratio_to_peer": round(ours / peer, 2),
                 "rss_1x_mb": round(results[once]["rss_mb"]),
                 "rss_10x_mb": round(results[tenfold]["rss_mb"]),
                 "rss_1x_mb_vocab_trained": round(with_training[once]["rss_mb"]),
@@ -119,18 +121,24 @@ def _tokenizer(folder: Path, megabytes: float) -> Path:
     return folder / "tokenizer"
 
 
-def _measure(folder: Path, tokenizer: Sequence[str], megabytes: float, workers: int) -> dict[str, float]:
-    corpus, output = folder / "corpus.txt", folder / "out"
-    write_corpus(corpus, megabytes)
-    command = [
-        sys.executable, "-m", "benchmarks.prepare_child", "--input", str(corpus), "--output_dir", str(output),
-        *tokenizer, "--max_seq_length", "128", "--dupe_factor", "5", "--workers", str(workers),
-    ]  # fmt: skip
+def _run(module: str, *arguments: object) -> tuple[str, float, float]:
+    """Run a module as a process; return the last line of its output, wall time and CPU time, start-up included."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     child = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    found = json.loads(child.stdout.splitlines()[-1])
+    return child.stdout.splitlines()[-1], seconds, cpu
+
+
+def _measure(folder: Path, tokenizer: Sequence[str], megabytes: float, workers: int) -> dict[str, float]:
+    corpus, output = folder / "corpus.txt", folder / "out"
+    write_corpus(corpus, megabytes)
+    line, seconds, cpu = _run(
+        "benchmarks.prepare_child", "--input", corpus, "--output_dir", output, *tokenizer, "--max_seq_length", 128,
+        "--dupe_factor", 5, "--workers", workers,
+    )  # fmt: skip
+    found = json.loads(line)
     rss = found["rss_mb"]
     files = json.loads((output / "128" / "manifest.json").read_text())["files"]
     instances = sum(file["rows"] for file in files)
@@ -143,65 +151,11 @@ def _measure(folder: Path, tokenizer: Sequence[str], megabytes: float, workers: 
     }  # fmt: skip
 
 
-def _peer_rate(folder: Path, tokenizer_folder: Path) -> float:
-    """Make pairs and masks token by token in Python lists, as BERT's reference scripts do."""
-    tokenizer = load_tokenizer(tokenizer_folder)
-    write_corpus(folder / "peer.txt", PEER_MB)
-    rng = random.Random(0)
-    started = time.process_time()
-    text = (folder / "peer.txt").read_text()
-    documents = []
-    for document in text.strip().split("\n\n"):
-        documents.append(
-            [tokenizer.backend.encode(line, add_special_tokens=False).ids for line in document.split("\n")]
-        )
-    made = sum(
-        _peer_document(documents, number, tokenizer.vocab_size, rng)
-        for _ in range(5)
-        for number in range(len(documents))
-    )
-    return made / (time.process_time() - started)
-
-
-def _peer_document(documents: list[list[list[int]]], number: int, vocab_size: int, rng: random.Random) -> int:
-    made, chunk, length, i = 0, [], 0, 0
-    document = documents[number]
-    while i < len(document):
-        chunk.append(document[i])
-        length += len(document[i])
-        if i == len(document) - 1 or length >= 125:
-            split = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
-            a = [token for sentence in chunk[:split] for token in sentence]
-            if len(chunk) == 1 or rng.random() < 0.5:
-                other = documents[rng.randrange(len(documents))]
-                b: list[int] = []
-                for sentence in other[rng.randrange(len(other)) :]:
-                    b.extend(sentence)
-                    if len(b) >= 125 - len(a):
-                        break
-                i -= len(chunk) - split
-            else:
-                b = [token for sentence in chunk[split:] for token in sentence]
-            while len(a) + len(b) > 125:
-                longer = a if len(a) > len(b) else b
-                longer.pop(0 if rng.random() < 0.5 else -1)
-            _peer_mask([2, *a, 3, *b, 3], vocab_size, rng)
-            made, chunk, length = made + 1, [], 0
-        i += 1
-    return made
-
-
-def _peer_mask(tokens: list[int], vocab_size: int, rng: random.Random) -> list[tuple[int, int]]:
-    candidates = [place for place, token in enumerate(tokens) if token not in (2, 3)]
-    rng.shuffle(candidates)
-    chosen = []
-    for place in sorted(candidates[: max(1, round(len(tokens) * 0.15))]):
-        chosen.append((place, tokens[place]))
-        if rng.random() < 0.8:
-            tokens[place] = 4
-        elif rng.random() < 0.5:
-            tokens[place] = rng.randrange(5, vocab_size)
-    return chosen
+def _peer_rate(folder: Path, tokenizer: Path, megabytes: float) -> float:
+    corpus = folder / "peer.txt"
+    write_corpus(corpus, megabytes)
+    instances, _, cpu = _run("benchmarks.plain_prepare", corpus, tokenizer / "vocab.txt", folder / "peer.hdf5")
+    return int(instances) / cpu
 
 
 if __name__ == "__main__":

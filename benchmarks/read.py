@@ -87,14 +87,15 @@ def _write(folder: Path, num_files: int, rows_per_file: int) -> None:
     import h5py
 
     from data.shards.schema import DATASETS
-    from data.shards.writer import write_shard
+    from data.shards.writer import shard_bytes
 
     for number in range(num_files):
         rows = _rows(rows_per_file, number)
         name = f"training_{number}.hdf5"
-        write_shard(folder / "ours" / name, rows, {"masked": True})
-        write_shard(folder / "uncompressed" / name, rows, {"masked": True}, compression=None)
-        (folder / "nvidia").mkdir(exist_ok=True)
+        for kind in ("ours", "uncompressed", "nvidia"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / "ours" / name).write_bytes(shard_bytes(rows, {"masked": True}))
+        (folder / "uncompressed" / name).write_bytes(shard_bytes(rows, {"masked": True}, compression=None))
         with h5py.File(folder / "nvidia" / name, "w") as file:
             for field, (_, kind) in DATASETS.items():
                 file.create_dataset(field, data=getattr(rows, field), dtype=kind, compression="gzip")

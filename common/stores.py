@@ -1,4 +1,4 @@
-"""Files behind a URL, by fsspec: an object store, http, and others. What fails is tried again, then one message."""
+"""Files behind a URL, by fsspec: an object store, http, and others. Calls that fail are repeated for some minutes."""
 
 import re
 import time
@@ -40,7 +40,8 @@ def without_password(url: str) -> str:
 class Store:
     """The files below a URL that `flag` named. Names are relative to it.
 
-    An error that may pass is tried again for minutes. What remains is a UserError, except FileNotFoundError.
+    A call that fails with an error that may be transient is repeated; the last error becomes a UserError. What does not
+    exist is a FileNotFoundError.
     """
 
     def __init__(self, url: str, flag: str) -> None:
@@ -127,7 +128,7 @@ class Store:
                 return action()
             except (FileNotFoundError, UserError, Interrupted):
                 raise
-            except Exception as error:  # every file system has errors of its own
+            except Exception as error:  # every file system has its own errors
                 reason = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")[:300]
                 if is_final(error):
                     raise UserError(

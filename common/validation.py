@@ -10,7 +10,7 @@ from common.errors import Problems, nearest, shortened
 
 M = TypeVar("M", bound=BaseModel)
 
-UNKNOWN_REMEDY = "; expected one of those in docs/configuration.md; remove it"
+CONFIGURATION_PAGE = "docs/configuration.md"
 # pydantic's error type → what was expected; {…} are values of the error's context.
 EXPECTATIONS = {
     "int_type": "a whole number",
@@ -36,23 +36,33 @@ EXPECTATIONS = {
 }
 
 
-def validate(kind: type[M], content: Mapping[str, Any], where: str, problems: Problems, block: str = "") -> M | None:
+def validate(
+    kind: type[M],
+    content: Mapping[str, Any],
+    where: str,
+    problems: Problems,
+    block: str = "",
+    page: str = CONFIGURATION_PAGE,
+) -> M | None:
     """`content` as a `kind`, or None with one message per problem added to `problems`.
 
-    `where` names the file and `block` the object in it, if `content` is not the whole file.
+    `where` names the file and `block` the object in it, if `content` is not the whole file; `page` describes its keys.
     """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        for _, message in describe_errors(kind, error, block):
+        for _, message in describe_errors(kind, error, block, page):
             problems.add(f"{where}: {message}")
         return None
 
 
-def describe_errors(kind: type[BaseModel], error: ValidationError, block: str = "") -> list[tuple[str, str]]:
+def describe_errors(
+    kind: type[BaseModel], error: ValidationError, block: str = "", page: str = CONFIGURATION_PAGE
+) -> list[tuple[str, str]]:
     """The top-level key and the message of each problem that `kind` found."""
     return [
-        (str(detail["loc"][0]) if detail["loc"] else "", _describe(kind, detail, block)) for detail in error.errors()
+        (str(detail["loc"][0]) if detail["loc"] else "", _describe(kind, detail, block, page))
+        for detail in error.errors()
     ]
 
 
@@ -71,14 +81,15 @@ def key_names(kind: type[BaseModel]) -> list[str]:
     return [str(field.alias or name) for name, field in kind.model_fields.items()]
 
 
-def _describe(kind: type[BaseModel], detail: Any, block: str) -> str:
+def _describe(kind: type[BaseModel], detail: Any, block: str, page: str) -> str:
     *above, last = [str(part) for part in detail["loc"]] or [""]
     path = ".".join(part for part in (block, *above, last) if part)
     if detail["type"] == "extra_forbidden":
-        return f"unknown key {path!r}{nearest(last, _known_keys(kind, above), otherwise=UNKNOWN_REMEDY)}"
+        remedy = f"; expected one of those in {page}; remove it"
+        return f"unknown key {path!r}{nearest(last, _known_keys(kind, above), otherwise=remedy)}"
     if detail["type"] == "missing":
-        return f"the key {path!r} is missing; add it, as docs/configuration.md describes"
-    return f"{path}: {describe_value(detail)}"
+        return f"the key {path!r} is missing; add it, as {page} describes"
+    return f"{path}: {describe_value(detail)}" if path else describe_value(detail)
 
 
 def _known_keys(kind: Any, path: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import gc
 import hashlib
 import io
 import math
+import os
 import re
 import sys
 import sysconfig
@@ -31,6 +32,8 @@ COMPLETE = ".complete"  # written last, so that an interrupted corpus is built a
 _MAX_MODULE = 2 * 2**20  # bytes; larger ones are tables
 _FILES_AT_ONCE = 64
 LABELLED_PACKAGES, LABELLED_TEXTS, LABELLED_PER_MODULE, LABELLED_WORDS = 6, 400, 8, 48
+# Folders of tests and vendored copies, which have little prose and much repetition.
+_UNWANTED = frozenset({"test", "tests", "testing", "_vendor", "vendor", "idlelib", "lib2to3"})
 _MIN_PROSE = 200  # bytes of docstrings in a module
 _MIN_PROSE_SHARE = 0.15
 _MIN_WORDS, _MAX_WORDS = 4, 120  # of a sentence
@@ -67,17 +70,17 @@ def find_modules() -> list[Path]:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     packages = Path(sysconfig.get_paths()["purelib"])
     topics = stdlib / "pydoc_data" / "topics.py"
-    own = [path for path in stdlib.rglob("*.py") if packages not in path.parents and "site-packages" not in path.parts]
-    others = list(packages.rglob("*.py"))
-    ordered = sorted(path for path in own if not _is_unwanted(path, stdlib))
-    ordered += sorted(path for path in others if not _is_unwanted(path, packages))
-    return [topics, *(path for path in ordered if path != topics)]
+    own = _modules_below(stdlib, _UNWANTED | {"site-packages", packages.name})
+    return [topics, *(path for path in own if path != topics), *_modules_below(packages, _UNWANTED)]
 
 
-def _is_unwanted(path: Path, root: Path) -> bool:
-    """Whether it is a test or a vendored copy, which have little prose and much repetition."""
-    parts = path.relative_to(root).parts
-    return any(part in {"test", "tests", "testing", "_vendor", "vendor", "idlelib", "lib2to3"} for part in parts)
+def _modules_below(root: Path, unwanted: frozenset[str]) -> list[Path]:
+    """Python files below `root`, sorted, without folders of `unwanted` names. rglob takes ten times as long."""
+    found = []
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in unwanted]
+        found += [Path(folder, file) for file in files if file.endswith(".py")]
+    return sorted(found)
 
 
 def _documents_of_files(paths: Sequence[Path]) -> list[list[str]]:

@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ def open_sides(words: Sequence[str]) -> tuple[Side, Side]:
     if len(words) > 2:
         raise UserError(f"{len(words)} runs were given, expected one or two. See --help.")
     problems = Problems()
-    opened = [problems.attempt(lambda word=word: _open(word)) for word in words]  # type: ignore[misc]
+    opened = [problems.attempt(partial(_open, word)) for word in words]
     problems.raise_if_any()
     choices = [choice for choice in opened if choice is not None]
     if len(choices) == 1:

@@ -28,10 +28,8 @@ from evaluation.tasks.readers import Row
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData, interleaved
 
-MIN_UNITS = 32  # fewer say nothing
-MAX_ROWS = (
-    3000  # the standard error of an accuracy of 1,000 rows is 1.6 points or less; more rows cost more than they say
-)
+MIN_UNITS = 32  # the figure of fewer would be chance
+MAX_ROWS = 3000  # the standard error of an accuracy is at most 1.6 points with 1,000 rows
 MAX_TRAIN_PER_ROW = 4  # rows that the regression learns from, for each row that it is scored on
 NEAREST = "_nearest"
 

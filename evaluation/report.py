@@ -17,7 +17,7 @@ from common.hardware import cpu_name
 from common.words import counted, markdown_table
 from evaluation.cells import CellStore
 from evaluation.finetuning.models import ModelFolder
-from evaluation.results import REPORT, Json, find_result
+from evaluation.results import REPORT, Json, card_section, describe_setting, find_result, percent, shown_score
 from evaluation.runner import PROTOCOLS, Plan, TaskResult
 from evaluation.scoring.scores import gold_of, majority_scores, metrics_of, parts_of
 from evaluation.scoring.significance import NUM_RESAMPLES, summarize
@@ -131,7 +131,7 @@ def _groups(result: TaskResult, split: str) -> dict[str, float]:
 
 
 def _average(tasks: Sequence[Json], model: str) -> float | None:
-    """Mean over tasks of the mean of each task's metrics, as GLUE has it; None where a task is missing."""
+    """Mean over tasks of the mean of each task's metrics, as in GLUE; None where a task is missing."""
     values: dict[str, list[float]] = {}
     for task in tasks:
         entry = find_result(task, model)
@@ -197,29 +197,13 @@ def write_gold(tasks: Sequence[TaskData], output: Path) -> None:
         write_atomically(output / "gold" / f"{data.task.name}.json", json.dumps(content))
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
-
-
-def shown_score(entry: Json | None, metric: str) -> str:
-    """mean ± deviation [interval], and how many seeds collapsed."""
-    if entry is None:
-        return "–"
-    if "unavailable" in entry:
-        return "not available"
-    summary = entry["summary"][metric]
-    deviation = "" if summary["std"] is None else f" ± {100 * summary['std']:.1f}"
-    collapsed = f", {entry['num_collapsed']} of {len(entry['seeds'])} collapsed" if entry["num_collapsed"] else ""
-    return f"{percent(summary['mean'])}{deviation} [{percent(summary['low'])}, {percent(summary['high'])}]{collapsed}"
-
-
 def markdown(report: Json) -> str:
     protocol, names = report["protocol"], [model["name"] for model in report["models"]]
     lines = [
         "# Evaluation",
         "",
         f"Protocol `{protocol['name']}`: {protocol['meaning']}.",
-        f"{_setting_sentence(protocol)} {counted(len(protocol['seeds']), 'seed')}.",
+        f"{describe_setting(protocol)} {counted(len(protocol['seeds']), 'seed')}.",
         "Scores are mean ± standard deviation over seeds and, in brackets, a 95 % bootstrap interval over seeds and "
         f"rows ({NUM_RESAMPLES} resamples), all × 100. *Majority* needs no model; *untrained* is the same architecture "
         "with fresh weights, fine-tuned alike.",
@@ -247,15 +231,6 @@ def _scores_table(report: Json, names: Sequence[str]) -> list[str]:
     averages = [cell for name in names for cell in (percent(report["averages"][name]), "")]
     header = ["task", "metric", "n", "majority", *(cell for name in names for cell in (name, "untrained"))]
     return markdown_table(header, [*rows, ["**average**", "", "", "", *averages]])
-
-
-def _setting_sentence(protocol: Json) -> str:
-    setting = protocol["setting"]
-    epochs = "1 epoch" if setting["epochs"] == 1 else f"{setting['epochs']:g} epochs"
-    return (
-        f"Learning rate {setting['learning_rate']:g}, batch {setting['batch_size']}, {epochs}, "
-        f"warm-up {setting['warmup']:.0%}, weight decay {setting['weight_decay']:g}, {setting['precision']}."
-    )
 
 
 def _chosen_settings(report: Json) -> list[str]:
@@ -286,18 +261,3 @@ def _times(report: Json) -> list[str]:
             rows.append((task["title"], f"{task['num_train']:,}", entry["model"], how, f"{seconds:.1f}", f"{cpu:.1f}"))
     header = ["task", "train rows", "model", "steps", "seconds", "CPU seconds"]
     return ["## Time per cell", "", *markdown_table(header, rows), ""]
-
-
-def card_section(report: Json, model: str) -> str:
-    """A section for the model's card, in Markdown."""
-    protocol, rows = report["protocol"], []
-    for task in report["tasks"]:
-        for metric in task["metrics"]:
-            scores = [shown_score(find_result(task, model, untrained), metric) for untrained in (False, True)]
-            rows.append([task["title"], metric, f"{task['num_rows']:,}", *scores, percent(task["majority"][metric])])
-    how = (
-        f"Protocol `{protocol['name']}`: {protocol['meaning']}. {_setting_sentence(protocol)} Mean ± standard "
-        f"deviation over {counted(len(protocol['seeds']), 'seed')} [95 % bootstrap interval], × 100."
-    )
-    table = markdown_table(["task", "metric", "n", "score", "untrained", "majority"], rows)
-    return "\n".join(["## Evaluation", "", how, "", *table, ""])

@@ -12,7 +12,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,54 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     choose_accelerator()  # transformers imports DeepSpeed if it is installed
     console.enable(ranks.is_first())
-    problems = Problems()
-    columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
-    tasks = problems.attempt(lambda: _choose(flags.tasks, columns, flags.protocol))
-    check_folder_to_write(flags.output, "--output", problems)
-    deepspeed = problems.attempt(lambda: _read_deepspeed(flags.deepspeed_config))
-    data = problems.attempt(lambda: load_all(tasks, flags.data)) if tasks else None
-
-    from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
-    from evaluation.finetuning.models import open_models
-    from evaluation.pseudo_likelihood.native import prepare_process
-    from evaluation.runner import Plan
-
-    quiet_libraries()
-    prepare_process()
-    paths = _named_paths(flags.model)
-    if flags.dry_run:
-        for _, path in paths:
-            if not path.exists():  # scripts/pretrain.py exports it later
-                console.warn(f"--model {path}: does not exist yet and is not checked")
-        paths = [(name, path) for name, path in paths if path.exists()]
-    models = problems.attempt(lambda: open_models(paths))
-    setting = Setting(
-        flags.learning_rate, flags.batch_size, flags.epochs, flags.warmup, flags.weight_decay, flags.precision
-    )
-    machine = Machine(ranks.num_ranks(), flags.micro_batch_size, deepspeed_settings(deepspeed) if deepspeed else None)
-    sizes = flags.sweep_batch_sizes if flags.protocol == "sweep" else [flags.batch_size]
-    for size in sizes:
-        problems.attempt(lambda size=size: machine.spread(size))  # type: ignore[misc]
-    problems.raise_if_any()
-    assert models is not None
-    assert data is not None
-    data = [_limited(item, flags.max_train_rows, flags.max_dev_rows) for item in data]
-    for item in data:
-        problems.attempt(lambda item=item: _check_computable(item, models, flags.protocol))  # type: ignore[misc]
-    problems.raise_if_any()
-    plan = Plan(
-        models,
-        data,
-        seeds=range(flags.first_seed, flags.first_seed + flags.seeds),
-        untrained_seeds=range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
-        protocol=flags.protocol,
-        setting=setting,
-        learning_rates=flags.sweep_learning_rates,
-        batch_sizes=flags.sweep_batch_sizes,
-        masking=flags.masking,
-        scorer=flags.scorer,
-        keep_models=flags.keep_models,
-    )
+    plan, machine = _make_plan(flags)
     if flags.dry_run:
         _show_plan(plan, num_models=len(flags.model))
         return 0
@@ -163,6 +117,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if not word.startswith("--local_rank=")]  # the launcher's
     command = shlex.join(["python", "-m", "evaluation.run", *words])
     return _all_ranks_evaluate(plan, machine, flags.output, command)
+
+
+def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
+    """What the flags ask for, with all rows read; one UserError lists all that is wrong."""
+    problems = Problems()
+    columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
+    tasks = problems.attempt(lambda: _choose(flags.tasks, columns, flags.protocol))
+    check_folder_to_write(flags.output, "--output", problems)
+    deepspeed = problems.attempt(lambda: _read_deepspeed(flags.deepspeed_config))
+    data = problems.attempt(lambda: load_all(tasks, flags.data)) if tasks else None
+
+    from evaluation.finetuning import ranks
+    from evaluation.finetuning.finetune import Machine, Setting, deepspeed_settings, quiet_libraries
+    from evaluation.finetuning.models import open_models
+    from evaluation.pseudo_likelihood.native import prepare_process
+    from evaluation.runner import Plan
+
+    quiet_libraries()
+    prepare_process()
+    paths = _existing_paths(flags.model) if flags.dry_run else _named_paths(flags.model)
+    models = problems.attempt(lambda: open_models(paths))
+    machine = Machine(ranks.num_ranks(), flags.micro_batch_size, deepspeed_settings(deepspeed) if deepspeed else None)
+    for size in flags.sweep_batch_sizes if flags.protocol == "sweep" else [flags.batch_size]:
+        problems.attempt(partial(machine.spread, size))
+    problems.raise_if_any()
+    assert models is not None
+    assert data is not None
+    data = [_limited(item, flags.max_train_rows, flags.max_dev_rows) for item in data]
+    for item in data:
+        problems.attempt(partial(_check_computable, item, models, flags.protocol))
+    problems.raise_if_any()
+    plan = Plan(
+        models,
+        data,
+        seeds=range(flags.first_seed, flags.first_seed + flags.seeds),
+        untrained_seeds=range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
+        protocol=flags.protocol,
+        setting=Setting(**{field.name: getattr(flags, field.name) for field in fields(Setting)}),
+        learning_rates=flags.sweep_learning_rates,
+        batch_sizes=flags.sweep_batch_sizes,
+        masking=flags.masking,
+        scorer=flags.scorer,
+        keep_models=flags.keep_models,
+    )
+    return plan, machine
 
 
 def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command: str) -> int:
@@ -238,7 +237,7 @@ def _choose(words: Sequence[str], columns: Mapping[str, str | None], protocol: s
 
 
 def _check_starts(tasks: Sequence[Task]) -> None:
-    """Every task that another starts from is there, and none starts from itself in the end."""
+    """Refuse tasks that start from one that is not among them, and tasks that start from each other."""
     starts = {task.name: task.starts_from for task in tasks}
     for name, source in starts.items():
         if source is not None and source not in starts:
@@ -263,6 +262,15 @@ def _named_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
         (None, Path(word)) if Path(word).exists() or "=" not in word else word.partition("=")[::2] for word in words
     ]
     return [(name or None, Path(path)) for name, path in split]
+
+
+def _existing_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
+    """For a dry run: scripts/pretrain.py exports a model after it."""
+    paths = _named_paths(words)
+    for _, path in paths:
+        if not path.exists():
+            console.warn(f"--model {path}: does not exist yet and is not checked")
+    return [(name, path) for name, path in paths if path.exists()]
 
 
 def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> None:

@@ -42,7 +42,7 @@ class _Rotate(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.sizes = num_rotated, num_heads
         ctx.mark_dirty(x)
-        _turn(x, x, cos, sin, *ctx.sizes)
+        _turn(x, cos, sin, *ctx.sizes)
         return x
 
     @staticmethod
@@ -50,16 +50,22 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         turned = gradient.clone()
-        _turn(turned, gradient, cos, -sin, *ctx.sizes)
+        _turn(turned, cos, -sin, *ctx.sizes)
         return turned, None, None, None, None
 
 
-def _turn(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, num_rotated: int, num_heads: int) -> None:
-    """Write the rotated kinds of `x` to `out`; both are [N, K·A·D] and may be the same tensor."""
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, num_rotated: int, num_heads: int) -> None:
+    """Rotate the first kinds of `x` [N, K·A·D] in place, in fp32, as the angles are.
+
+    Few temporary tensors: each costs more than the arithmetic.
+    """
     head_size = 2 * cos.shape[-1]
     shape = (len(x), x.shape[1] // (num_heads * head_size), num_heads, head_size)
     left, right = x.view(shape).narrow(1, 0, num_rotated).chunk(2, dim=-1)
-    out_left, out_right = out.view(shape).narrow(1, 0, num_rotated).chunk(2, dim=-1)
-    crossed = left * sin  # in fp32, as the angles are; read before `left` may be overwritten
-    torch.sub(left * cos, right * sin, out=out_left)
-    torch.add(right * cos, crossed, out=out_right)
+    crossed = left * sin
+    if x.dtype.itemsize < cos.dtype.itemsize:
+        torch.sub(left * cos, right * sin, out=left)
+        torch.add(right * cos, crossed, out=right)
+    else:
+        left.mul_(cos).sub_(right * sin)
+        right.mul_(cos).add_(crossed)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
+from nvidia.attention.grouped import has_large_tiles
 from nvidia.attention.registry import BACKENDS, choose_backend, cuda_capability
 from nvidia.attention.sparsity import SparseHeads
 from nvidia.checkpointing import Checkpointing, recomputed, then
@@ -82,9 +83,9 @@ class BertSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, call: AttentionCall, norm: nn.Module | None, recompute: Checkpointing) -> Tensor:
         """[T, H] → context [U, A·D] of `call.rows`, or [T, A·D]; `norm` is applied to `x` first."""
-        is_partial = call.rows is not None and not self.window  # with a window, all queries cost little
-        if is_partial and self.choose(x, call).should_skip_queries(call.packing, self.num_heads):
-            assert call.rows is not None
+        if call.rows is not None and self.choose(x, call).should_skip_queries(
+            call.packing, self.num_heads, len(call.rows), self.window
+        ):
             return self.attend_some(x, call, call.rows, norm, recompute)
         qkv = recomputed(recompute.norm, then(norm, lambda normed: self.project(normed, call)), x)
         context, probabilities = recomputed(recompute.attention, lambda qkv: self.attend(qkv, call), qkv)
@@ -114,7 +115,7 @@ class BertSelfAttention(nn.Module):
         def attend(q: Tensor, kv: Tensor) -> Tensor:
             compute = self.choose(kv, call).attend_some
             assert compute is not None
-            return compute(q, kv, AttentionInputs(call.packing, self.active_dropout), counts)
+            return compute(q, kv, AttentionInputs(call.packing, self.active_dropout, self.window, rows=ordered), counts)
 
         context = recomputed(recompute.attention, attend, *recomputed(recompute.norm, then(norm, project), x))
         return torch.empty_like(context).index_copy(0, order, context).flatten(1)
@@ -129,6 +130,7 @@ class BertSelfAttention(nn.Module):
             needs_plain=call.has_options or self.distance_embedding is not None,
             is_sparse=self.sparse is not None,
             has_window=self.window > 0,
+            has_wide_window=self.window > 0 and has_large_tiles(self.window, call.packing.row_length),
             capability=cuda_capability(x.device),
         )
         return BACKENDS[choose_backend(self.backend, context)]

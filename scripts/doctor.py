@@ -36,17 +36,16 @@ try:
     import torch
 
     from nvidia.config import BertConfig
-    from training.metrics.flops import MatmulProbe
-    from training.runtime.precision import (
-        DTYPES,
+    from nvidia.cpu.amx import (
         HALF_MATMUL,
         ISA_LIMIT,
         ISA_WITHOUT_AMX,
         avoid_broken_amx,
         dies_of_illegal_instruction,
-        find_abilities,
         read_cpu_flags,
     )
+    from training.metrics.flops import MatmulProbe
+    from training.runtime.precision import DTYPES, find_abilities
     from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
     torch = None
@@ -85,11 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="doctor.py", description=__doc__)
     parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to start here (default: one per GPU)")
     parser.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="output folder of the run (default: .)",
+        "--output_dir", type=Path, default=Path(), metavar="DIR", help="output folder of the run (default: .)"
     )
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
     parser.add_argument("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")

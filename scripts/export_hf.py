@@ -26,52 +26,26 @@ from training.export.hugging_face import check_tokenizer, describe_checkpoint, e
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="export_hf.py", description=__doc__)
-    group = parser.add_argument_group("required")
-    group.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="a checkpoint, or a run's saved_models/<job_name> folder",
+    add = parser.add_argument_group("required").add_argument
+    checkpoint = "a checkpoint, or a run's saved_models/<job_name> folder"
+    add("--checkpoint", type=Path, required=True, metavar="DIR", help=checkpoint)
+    output = "the Hugging Face folder to write: a new one, an empty one, or an earlier export"
+    add("--output", type=Path, required=True, metavar="DIR", help=output)
+    add = parser.add_argument_group("optional").add_argument
+    which = "which checkpoint of the run's folder (default: the best if the run kept it, else the last)"
+    add("--export", choices=("best", "last"), help=which)
+    tokenizer = "a tokenizer folder or file to include (default: the one that the run used)"
+    add("--tokenizer", type=Path, metavar="PATH", help=tokenizer)
+    metrics = "metrics.jsonl for the figures on the model card (default: that of the checkpoint's run)"
+    add("--metrics", type=Path, metavar="FILE", help=metrics)
+    evaluation = (
+        "output folder of evaluation.run with results of this model for the model card (default: a folder named "
+        "evaluation or evaluated in or beside the export, or in the run's --output_dir)"
     )
-    group.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="the Hugging Face folder to write: a new one, an empty one, or an earlier export",
-    )
-    group = parser.add_argument_group("optional")
-    group.add_argument(
-        "--export",
-        choices=("best", "last"),
-        help="which checkpoint of the run's folder (default: the best if the run kept it, else the last)",
-    )
-    group.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="PATH",
-        help="a tokenizer folder or file to include (default: the one that the run used)",
-    )
-    group.add_argument(
-        "--metrics",
-        type=Path,
-        metavar="FILE",
-        help="metrics.jsonl for the figures on the model card (default: that of the checkpoint's run)",
-    )
-    group.add_argument(
-        "--evaluation",
-        type=Path,
-        metavar="DIR",
-        help="output folder of evaluation.run with results of this model for the model card (default: a folder named "
-        "evaluation or evaluated in or beside the export, or in the run's --output_dir)",
-    )
-    group.add_argument("--license", metavar="ID", help="the model card's licence, as Hugging Face names it: apache-2.0")
-    group.add_argument(
-        "--language",
-        metavar="CODES",
-        help="the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)",
-    )
+    add("--evaluation", type=Path, metavar="DIR", help=evaluation)
+    add("--license", metavar="ID", help="the model card's licence, as Hugging Face names it: apache-2.0")
+    language = "the model card's languages, separated by commas: en,de (default: what the data's preparation knows)"
+    add("--language", metavar="CODES", help=language)
     return parser
 
 

@@ -23,7 +23,7 @@ from training.export.folder import read_tensors
 from training.settings.first_weights import EXTRA_WEIGHTS
 
 T = TypeVar("T")
-# Heads that evaluation.run --keep_models saves, too, and the stock pipelines for them.
+# Heads of other models that evaluation.run --keep_models saves, and the stock pipelines for them.
 PIPELINES = {"TokenClassification": "token-classification", "QuestionAnswering": "question-answering"}
 USAGE = """examples:
   predict.py --model DIR "the [MASK] of the list"         the most likely words for the mask
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         inputs = [(text, None) for text in flags.texts] + [(first, second) for first, second in flags.pair]
         model = load(flags.model, partial(load_model, "AutoModelForSequenceClassification"))
         return answer_classes(model, tokenizer, inputs)
-    # A model that calls its mask otherwise, such as <mask>, understands the usual name, too.
+    # [MASK] is also accepted by models whose mask token has another name, such as <mask>.
     texts = [text.replace(MASK, tokenizer.mask_token) for text in flags.texts]
     pairs = [tuple(pair) for pair in flags.pair]
     if len(texts) == 2 and not any(tokenizer.mask_token in text for text in texts):
@@ -186,7 +186,7 @@ def find_problems(model: Any, tokenizer: Any, text: str) -> list[str]:
 
 
 def positions_of(model: Any) -> int:
-    """The maximum number of tokens. RoBERTa's kin number their positions from pad_token_id + 1."""
+    """The maximum number of tokens. RoBERTa and its relatives number positions from pad_token_id + 1."""
     config = model.config
     family = FAMILIES.get(config.model_type)
     shift = config.pad_token_id + 1 if family is not None and family.shifts_positions else 0

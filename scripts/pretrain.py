@@ -3,8 +3,8 @@
     python scripts/pretrain.py recipe.json --dry_run
     python scripts/pretrain.py recipe.json
 
-Every stage is another command of this project, and is shown. Interrupted, the same command resumes: stages that are
-finished take seconds. docs/pretrain.md has the keys of a recipe.
+Every stage is another command of this project, which is shown. After an interruption the same command resumes: finished
+stages take seconds. docs/pretrain.md has the keys of a recipe.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def run_dry(chain: Chain, stage: Stage) -> int:
 def read_recipe(path: Path) -> Recipe:
     problems = Problems()
     content = load_json(path, "a recipe")
-    recipe = validate(Recipe, content, str(path), problems)
+    recipe = validate(Recipe, content, str(path), problems, page="docs/pretrain.md")
     problems.raise_if_any()
     assert recipe is not None
     for file in (recipe.model, recipe.deepspeed):

@@ -20,22 +20,19 @@ echo "== 1. Text: the documentation of Python and of the installed packages"
 python -m data.corpus --output data/corpus --labelled data/packages.csv
 
 echo "== 2. Tokenizer and shards"
-python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_size 4096 \
-    --max_seq_length 64 128 --max_predictions_per_seq 10 20 --dupe_factor 1 --seed 42 --workers 2
+python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_size 4096 --objective mlm --short_seq_prob 0 \
+    --max_seq_length 64 --max_predictions_per_seq 10 --dupe_factor 1 --seed 42 --workers 2
+python -m data.prepare --input data/corpus --output_dir data/hdf5 --vocab_file data/hdf5/tokenizer \
+    --max_seq_length 128 --max_predictions_per_seq 20 --dupe_factor 1 --seed 42 --workers 2  # pairs, for bert_base.json
 
 echo "== 3. Training"
-port=$(python -c 'import socket; probe = socket.socket(); probe.bind(("127.0.0.1", 0)); print(probe.getsockname()[1])')
-deepspeed --num_gpus 1 --master_port "$port" deepspeed_train.py \
-    --cf configs/quickstart.json --deepspeed_config configs/ds_quickstart.json --deepspeed \
-    --max_seq_length 64 --max_predictions_per_seq 20 --dynamic_masking --masking_rate 0:0.30,3.5M:0.15 \
+python deepspeed_train.py --cf configs/quickstart.json --deepspeed_config configs/ds_quickstart.json \
+    --max_seq_length 64 --max_predictions_per_seq 20 --dynamic_masking --masking_rate 0:0.30,3.7M:0.15 \
     --data_path_prefix data --use_nvidia_dataset --output_dir "$output" --job_name quickstart --lr_schedule wsd \
-    --probe data/packages.csv --print_steps 50 --validate_every_steps 500 --save_every_steps 250 --keep_last 2 "${max_steps[@]}"
+    --probe data/packages.csv --print_steps 50 --validate_every_steps 625 --save_every_steps 250 --keep_last 2 \
+    --export_dir "$output/huggingface" "${max_steps[@]}"
 
-echo "== 4. Export to Hugging Face"
-python scripts/export_hf.py --checkpoint "$output/saved_models/quickstart" --output "$output/huggingface" \
-    --tokenizer data/hdf5/tokenizer --metrics "$output/runs/quickstart/metrics.jsonl"
-
-echo "== 5. What it has learned"
+echo "== 4. What it has learned"
 python scripts/plot_run.py "$output/runs/quickstart" --output "$output/loss.png"
 python scripts/predict.py --model "$output/huggingface" \
     "returns a new [MASK] with the same elements ." \

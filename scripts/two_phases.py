@@ -1,6 +1,6 @@
 """BERT's two phases as one command: train on short rows, then on long rows from the checkpoint of the first phase.
 
-Interrupted at any moment, the same command resumes the phase it was in. Flags that this command does not know are
+After an interruption the same command resumes the phase it was in. Flags that this command does not know are
 passed on to deepspeed_train.py in both phases. With --dry_run, phase 2 is tried too once phase 1 has a checkpoint.
 """
 
@@ -40,34 +40,17 @@ UNFINISHED_EXIT_CODE = 1  # of a phase whose launcher ends with 0 before the las
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="two_phases.py", description=__doc__)
-    parser.add_argument("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
-    parser.add_argument(
-        "--deepspeed_configs",
-        type=Path,
-        nargs=2,
-        required=True,
-        metavar="FILE",
-        help="the DeepSpeed JSON of each phase: long rows need smaller micro-batches",
-    )
-    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where both phases write")
-    parser.add_argument("--name", required=True, help="the runs' names are NAME_128 and NAME_512")
-    parser.add_argument(
-        "--lengths",
-        type=positive_int,
-        nargs=2,
-        default=[128, 512],
-        metavar="S",
-        help="tokens per row (default: 128 512)",
-    )
-    parser.add_argument(
-        "--predictions",
-        type=positive_int,
-        nargs=2,
-        default=[20, 80],
-        metavar="P",
-        help="masks per row (default: 20 80)",
-    )
-    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one per GPU)")
+    add = parser.add_argument
+    add("--config-file", "--cf", type=Path, required=True, metavar="FILE", help="the model JSON")
+    configs = "the DeepSpeed JSON of each phase: long rows need smaller micro-batches"
+    add("--deepspeed_configs", type=Path, nargs=2, required=True, metavar="FILE", help=configs)
+    add("--output_dir", type=Path, required=True, metavar="DIR", help="where both phases write")
+    add("--name", required=True, help="the runs' names are NAME_128 and NAME_512")
+    lengths = "tokens per row (default: 128 512)"
+    add("--lengths", type=positive_int, nargs=2, default=[128, 512], metavar="S", help=lengths)
+    predictions = "masks per row (default: 20 80)"
+    add("--predictions", type=positive_int, nargs=2, default=[20, 80], metavar="P", help=predictions)
+    add("--ranks", type=positive_int, metavar="N", help="ranks on this machine (default: one per GPU)")
     return parser
 
 

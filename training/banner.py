@@ -9,7 +9,7 @@ from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
 from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
-from training.build import Run, has_unigram_start
+from training.build import Run
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
@@ -18,31 +18,43 @@ from training.notes import find_attention_notes, find_model_notes, find_notes, f
 from training.plan.outlook import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.flags import ProbeFlags
-from training.settings.resolve import describe
 
 
 def show_banner(run: Run) -> None:
     """Show the run's table and notes on the console, and the user's files in TensorBoard."""
-    settings, batch, clock = run.settings, run.settings.deepspeed.batch, run.clock
-    flags, is_preln = settings.training_flags, settings.model_flags.preln
-    config, probes = settings.model_config, settings.probe_flags
+    settings = run.settings
     num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in run.engine.module.parameters())
+    console.say(settings.job_name)
+    facts = _find_facts(run, num_parameters)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        console.say(f"  {name:<{width}}  {value}")
+    for warning in _find_warnings(run):
+        console.warn(warning)
+    for note in _find_notes(run, num_parameters):
+        console.say(f"note: {note}")
+    for name, text in settings.sources.items():
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        run.sinks.text(name, f"```json\n{shown}\n```")
+
+
+def _find_facts(run: Run, num_parameters: int) -> dict[str, str]:
+    """The rows of the table."""
+    settings, batch, clock = run.settings, run.settings.deepspeed.batch, run.clock
+    config, flags, probes = settings.model_config, settings.training_flags, settings.probe_flags
     muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
-    facts = {
-        "model": f"{'pre-LN' if is_preln else 'post-LN'}, {counted(config.num_hidden_layers, 'layer')} of "
-        f"{config.hidden_size}, {config.num_tokens:,} tokens, {num_parameters:,} parameters",
+    return {
+        "model": f"{'pre-LN' if settings.model_flags.preln else 'post-LN'}, "
+        f"{counted(config.num_hidden_layers, 'layer')} of {config.hidden_size}, {config.num_tokens:,} tokens, "
+        f"{num_parameters:,} parameters",
         "batch": f"{counted(batch.total, 'row')} of {settings.data_flags.max_seq_length}: {batch.micro} × "
         f"{counted(batch.accumulation, 'micro-step')} × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
         "data": describe_phases(run.datasets, clock.horizon.plan)
         + f", about {format_count(outlook.data_tokens)} tokens",
         "validation": describe_validation(run.datasets),
-        **(
-            {}
-            if settings.probe_flags.probe is None
-            else {"probes": describe_probes(probes, flags.validate_every_steps)}
-        ),
+        **({} if probes.probe is None else {"probes": describe_probes(probes, flags.validate_every_steps)}),
         "length": describe_length(clock, outlook),
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
         f"{settings.deepspeed.zero_stage}, {run.device.type}, "
@@ -55,33 +67,35 @@ def show_banner(run: Run) -> None:
         "logs": str(settings.runs),
         "start": describe_start(config, settings.first_weights, run.resume_point),
     }
-    console.say(describe(settings.job_name, facts))
+
+
+def _find_warnings(run: Run) -> list[str]:
+    settings, batches = run.settings, run.settings.training_flags.batch_schedule
     optimizer = settings.deepspeed.content.get("optimizer", {})
-    warnings = find_warnings(
-        clock.horizon,
-        clock.schedule,
+    return find_warnings(
+        run.clock.horizon,
+        run.clock.schedule,
         optimizer=optimizer.get("type", "AdamW"),
-        rows=int(flags.batch_schedule.points[-1][1]) if flags.batch_schedule else batch.total,
+        rows=int(batches.points[-1][1]) if batches else settings.deepspeed.batch.total,
         weight_decay=optimizer.get("params", {}).get("weight_decay", settings.training.weight_decay),
     )
-    for warning in warnings:
-        console.warn(warning)
+
+
+def _find_notes(run: Run, num_parameters: int) -> list[str]:
+    settings, config = run.settings, run.settings.model_config
+    obstacles = export_obstacles(config, settings.model_flags.preln)
     notes = find_notes(
-        clock.horizon,
-        clock.schedule,
+        run.clock.horizon,
+        run.clock.schedule,
         num_parameters=num_parameters,
         output_dir=settings.output_dir,
         has_validation=run.datasets.validation is not None,
     )
     notes += find_model_notes(config, settings.data_flags.max_seq_length)
-    notes += [f"the model cannot be exported to transformers: {why}" for why in export_obstacles(config, is_preln)]
+    notes += [f"the model cannot be exported to transformers: {why}" for why in obstacles]
     if not settings.model_flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
         notes += find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device))
-    for note in notes:
-        console.say(f"note: {note}")
-    for name, text in settings.sources.items():
-        shown = text if isinstance(text, str) else text.decode(errors="replace")
-        run.sinks.text(name, f"```json\n{shown}\n```")
+    return notes
 
 
 def describe_probes(flags: ProbeFlags, validate_every: int | None) -> str:
@@ -95,8 +109,10 @@ def describe_start(config: BertConfig, first_weights: Path | None, point: Resume
         return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
     if first_weights is not None:
         return f"from the weights of {first_weights}"
-    is_unigram = has_unigram_start(config, first_weights, point)
-    return f"from new weights{', the decoder bias from token frequencies' if is_unigram else ''}"
+    parts = ["from new weights"]
+    parts += ["the decoder bias from token frequencies"] * (config.decoder_bias_init == "unigram")
+    parts += ["the word embeddings from neighbouring tokens"] * (config.embedding_init == "cooccurrence")
+    return ", ".join(parts)
 
 
 def describe_length(clock: Clock, outlook: Outlook) -> str:

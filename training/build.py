@@ -10,6 +10,7 @@ import torch
 
 from common.console import console
 from data.randomness import seed_of
+from data.shards.cooccurrence import word_vectors
 from data.shards.frequencies import log_frequencies
 from data.tokenizer import BertTokenizer
 from nvidia.checkpointing import Checkpointing, default_chunk
@@ -24,7 +25,6 @@ from training.checkpoints.progress import Progress
 from training.checkpoints.remote import RemoteCheckpoints
 from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
 from training.checkpoints.retention import Best, Retention
-from training.checkpoints.saving import SavePolicy, Saver
 from training.checkpoints.skips import Skips, read_skips
 from training.checkpoints.state import TrainingState, read_state
 from training.checkpoints.upload import Uploader
@@ -34,22 +34,16 @@ from training.engine.build import build_engine, detach_monitor
 from training.engine.gradients import GradientNorm
 from training.engine.kernel import layer_factory, use_kernel
 from training.export.hugging_face import load_hugging_face_weights, read_weights
-from training.guesses import ModelPreview, build_guesses
 from training.inputs.datasets import Datasets
 from training.libraries import all_ranks_choose_libraries
-from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
-from training.metrics.window import MetricsWindow
 from training.optimizers.build import build_optimizer, set_rate_factors
-from training.probing import PREFIX, Prober, choose_probe_tasks, load_probes
 from training.runtime import collectives
-from training.runtime.precision import DTYPES
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
-from training.settings.flags import CheckpointFlags, ModelFlags, ProbeFlags
+from training.settings.flags import CheckpointFlags, ModelFlags
 from training.settings.resolve import Settings
-from training.validation import Validator, validation_rows
 
 
 @dataclass(frozen=True)
@@ -92,18 +86,7 @@ def all_ranks_build_run(
     checkpoints = CheckpointWriter(settings.saved_models, None if uploader is None else uploader.offer)
     fresh = first_state(settings, rank_info, datasets)
     with all_ranks_lock_resume_point(resume_request(settings, remote), checkpoints, fresh) as point:
-        note("preparing the model", 0)
-        torch.manual_seed(settings.training_flags.seed)
-        model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
-        load_first_weights(model, settings.first_weights, settings.tokenizer, point)
-        note("choosing the libraries of matrix products", 0)
-        with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
-            fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
-        note("preparing the weights", 0)
-        if has_unigram_start(settings.model_config, settings.first_weights, point):
-            read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
-            model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
-        replace_blocks(model, settings, rank_info.rank)
+        model, fresh, libraries = all_ranks_prepare_model(settings, datasets, rank_info, device, point, fresh, note)
         note("building the engine", 0)
         engine = put_in_engine(model, settings)
         note("loading the checkpoint", 0)
@@ -131,17 +114,40 @@ def all_ranks_build_run(
         clock=clock,
         checkpoints=checkpoints,
         uploader=uploader,
-        sinks=Sinks(
-            settings.runs,
-            is_writing,
-            progress,
-            detach_monitor(engine),
-            num_ranks=rank_info.world_size,
-            with_details=settings.training_flags.log_details,
-        ),
+        sinks=build_sinks(settings, rank_info, progress, engine, is_writing),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
+
+
+def all_ranks_prepare_model(
+    settings: Settings,
+    datasets: Datasets,
+    rank_info: RankInfo,
+    device: torch.device,
+    point: ResumePoint | None,
+    fresh: TrainingState,
+    note: Callable[[str, int], None],
+) -> tuple[PreTrainingModel, TrainingState, str]:
+    """The model that the engine gets, `fresh` with the libraries that were chosen, and a text about them."""
+    note("preparing the model", 0)
+    torch.manual_seed(settings.training_flags.seed)
+    model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+    load_first_weights(model, settings.first_weights, settings.tokenizer, point)
+    note("choosing the libraries of matrix products", 0)
+    with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
+        fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
+    note("preparing the weights", 0)
+    if point is None and settings.first_weights is None:
+        all_ranks_start_from_data(model, datasets)
+    replace_blocks(model, settings, rank_info.rank)
+    return model, fresh, libraries
+
+
+def build_sinks(settings: Settings, rank_info: RankInfo, progress: Progress, engine: Any, is_writing: bool) -> Sinks:
+    num_ranks, with_details = rank_info.world_size, settings.training_flags.log_details
+    monitor = detach_monitor(engine)
+    return Sinks(settings.runs, is_writing, progress, monitor, num_ranks=num_ranks, with_details=with_details)
 
 
 def retention_of(flags: CheckpointFlags) -> Retention:
@@ -154,83 +160,6 @@ def build_uploads(settings: Settings) -> tuple[RemoteCheckpoints | None, Uploade
         return None, None
     remote = RemoteCheckpoints(url, settings.job_name)
     return remote, Uploader(remote, settings.saved_models, retention_of(settings.checkpoint_flags))
-
-
-def build_saver(run: Run) -> Saver:
-    flags = run.settings.checkpoint_flags
-    policy = SavePolicy(
-        retention_of(flags),
-        every_steps=flags.save_every_steps,
-        every_minutes=flags.save_every_minutes,
-        epochs=flags.ckpt_to_save,
-    )
-    horizon, budget, sources = run.clock.horizon, run.clock.budget, run.settings.sources
-    return Saver(run.checkpoints, run.engine, run.progress, horizon, budget, run.stop, policy, sources, run.timer.begin)
-
-
-def build_validator(run: Run) -> Validator | None:
-    """None: there is no validation data."""
-    settings, dataset, length = run.settings, run.datasets.validation, run.datasets.validation_length
-    if dataset is None:
-        return None
-    rows = validation_rows(settings.deepspeed.batch.micro, settings.data_flags.max_seq_length, length)
-    clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.checkpoint_flags.keep_best
-    probe = watched_probe(settings.probe_flags, settings.checkpoint_flags)
-    is_watched = settings.probe_flags.stop_after_no_gain is not None and probe is None
-    return Validator(
-        run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best, is_watched
-    )
-
-
-def watched_probe(flags: ProbeFlags, checkpoint_flags: CheckpointFlags) -> str | None:
-    """The probe that chooses the best checkpoint or ends the run; None: the validation loss does, or nothing."""
-    by = checkpoint_flags.keep_best_by
-    ends_run = flags.stop_after_no_gain is not None and not checkpoint_flags.keep_best
-    if by is not None or flags.probe is None or not ends_run:
-        return by
-    return PREFIX + choose_probe_tasks(flags.probe)[0].name
-
-
-def build_prober(run: Run) -> Prober | None:
-    """None: there is no --probe."""
-    settings, flags = run.settings, run.settings.probe_flags
-    if flags.probe is None:
-        return None
-    assert settings.tokenizer is not None
-    probes = load_probes(flags, settings.tokenizer, settings.model_config.max_position_embeddings)
-    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
-    keeps_best = settings.checkpoint_flags.keep_best_by is not None
-    return Prober(
-        run.engine, probes, run.rank_info, run.stop, run.timer, run.clock, run.sinks, every, flags.probe_seconds,
-        watched_probe(flags, settings.checkpoint_flags), keeps_best,
-    )  # fmt: skip
-
-
-def all_ranks_build_preview(run: Run) -> ModelPreview:
-    settings = run.settings
-    dataset, path = run.datasets.validation or run.datasets.training[-1], settings.training_flags.sample_sentences
-    read = partial(build_guesses, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
-    return ModelPreview(
-        collectives.all_ranks_read(read),
-        run.engine,
-        run.sinks,
-        run.device,
-        is_main=run.rank_info.is_main,
-        is_partitioned=settings.deepspeed.zero_stage == 3,
-        with_histograms=settings.training_flags.log_histograms,
-    )
-
-
-def all_ranks_build_window(run: Run) -> MetricsWindow:
-    """The report window. Measures the machine's matmul speed on all ranks, which takes a third of a second."""
-    settings = run.settings
-    num_tokens = settings.deepspeed.batch.micro * settings.data_flags.max_seq_length
-    probe = MatmulProbe(settings.model_config, num_tokens, DTYPES[settings.precision], run.device)
-    speed = all_ranks_measure_speed(probe)
-    needs_probe = settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1
-    pace = RankPace(probe if needs_probe else None, speed.slowest)
-    run.timer.lap()  # the time until here is not part of the first window
-    return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, speed.total)
 
 
 def resume_request(settings: Settings, remote: RemoteCheckpoints | None) -> ResumeRequest:
@@ -271,9 +200,15 @@ def load_first_weights(
         model.load_state_dict(read_weights(point.path))
 
 
-def has_unigram_start(config: BertConfig, first_weights: Path | None, point: ResumePoint | None) -> bool:
-    """Whether the decoder bias starts from the data's token frequencies: with new weights only."""
-    return point is None and first_weights is None and config.decoder_bias_init == "unigram"
+def all_ranks_start_from_data(model: PreTrainingModel, datasets: Datasets) -> None:
+    """Set what the model JSON takes from the training data instead of random numbers."""
+    config, data = model.config, datasets.training[0]
+    if config.decoder_bias_init == "unigram":
+        read = partial(log_frequencies, data, config.num_tokens)
+        model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
+    if config.embedding_init == "cooccurrence":  # on one rank: the signs of singular vectors may depend on the machine
+        vectors = partial(word_vectors, data, config.num_tokens, config.hidden_size)
+        model.set_word_embeddings(torch.from_numpy(collectives.all_ranks_from_main(vectors)))
 
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank: int) -> None:

@@ -9,14 +9,7 @@ from common.hardware import describe_hardware
 from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
-from training.build import (
-    Run,
-    all_ranks_build_preview,
-    all_ranks_build_window,
-    build_prober,
-    build_saver,
-    build_validator,
-)
+from training.build import Run
 from training.checkpoints.saving import Saver
 from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
@@ -29,6 +22,13 @@ from training.faults.step_reader import StepReader
 from training.guesses import ModelPreview
 from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
+from training.loop_parts import (
+    all_ranks_build_preview,
+    all_ranks_build_window,
+    build_prober,
+    build_saver,
+    build_validator,
+)
 from training.metrics.health import Health
 from training.metrics.tally import Tally
 from training.metrics.window import MetricsWindow

@@ -50,7 +50,7 @@ def choose_probe_tasks(words: Sequence[str]) -> list[Task]:
         raise UserError(str(error).replace("--tasks", "--probe")) from None
     problems = Problems()
     for task in tasks:
-        problems.attempt(lambda task=task: check_kind(task))  # type: ignore[misc]
+        problems.attempt(partial(check_kind, task))
     problems.raise_if_any()
     return tasks
 

@@ -5,7 +5,8 @@ A row has S tokens, of which S - 3 are text if there are two segments, and S - 2
 """
 
 from bisect import bisect_left, bisect_right
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -76,36 +77,32 @@ class _Pairs:
         self.short = short
         self.rng = rng
         self.rows: list[tuple[int, int, int, int, int, int]] = []
-        self.store: list[list[float]] = []  # random numbers, drawn in bulk
-        self.draws: list[float] = []  # six of them, uniform, for the current instance
-        self.target = room
 
     def build(self, *, is_sop: bool) -> np.ndarray:
         add = self._add_ordered if is_sop else self._add_next
-        for document in range(len(self.bounds) - 1):
-            sentence, last = self.bounds[document], self.bounds[document + 1]
-            while sentence < last:
-                sentence = add(document, sentence, self._chunk_end(sentence, last))
-        return np.array(self.rows, dtype=np.int64).reshape(-1, 6)
+        ends, room, short, draws = self.ends, self.room, self.short, self._draws()
+        for document, (first, last) in enumerate(pairwise(self.bounds)):
+            while first < last:
+                drawn = next(draws)
+                target = 2 + int(drawn[1] * (room - 1)) if drawn[0] < short else room
+                # The sentences from `first` on that reach the target length, at most to the document's end.
+                end = bisect_left(ends, ends[first] + target, first + 1, last)
+                first = add(document, first, end, target, drawn)
+        return np.fromiter(chain.from_iterable(self.rows), np.int64, 6 * len(self.rows)).reshape(-1, 6)
 
-    def _chunk_end(self, first: int, last: int) -> int:
-        """Return the end of the sentences from `first` that reach the target length, at most the document's end."""
-        if not self.store:
-            self.store = self.rng.random((1024, 6)).tolist()
-        self.draws = self.store.pop()
-        self.target = self.room
-        if self.draws[0] < self.short:
-            self.target = 2 + int(self.draws[1] * (self.room - 1))
-        return bisect_left(self.ends, self.ends[first] + self.target, first + 1, last)
+    def _draws(self) -> Iterator[list[float]]:
+        """Yield six uniform random numbers for each instance, drawn in bulk."""
+        while True:
+            yield from reversed(self.rng.random((1024, 6)).tolist())
 
-    def _add_next(self, document: int, first: int, end: int) -> int:
+    def _add_next(self, document: int, first: int, end: int, target: int, drawn: list[float]) -> int:
         """Add an instance of next-sentence prediction; return the sentence at which the next one begins."""
         ends = self.ends
         count = end - first
-        split = first + 1 + int(self.draws[2] * (count - 1)) if count >= 2 else first + 1
+        split = first + 1 + int(drawn[2] * (count - 1)) if count >= 2 else first + 1
         a_start, a_stop = ends[first], ends[split]
-        if count == 1 or self.draws[3] < 0.5:
-            found = self._random_segment(document, self.target - (a_stop - a_start))
+        if count == 1 or drawn[3] < 0.5:
+            found = self._random_segment(document, target - (a_stop - a_start), drawn)
             if found is not None:
                 self.rows.append((a_start, a_stop - a_start, *found, 1, 1))
                 return split  # the sentences after A are used again
@@ -121,13 +118,13 @@ class _Pairs:
             self.rows.append((start, middle - start, middle, stop - middle, 0, 0))
         return following
 
-    def _random_segment(self, document: int, target: int) -> tuple[int, int] | None:
+    def _random_segment(self, document: int, target: int, drawn: list[float]) -> tuple[int, int] | None:
         """Return (start, length) of sentences of another document, from a random one on; None if there is no other."""
         bounds, ends = self.donor_bounds, self.donor_ends
         others = len(bounds) - 1 - int(self.donates_itself)
         if others < 1:
             return None
-        other = int(self.draws[4] * others)
+        other = int(drawn[4] * others)
         if self.donates_itself and other >= document:
             other += 1
         if self.donor_keys[other] == self.keys[document]:
@@ -136,7 +133,7 @@ class _Pairs:
                 return None
             other = found
         low, high = bounds[other], bounds[other + 1]
-        first = low + int(self.draws[5] * (high - low))
+        first = low + int(drawn[5] * (high - low))
         end = bisect_left(ends, ends[first] + max(1, target), first + 1, high)
         return ends[first], ends[end] - ends[first]
 
@@ -145,7 +142,7 @@ class _Pairs:
         places = chain(range(first, len(self.donor_keys)), range(first))
         return next((place for place in places if self.donor_keys[place] != key), None)
 
-    def _add_ordered(self, document: int, first: int, end: int) -> int:
+    def _add_ordered(self, document: int, first: int, end: int, target: int, drawn: list[float]) -> int:
         """Add an instance of sentence-order prediction: two neighbours, swapped half of the time."""
         ends = self.ends
         count = end - first
@@ -154,10 +151,10 @@ class _Pairs:
             if middle == ends[first]:
                 return end
         else:
-            middle = ends[first + 1 + int(self.draws[2] * (count - 1))]
+            middle = ends[first + 1 + int(drawn[2] * (count - 1))]
         a = (ends[first], middle - ends[first])
         b = (middle, ends[end] - middle)
-        swapped = self.draws[3] < 0.5
+        swapped = drawn[3] < 0.5
         self.rows.append((*b, *a, 0, 1) if swapped else (*a, *b, 0, 0))
         return end
 

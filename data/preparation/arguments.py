@@ -9,7 +9,6 @@ from typing import Any
 
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
-from common.flags import FlagGroup
 from common.help import HelpFormatter, Parser, positive_int, seed_number
 from data.instances.segments import OBJECTIVES
 from data.masking import UNITS
@@ -66,79 +65,80 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
 
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
-    flags = FlagGroup(parser, "input and output")
+    add = parser.add_argument_group("input and output").add_argument
     formats = (
         "text, .html .jsonl .json .csv .tsv .parquet, .xml wiki dumps, optionally .gz .bz2 .zst; .zip .tar; hf:NAME"
     )
-    flags.add("--input", nargs="+", required=True, metavar="PATH", help=f"files, folders, globs or URLs: {formats}")
-    flags.add("--output_dir", required=True, metavar="DIR", help="folder or URL; shards go to DIR/<max_seq_length>")
-    flags.add("--tokenizer_dir", metavar="DIR", help="where to save the tokenizer (default: <output_dir>/tokenizer)")
+    add("--input", nargs="+", required=True, metavar="PATH", help=f"files, folders, globs or URLs: {formats}")
+    add("--output_dir", required=True, metavar="DIR", help="folder or URL; shards go to DIR/<max_seq_length>")
+    add("--tokenizer_dir", metavar="DIR", help="where to save the tokenizer (default: <output_dir>/tokenizer)")
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
-    flags = FlagGroup(parser, "text")
+    add = parser.add_argument_group("text").add_argument
     layout = "of text files: one sentence or paragraph per line, articles with ` = Title = `, or running text"
-    flags.add("--layout", choices=LAYOUTS, default="auto", help=layout)
-    flags.add("--language", default="en", metavar="CODE", help="language of the text, for splitting sentences")
+    add("--layout", choices=LAYOUTS, default="auto", help=layout)
+    add("--language", default="en", metavar="CODE", help="language of the text, for splitting sentences")
     field = "field or column with the text in JSON, CSV, TSV, Parquet and datasets"
-    flags.add("--text_field", default="text", metavar="NAME", help=field)
+    add("--text_field", default="text", metavar="NAME", help=field)
     words = "drop shorter documents; each Chinese, Japanese, Thai or Khmer character counts as a word"
-    flags.add("--min_document_words", type=int, default=3, metavar="N", help=words)
+    add("--min_document_words", type=int, default=3, metavar="N", help=words)
     near = "also drop documents with this Jaccard similarity of word sequences, such as 0.8 (default: exact duplicates)"
-    flags.add("--near_duplicates", type=float, metavar="X", help=near)
+    add("--near_duplicates", type=float, metavar="X", help=near)
 
 
 def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     either = parser.add_argument_group("tokenizer").add_mutually_exclusive_group(required=True)
     either.add_argument("--vocab_file", metavar="FILE", help="use this vocab.txt, tokenizer.json, or folder with one")
     either.add_argument("--vocab_size", type=positive_int, metavar="N", help="train a tokenizer of this size")
-    flags = FlagGroup(parser, "tokenizer details")
+    add = parser.add_argument_group("tokenizer details").add_argument
     kind = "type to train: BERT's, byte-level as RoBERTa's and ModernBERT's, or as XLM-R's (default: wordpiece)"
-    flags.add("--tokenizer_type", choices=TOKENIZER_TYPES, help=kind)
+    add("--tokenizer_type", choices=TOKENIZER_TYPES, help=kind)
     case = "lower-case and strip accents (default: as the tokenizer says; on if a wordpiece one is trained)"
-    flags.add("--do_lower_case", action=argparse.BooleanOptionalAction, default=None, help=case)
+    add("--do_lower_case", action=argparse.BooleanOptionalAction, default=None, help=case)
     amount = "maximum amount of text to train it on, evenly spread over the input"
-    flags.count("--tokenizer_sample_mb", default=50, metavar="MB", help=amount)
+    add("--tokenizer_sample_mb", type=positive_int, default=50, metavar="MB", help=amount)
 
 
 def _add_instances(parser: argparse.ArgumentParser) -> None:
-    flags = FlagGroup(parser, "instances")
+    add = parser.add_argument_group("instances").add_argument
     length = "tokens per row; several lengths give several outputs"
-    flags.add("--max_seq_length", type=int, nargs="+", default=[128], metavar="S", help=length)
+    add("--max_seq_length", type=int, nargs="+", default=[128], metavar="S", help=length)
     most = "maximum masked tokens per row, one for each length (default: 20 for 128, 80 for 512, else 15 %% of S)"
-    flags.add("--max_predictions_per_seq", type=int, nargs="+", metavar="P", help=most)
+    add("--max_predictions_per_seq", type=int, nargs="+", metavar="P", help=most)
     objective = "next-sentence pairs, full sentences without pairs, or sentence order"
-    flags.add("--objective", choices=OBJECTIVES, default="nsp", help=objective)
+    add("--objective", choices=OBJECTIVES, default="nsp", help=objective)
     short = "share of rows with a random shorter target length"
-    flags.add("--short_seq_prob", type=float, default=0.1, metavar="X", help=short)
+    add("--short_seq_prob", type=float, default=0.1, metavar="X", help=short)
     copies = "copies with different pairs and masks; 0: one copy without masks, for dynamic masking"
-    flags.add("--dupe_factor", type=int, default=5, metavar="N", help=copies)
+    add("--dupe_factor", type=int, default=5, metavar="N", help=copies)
     unit = "mask single tokens, whole words, or spans of words"
-    flags.add("--masking_unit", choices=UNITS, default="token", help=unit)
-    flags.add("--masking_rate", type=float, default=0.15, metavar="X", help="share of tokens to predict")
+    add("--masking_unit", choices=UNITS, default="token", help=unit)
+    add("--masking_rate", type=float, default=0.15, metavar="X", help="share of tokens to predict")
 
 
 def _add_splits(parser: argparse.ArgumentParser) -> None:
-    flags = FlagGroup(parser, "splits and shards")
+    add = parser.add_argument_group("splits and shards").add_argument
     held_out = "share of documents held out for"
     share = f"{held_out} validation (default: 0.01, or what leaves 200 rows, at most 0.1)"
-    flags.add("--validation_share", type=float, metavar="X", help=share)
-    flags.add("--test_share", type=float, default=0.0, metavar="X", help=f"{held_out} testing")
-    flags.add("--shard_rows", type=int, default=32768, metavar="N", help="maximum rows per shard")
+    add("--validation_share", type=float, metavar="X", help=share)
+    add("--test_share", type=float, default=0.0, metavar="X", help=f"{held_out} testing")
+    add("--shard_rows", type=int, default=32768, metavar="N", help="maximum rows per shard")
     gzip = "gzip takes a quarter of the space, none reads faster"
-    flags.add("--compression", choices=("gzip", "none"), default="gzip", help=gzip)
+    add("--compression", choices=("gzip", "none"), default="gzip", help=gzip)
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
-    flags = FlagGroup(parser, "running")
-    flags.add("--seed", type=seed_number, default=42, metavar="N", help="the same seed and input give the same bytes")
-    flags.count("--workers", default=os.cpu_count() or 1, help="number of processes; does not change the output")
-    flags.switch("--overwrite", help="replace output of other settings or other input")
-    flags.add("--executor", choices=EXECUTORS, default="processes", help="run tasks on this machine or a Dask cluster")
-    flags.add("--scheduler", metavar="ADDRESS", help="of the Dask cluster, such as tcp://host:8786")
+    add = parser.add_argument_group("running").add_argument
+    add("--seed", type=seed_number, default=42, metavar="N", help="the same seed and input give the same bytes")
+    workers = "number of processes; does not change the output"
+    add("--workers", type=positive_int, default=os.cpu_count() or 1, metavar="N", help=workers)
+    add("--overwrite", action="store_true", help="replace output of other settings or other input")
+    add("--executor", choices=EXECUTORS, default="processes", help="run tasks on this machine or a Dask cluster")
+    add("--scheduler", metavar="ADDRESS", help="of the Dask cluster, such as tcp://host:8786")
     work = "folder for intermediate files, visible to all workers (default: <output_dir>/.work)"
-    flags.add("--work_dir", metavar="DIR", help=work)
-    flags.switch("--keep_work", help="keep the work folder when done")
+    add("--work_dir", metavar="DIR", help=work)
+    add("--keep_work", action="store_true", help="keep the work folder when done")
 
 
 def _settings_from(given: Mapping[str, Any]) -> Settings:

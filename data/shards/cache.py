@@ -1,8 +1,8 @@
 """Shards of a store in a local folder of limited size, shared by all processes of a machine.
 
-A shard is fetched under a temporary name, compared with its manifest's digest, and renamed. Each has a lock file:
-readers share the lock, and who fetches or removes the shard has it alone. The system releases locks of dead processes.
-The lock file's time is when the shard was last used; the shards that were used longest ago are removed first.
+A shard is fetched under a temporary name, compared with its manifest's digest, and renamed. Each has a lock file, whose
+lock readers share; a process that fetches or removes the shard takes it exclusively. The system releases the locks of
+processes that end. The time of a lock file is when its shard was last used; the least recently used are removed first.
 """
 
 import errno
@@ -51,7 +51,7 @@ class RemoteFile(NamedTuple):
         return self.store.url_of(self.name)
 
 
-class HeldFile(NamedTuple):
+class LockedFile(NamedTuple):
     """A shard in the cache, which stays there until `lock` is closed."""
 
     path: Path
@@ -130,20 +130,20 @@ class ShardCache:
                 f"fetch each shard only once. Pass more, or a --data_cache on a larger disk"
             )
 
-    def open(self, file: RemoteFile) -> HeldFile:
+    def open(self, file: RemoteFile) -> LockedFile:
         """The shard, fetched if it is not there."""
         while True:
             self._check_interrupted()
-            held = self._hold(file)
-            if held is not None:
-                return held
+            locked = self._lock(file)
+            if locked is not None:
+                return locked
             task = self._submit(file, URGENT)
             while not wait([task], POLL_SECONDS).done:
                 self._check_interrupted()
             task.result()
 
     def fetch_ahead(self, files: Iterable[RemoteFile]) -> None:
-        """Begin to fetch these shards, in their order, as far as this process's part of the cache goes."""
+        """Begin to fetch these shards, in their order, as many as fit in this process's part of the cache."""
         left = self.max_bytes // 2 // self.num_readers
         for file in files:
             left -= file.num_bytes
@@ -223,7 +223,7 @@ class ShardCache:
                 if is_resumed:
                     try:
                         stream.seek(size)
-                    except (OSError, ValueError, NotImplementedError):  # a server that gives only whole files
+                    except (OSError, ValueError, NotImplementedError):  # a server that sends only whole files
                         out.truncate(0)
                         digest, size, is_resumed = hashlib.sha256(), 0, False
                 while size <= file.num_bytes and (piece := stream.read(PIECE_BYTES)):
@@ -295,12 +295,13 @@ class ShardCache:
                 time.sleep(POLL_SECONDS / 10)
             yield
 
-    def _hold(self, file: RemoteFile) -> HeldFile | None:
+    def _lock(self, file: RemoteFile) -> LockedFile | None:
+        """The shard with a shared lock; None if it is not there, or another process fetches or removes it."""
         path, lock_path = self.shards / file.local_name, self._lock_path(file)
         lock = lock_path.open("a")
         if lock_file(lock, fcntl.LOCK_SH) and path.exists():
             os.utime(lock_path)
-            return HeldFile(path, lock)
+            return LockedFile(path, lock)
         lock.close()
         return None
 

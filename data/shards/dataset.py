@@ -105,6 +105,12 @@ class PretrainingDataset:
             start += count
         return concatenate_rows(parts) if parts else self.read(0, 0, 0)
 
+    def aligned_range(self, number: int, size: int) -> tuple[int, int]:
+        """Start and stop of the row's part of its shard, if every shard is cut into parts of `size` rows."""
+        shard, row = self._locate(number)
+        start = number - row % size
+        return start, min(start + size, int(self._first_rows[shard + 1]))
+
     def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
         """Read several blocks, or parts of them, in file order and concatenate them in the given order."""
         is_next = (shards[1:] == shards[:-1]) & (starts[1:] == stops[:-1])  # neighbours are read together

@@ -17,7 +17,7 @@ REPORT_NAME = "report.json"  # of the preparation, for the model card
 
 
 class Mirror:
-    """The folder that stands for `store`. Other paths below it than those that were added do not exist."""
+    """The folder that stands for `store`. Only the paths that were added exist below it."""
 
     def __init__(self, store: Store, cache: ShardCache) -> None:
         place = re.sub(r"[^A-Za-z0-9._/-]+", "_", store.url).strip("/")

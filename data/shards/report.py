@@ -15,8 +15,8 @@ from data.tokenizer import SPACE_MARKS, BertTokenizer
 
 # Whether data.prepare, which has just made the shards, trained the tokenizer or was given one.
 Preparation = Literal["trained", "given"]
-SAMPLE_ROWS = 20_000  # spread over the whole split; exact shares are not worth reading all rows
-_ROWS_AT_ONCE = 500
+SAMPLE_ROWS = 12_288  # spread over the whole split; exact shares are not worth reading all rows
+_ROWS_AT_ONCE = 256  # a block of our shards
 _MAX_OPEN_FILES = 8  # each takes a megabyte; opening one takes longer than reading its rows
 _NUM_TOKENS = 25
 _NUM_INSTANCES = 4
@@ -109,8 +109,8 @@ def _sample(dataset: PretrainingDataset) -> Rows:
     if dataset.num_rows <= SAMPLE_ROWS:
         return dataset.read_range(0, dataset.num_rows)
     parts: list[Rows] = []
-    for start in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
-        parts.append(dataset.read_range(start, start + _ROWS_AT_ONCE))
+    for place in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
+        parts.append(dataset.read_range(*dataset.aligned_range(place, _ROWS_AT_ONCE)))
         if len(dataset.files) > _MAX_OPEN_FILES:
             dataset.close()  # few files are needed again
     return concatenate_rows(parts)
@@ -122,15 +122,19 @@ def _repeated_share(rows: Rows) -> float:
 
 
 def text_tokens(rows: Rows) -> np.ndarray:
-    """[T] original ids of the text: all but padding, [CLS] and [SEP], which are the first token and segment ends."""
-    ids = rows.with_originals().input_ids
-    is_text = rows.input_mask != 0
-    is_text[:, 0] = False
+    """[T] original ids of the text."""
+    return rows.with_originals().input_ids[is_text(rows)]
+
+
+def is_text(rows: Rows) -> np.ndarray:
+    """[N, S] whether a token is text: all but padding, [CLS] and [SEP], which are the first token and segment ends."""
+    found = rows.input_mask != 0
+    found[:, 0] = False
     # The last token of a segment is its [SEP]: the next column is padding or another segment.
     following_mask = np.pad(rows.input_mask[:, 1:], ((0, 0), (0, 1)))
     following_segment = np.pad(rows.segment_ids[:, 1:], ((0, 0), (0, 1)))
-    is_text &= (following_mask != 0) & (following_segment == rows.segment_ids)
-    return ids[is_text]
+    found &= (following_mask != 0) & (following_segment == rows.segment_ids)
+    return found
 
 
 def _unknown_share(tokens: np.ndarray, tokenizer: BertTokenizer | None) -> float | None:
@@ -193,20 +197,7 @@ def _warnings(
                 else "does not fit the text. Train one with --vocab_size, or check --do_lower_case."
             )
         )
-    if found.fill < 0.5:
-        warnings.append(
-            f"rows are filled to {found.fill:.0%}: documents are very short. Check --layout (blank lines separate "
-            "documents, not sentences), or use a smaller --max_seq_length."
-        )
-    deviation = abs(found.random_next_share - 0.5)
-    if not without_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
-        warnings.append(
-            f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: a document of one sentence "
-            "has no next sentence, and a single document has no other to take a random sentence from. Check --layout, "
-            "add documents, or use --objective mlm."
-        )
-    if is_masked and not 0.05 < found.masked_share < 0.6:
-        warnings.append(f"{found.masked_share:.1%} of tokens are masked, BERT uses 15 %. Check --masking_rate.")
+    warnings += _warnings_about_rows(found, is_masked, without_pairs)
     if found.commonest_tokens and found.commonest_tokens[0][1] > 0.2:
         name, share = found.commonest_tokens[0]
         warnings.append(f"{name!r} is {share:.0%} of all tokens: the text is tables or markup, not prose. Clean it.")
@@ -223,6 +214,25 @@ def _warnings(
                 else "Pass a smaller --vocab_size, or give more text."
             )
         )
+    return warnings
+
+
+def _warnings_about_rows(found: Description, is_masked: bool, without_pairs: bool) -> list[str]:
+    warnings = []
+    if found.fill < 0.5:
+        warnings.append(
+            f"rows are filled to {found.fill:.0%}: documents are very short. Check --layout (blank lines separate "
+            "documents, not sentences), or use a smaller --max_seq_length."
+        )
+    deviation = abs(found.random_next_share - 0.5)
+    if not without_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
+        warnings.append(
+            f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: a document of one sentence "
+            "has no next sentence, and a single document has no other to take a random sentence from. Check --layout, "
+            "add documents, or use --objective mlm."
+        )
+    if is_masked and not 0.05 < found.masked_share < 0.6:
+        warnings.append(f"{found.masked_share:.1%} of tokens are masked, BERT uses 15 %. Check --masking_rate.")
     return warnings
 
 

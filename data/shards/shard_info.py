@@ -39,11 +39,11 @@ class ShardInfo:
 
 
 def open_fetched(cache: ShardCache, remote: RemoteFile, checked: Identity | None = None) -> ShardFile:
-    held = cache.open(remote)
+    locked = cache.open(remote)
     try:
-        return ShardFile(held.path, checked=checked, lock=held.lock)
+        return ShardFile(locked.path, checked=checked, lock=locked.lock)
     except BaseException:
-        held.lock.close()
+        locked.lock.close()
         raise
 
 
@@ -63,9 +63,9 @@ def describe_fetched(
     remotes = [cache.remote_of(path, entry.num_bytes, entry.sha256) for path, entry in zip(paths, entries, strict=True)]
     # The first one that is large enough to show how chunks are cut, or the largest.
     chosen = max(range(len(paths)), key=lambda index: min(entries[index].num_rows, MAX_BLOCK_ROWS))
-    held = cache.open(remotes[chosen])
-    with held.lock:
-        checked = check_shard(held.path, folder, entries[chosen], shape, verify=False)
+    locked = cache.open(remotes[chosen])
+    with locked.lock:
+        checked = check_shard(locked.path, folder, entries[chosen], shape, verify=False)
     found = []
     for path, entry, remote in zip(paths, entries, remotes, strict=True):
         unit_rows, block_rows = layout_like(checked.unit_rows, checked.block_rows, entry.num_rows)

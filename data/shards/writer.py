@@ -1,14 +1,12 @@
-"""Writes one shard atomically: NVIDIA's layout, row-wise chunks with checksums, our attributes."""
+"""The content of a shard's file: NVIDIA's layout, row-wise chunks with checksums, our attributes."""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from common.files import write_atomically
 from data.shards.deflate import deflate_chunks
 from data.shards.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, WORD_STARTS, Rows
 
@@ -20,18 +18,8 @@ CHUNK_ROWS = 32
 DEFLATE_LEVEL = 1
 
 
-def write_shard(
-    path: Path, rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL
-) -> bytes:
-    """Write `rows` to `path` and return the bytes written; the same rows always give the same bytes."""
-    content = shard_bytes(rows, attributes, compression=compression)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
-    return content
-
-
 def shard_bytes(rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL) -> bytes:
-    """The content of the file. It fits in memory like the rows, and can be written to any storage."""
+    """The content of the file: the same rows always give the same bytes. It fits in memory, as the rows do."""
     # The v1.10 format has checksums on all metadata, and every chunk has one, fletcher32 or that of deflate: a flipped
     # byte is an error when read, never other rows. The file is only in memory; its name has no meaning.
     with h5py.File("shard", "w", driver="core", backing_store=False, libver=("v110", "v110")) as file:
@@ -70,5 +58,5 @@ def _add_dataset(file: h5py.File, name: str, values: np.ndarray, compression: in
 
 
 def shard_name(split: str, index: int, total: int) -> str:
-    """`training_0003_of_0012.hdf5`: NVIDIA's tools, too, find the split of a file by its name."""
+    """`training_0003_of_0012.hdf5`: NVIDIA's tools also find the split of a file by its name."""
     return f"{split}_{index:04d}_of_{total:04d}.hdf5"

@@ -96,7 +96,7 @@ def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> S
         for line in lines:
             text = clean_line(line.content, counts)
             if text:
-                yield split_sentences(text, language) if source.format == "paragraphs" else list(cut_long(text))
+                yield split_sentences(text, language) if source.format == "paragraphs" else cut_long(text)
             elif line.is_blank_line:
                 yield None
 

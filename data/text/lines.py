@@ -33,6 +33,11 @@ def read_line_parts(stream: IO[bytes], position: int) -> Iterator[LinePart]:
     line_start, is_blank = position, True
     held = b""  # the beginning of a character that continues in the next part
     while (read := stream.readline(MAX_LINE)) or held:
+        if position > 0 and line_start == position and not held and read.endswith(b"\n"):  # a whole line, as most are
+            position += len(read)
+            yield LinePart(read, line_start, position, True, read.isspace())
+            line_start = position
+            continue
         content = held + read
         ends_line = content.endswith(b"\n")
         is_cut = len(read) == MAX_LINE and not ends_line
@@ -43,7 +48,7 @@ def read_line_parts(stream: IO[bytes], position: int) -> Iterator[LinePart]:
         end = position + len(content)
         if position == 0:
             content = content.removeprefix(_BYTE_ORDER_MARK)
-        is_blank = is_blank and not content.strip()
+        is_blank = is_blank and (not content or content.isspace())
         yield LinePart(content, line_start, end, ends_line, is_blank)
         position = end
         if ends_line:
@@ -82,7 +87,8 @@ def lines_of_range(
     line_start: int | None = None
     for part in _from_byte_before(stream, start):
         if is_inside:
-            counts["long_lines_cut"] += part.line_start == line_start
+            if part.line_start == line_start:
+                counts["long_lines_cut"] += 1
             line_start = part.line_start
             yield part
             if stop is not None and part.line_start >= stop and part.ends_line and separates(part):

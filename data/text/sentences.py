@@ -41,14 +41,15 @@ def split_sentences(text: str, language: str) -> list[str]:
     return [part for sentence in found if sentence for part in cut_long(sentence)]
 
 
-def cut_long(sentence: str) -> Iterator[str]:
-    """Yield the sentence, cut after full stops, then between words, if it exceeds `_MAX_SENTENCE`.
+def cut_long(sentence: str) -> list[str]:
+    """Return the sentence, cut after full stops, then between words, if it exceeds `_MAX_SENTENCE`.
 
     The splitter finds no sentence end after a bracket that is never closed.
     """
-    if len(sentence) <= _MAX_SENTENCE:
-        yield sentence
-        return
+    return [sentence] if len(sentence) <= _MAX_SENTENCE else list(_cut(sentence))
+
+
+def _cut(sentence: str) -> Iterator[str]:
     for part in _SENTENCE_END.split(sentence):
         while len(part) > _MAX_SENTENCE:
             end = part.rfind(" ", 1, _MAX_SENTENCE)

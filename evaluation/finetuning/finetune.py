@@ -153,13 +153,7 @@ def all_ranks_fine_tune(
         outcome.num_shortened["train"] = train.num_shortened
         if outcome.failure is None and not math.isfinite(result.training_loss):
             outcome.failure = "the loss was not finite"
-        has_no_answer = task.kind == "span" and any(not row["answers"] for row in data.train)
-        for number, (split, rows) in enumerate(data.dev.items()):
-            features = make_features(task, model, rows, data.labels, with_labels=False)
-            outputs = _predict(trainer, features)
-            outcome.predictions[split] = read_outputs(task, rows, features, outputs, data.labels, has_no_answer)
-            outcome.num_shortened[split] = features.num_shortened
-            progress(TRAINING_SHARE + (1 - TRAINING_SHARE) * (number + 1) / len(data.dev))
+        _predict_splits(trainer, model, data, outcome, progress)
         if keep is not None:
             trainer.save_model(str(keep))
             if trainer.is_world_process_zero():
@@ -206,6 +200,18 @@ def _name_classes(config: Any, data: TaskData) -> None:
 
 def _inputs_of(features: Features) -> list[dict[str, Any]]:
     return [{key: value for key, value in item.items() if key != "first_of"} for item in features.inputs]
+
+
+def _predict_splits(trainer: Trainer, model: ModelFolder, data: TaskData, outcome: Outcome, progress: Progress) -> None:
+    """Add the predictions for every split of data.dev to `outcome`."""
+    task = data.task
+    has_no_answer = task.kind == "span" and any(not row["answers"] for row in data.train)
+    for number, (split, rows) in enumerate(data.dev.items()):
+        features = make_features(task, model, rows, data.labels, with_labels=False)
+        outputs = _predict(trainer, features)
+        outcome.predictions[split] = read_outputs(task, rows, features, outputs, data.labels, has_no_answer)
+        outcome.num_shortened[split] = features.num_shortened
+        progress(TRAINING_SHARE + (1 - TRAINING_SHARE) * (number + 1) / len(data.dev))
 
 
 def _predict(trainer: Trainer, features: Features) -> Any:

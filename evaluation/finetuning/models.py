@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def open_models(named_paths: Sequence[tuple[str | None, Path]]) -> list[ModelFol
     problems = Problems()
     models = [ModelFolder(name or path.resolve().name, path) for name, path in named_paths]
     for model in models:
-        problems.attempt(lambda model=model: _check(model))  # type: ignore[misc]
+        problems.attempt(partial(_check, model))
     names = [model.name for model in models]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.add(f"--model: two models have the name {name!r}. Name them: --model first=DIR second=DIR.")

@@ -71,7 +71,6 @@ def minimal_pair_accuracy(
 class ClozeScores:
     correct: np.ndarray  # [N] 1, 0, or a share where choices tie
     reciprocal_ranks: np.ndarray  # [N]
-    chosen: list[str | None]  # the preferred choice; None where there are no choices
     num_shortened: int  # texts that were longer than the model's positions
 
 
@@ -100,13 +99,11 @@ def _judge_cloze(
     rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray, num_shortened: int
 ) -> ClozeScores:
     correct, reciprocal, place = [], [], 0
-    chosen: list[str | None] = []
     for row in rows:
         choices = row.get("choices")
         if not choices:
             correct.append(float(worst[place] == 1))
             reciprocal.append(float(inverse[place]))
-            chosen.append(None)
             place += 1
             continue
         scores = means[place : place + len(choices)]
@@ -115,8 +112,7 @@ def _judge_cloze(
         best = scores == scores.max()
         correct.append(float(own == scores.max()) / int(best.sum()))
         reciprocal.append(1.0 / (1 + int((scores > own).sum())))
-        chosen.append(choices[int(scores.argmax())])
-    return ClozeScores(np.array(correct), np.array(reciprocal), chosen, num_shortened)
+    return ClozeScores(np.array(correct), np.array(reciprocal), num_shortened)
 
 
 class FilledGap(NamedTuple):

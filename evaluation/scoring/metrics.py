@@ -102,7 +102,7 @@ def _f1(hits: Array) -> Array:
 
 
 def _matthews(confusion: Array) -> Array:
-    """[..., C, C] → [...]; 0 where gold or predictions have one class only, as scikit-learn has it."""
+    """[..., C, C] → [...]; 0 where gold or predictions have one class only, as in scikit-learn."""
     total = confusion.sum((-1, -2))
     right = np.trace(confusion, axis1=-2, axis2=-1)
     gold, found = confusion.sum(-1), confusion.sum(-2)

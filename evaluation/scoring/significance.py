@@ -38,12 +38,12 @@ def summarize(metric: Metric, parts: Sequence[Array], values: Sequence[float], s
     return Summary(float(np.mean(values)), std, float(low), float(high))
 
 
-def _row_counts(num_rows: int, generator: np.random.Generator, num_resamples: int = NUM_RESAMPLES) -> list[Array]:
+def _row_counts(num_rows: int, generator: np.random.Generator) -> list[Array]:
     """How often each row was drawn, [R, N] in some parts."""
     at_once = max(1, _VALUES_AT_ONCE // num_rows)
     parts = []
-    for first in range(0, num_resamples, at_once):
-        size = min(at_once, num_resamples - first)
+    for first in range(0, NUM_RESAMPLES, at_once):
+        size = min(at_once, NUM_RESAMPLES - first)
         drawn = generator.integers(0, num_rows, (size, num_rows)) + num_rows * np.arange(size)[:, None]
         parts.append(np.bincount(drawn.ravel(), minlength=size * num_rows).reshape(size, num_rows).astype(np.float64))
     return parts

@@ -150,7 +150,7 @@ def _as_text(value: Any) -> str:
 
 
 def read_folders(path: Path, task: Task) -> tuple[list[Row], int]:
-    """A folder per label with one text per file, as aclImdb has it."""
+    """A folder per label with one text per file, as in aclImdb."""
     labels = task.labels or sorted(folder.name for folder in path.iterdir() if folder.is_dir())
     rows = []
     for label in labels:

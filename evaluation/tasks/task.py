@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.errors import UserError, nearest
+from common.errors import Problems, UserError, nearest
 from common.json_files import load_json
+from common.validation import validate
 
 Kind = Literal["classify", "pair", "regress", "tokens", "span", "minimal_pairs", "cloze"]
 Format = Literal["tsv", "csv", "jsonl", "conll", "squad", "folders", "dataset"]
@@ -130,19 +131,11 @@ def make_task(content: Mapping[str, Any], where: str) -> Task:
         content["dev"] = {"dev": dev}
     if isinstance(content.get("dev"), dict):
         content["dev"] = {name: [v] if isinstance(v, str) else v for name, v in content["dev"].items()}
-    try:
-        return Task.model_validate(content)
-    except ValidationError as error:
-        raise UserError("\n".join(_describe(where, problem) for problem in error.errors())) from None
-
-
-def _describe(where: str, problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f'{where}: unknown key "{key}"{nearest(key, Task.model_fields)} See docs/evaluation.md for all keys.'
-    message = problem["msg"].removeprefix("Value error, ")
-    found = "" if not key else f" (found {str(problem['input'])[:60]!r})"
-    return f"{where}: {key + ': ' if key else ''}{message}{found}. See docs/evaluation.md for the format."
+    problems = Problems()
+    task = validate(Task, content, where, problems, page="docs/evaluation.md")
+    problems.raise_if_any()
+    assert task is not None
+    return task
 
 
 def choose_tasks(words: Sequence[str], columns: Mapping[str, str | None]) -> list[Task]:

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from evaluation.tasks.readers import NO_LABELS, Row, Table, read_files
 from evaluation.tasks.task import HELD_OUT, Task
 
 HELD_OUT_SHARE = 0.1
-MAX_HELD_OUT = 2000  # rows; more make a choice hardly surer
+MAX_HELD_OUT = 2000  # rows; more hardly improve the choice
 NO_LABEL_VALUES = frozenset({"", "-1"})
 
 
@@ -42,7 +43,7 @@ class TaskData:
 def load_all(tasks: Sequence[Task], data: Path | None) -> list[TaskData]:
     """Read every task; all mistakes are reported at once."""
     problems = Problems()
-    loaded = [problems.attempt(lambda task=task: load_data(task, data)) for task in tasks]  # type: ignore[misc]
+    loaded = [problems.attempt(partial(load_data, task, data)) for task in tasks]
     problems.raise_if_any()
     return [item for item in loaded if item is not None]
 
@@ -211,14 +212,13 @@ def _tagged(table: Table, row: Row, labels: tuple[str, ...]) -> Row:
     return row | {"label": tags}
 
 
-def hold_out(task: Task, rows: list[Row], seed: int = 0) -> tuple[list[Row], list[Row]]:
+def hold_out(task: Task, rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """Split off a tenth of the rows (at most MAX_HELD_OUT), class by class; the same rows for any run."""
-    generator = np.random.default_rng(seed)
     size = min(MAX_HELD_OUT, max(1, round(HELD_OUT_SHARE * len(rows))))
     if len(rows) < 10:
         found = counted(len(rows), "row")
         raise UserError(f"task {task.name}: found {found}, expected at least 10, to hold some out of training.")
-    order = generator.permutation(len(rows))
+    order = np.random.default_rng(0).permutation(len(rows))
     if task.kind in ("classify", "pair"):
         order = np.array(interleaved([int(i) for i in order], [rows[int(i)]["label"] for i in order]))
     chosen = {int(index) for index in order[:size]}

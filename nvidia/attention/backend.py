@@ -24,6 +24,7 @@ class BackendContext(NamedTuple):
     needs_plain: bool = False  # whether an option is in use that only the written-out formula has
     is_sparse: bool = False
     has_window: bool = False  # whether a token sees only its neighbours
+    has_wide_window: bool = False  # whether the window hides so little of a row that computing all of it is faster
     capability: tuple[int, int] | None = None  # CUDA compute capability; None if there is no CUDA device
 
     @property
@@ -71,12 +72,13 @@ class AttentionInputs:
     packing: Packing
     dropout_prob: float = 0.0
     window: int = 0  # a token sees window // 2 real tokens on each side; 0: the whole sequence
+    rows: Tensor | None = None  # [U], for `attend_some`: the packed positions of the queries, in order
     sparse: SparseHeads | None = None
     score_bias: Tensor | None = None  # [B, A, S, S], added to the scaled scores
     head_mask: Tensor | None = None  # [A], multiplies the probabilities
 
 
-def _never(packing: Packing, num_heads: int) -> bool:
+def _never(packing: Packing, num_heads: int, num_queries: int, window: int) -> bool:
     return False
 
 
@@ -87,13 +89,13 @@ class Backend:
 
     A backend that can skip queries has `attend_some`: queries [U, A, D] ordered by sequence, keys and values
     [T, 2, A, D], and the number of queries of each sequence → [U, A, D]. `should_skip_queries` decides whether that is
-    faster for a batch and a number of heads.
+    faster for a batch, a number of heads, a number of queries and a window.
     """
 
     attend: Callable[[Tensor, AttentionInputs], tuple[Tensor, Tensor | None]]
     reason_against: Callable[[BackendContext], str | None]
     attend_some: Callable[[Tensor, Tensor, AttentionInputs, Sequence[int]], Tensor] | None = None
-    should_skip_queries: Callable[[Packing, int], bool] = _never
+    should_skip_queries: Callable[[Packing, int, int, int], bool] = _never
 
 
 def in_window(index: Tensor, window: int) -> Tensor:

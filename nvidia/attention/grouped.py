@@ -27,8 +27,11 @@ Groups = tuple[tuple[int, int], ...]  # (number of sequences, their length), in 
 _TILE = 1 << 19
 # Scores of all heads below which copying sequences of one length together costs less than computing each by itself.
 _SHORT = 1 << 17
+# Scores per sequence from which on computing each by itself costs less than queries that nobody reads.
+_MIN_SKIPPED = 1 << 14
 # Queries of a tile with a window: fewer would make its products too small, more would add keys that are not seen.
 WINDOW_QUERIES = 64
+MAX_MASKED_LENGTH = 1024  # of rows whose windows may be masks of all scores
 
 
 def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float, window: int = 0) -> Tensor:
@@ -260,9 +263,19 @@ def attend_some(q: Tensor, kv: Tensor, inputs: AttentionInputs, counts: Sequence
     return attention_of_some(q, kv, inputs.packing.groups, counts, inputs.dropout_prob)
 
 
-def should_skip_queries(packing: Packing, num_heads: int) -> bool:
-    """Whether skipping queries outweighs computing each sequence by itself: not where all are short."""
-    return any(not _is_short(num_heads, length) for _, length in packing.groups)
+def should_skip_queries(packing: Packing, num_heads: int, num_queries: int, window: int) -> bool:
+    """Whether skipping queries outweighs computing each sequence by itself: not where all are short, and not with a
+    window, where all queries cost little."""
+    if window:
+        return False
+    scores = num_heads * sum(count * length * length for count, length in packing.groups)
+    is_worth_it = scores >= _MIN_SKIPPED * packing.num_rows and 2 * num_queries <= packing.num_tokens
+    return is_worth_it or any(not _is_short(num_heads, length) for _, length in packing.groups)
+
+
+def has_large_tiles(window: int, length: int) -> bool:
+    """Whether the tiles of a window contain more than half of all scores, in rows so short that a mask is small."""
+    return length <= min(2 * (WINDOW_QUERIES + window), MAX_MASKED_LENGTH)
 
 
 def reason_against(context: BackendContext) -> str | None:

@@ -34,10 +34,10 @@ def choose_backend(requested: str, context: BackendContext) -> str:
         if reason is not None:
             raise UserError(f"attention_backend: {requested!r} {reason}. Use {AUTO!r}.")
         return requested
-    if context.has_window:  # sdpa computes what the window hides, too
-        preferred = ["grouped", "varlen", "flex"]
-    else:
-        preferred = [in_use().attention(context.dropout_prob)] if context.device == "cpu" else []
+    if context.device == "cpu" and (context.has_wide_window or not context.has_window):
+        preferred = [in_use().attention(context.dropout_prob)]
+    else:  # sdpa computes what a window hides, too
+        preferred = ["grouped", "varlen", "flex"] if context.has_window else []
     return next(name for name in (*preferred, *BACKENDS) if BACKENDS[name].reason_against(context) is None)
 
 

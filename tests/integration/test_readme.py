@@ -1,5 +1,6 @@
 """The README's commands are run, not trusted: word for word, in a copy of the project."""
 
+import json
 import os
 import shutil
 import signal
@@ -125,6 +126,11 @@ def test_quickstart_goes_the_whole_road_and_goes_on(tmp_path: Path) -> None:
     assert "unigram cross entropy" in printed
     assert (tmp_path / "outputs" / "quickstart" / "loss.png").stat().st_size > 10_000
     assert (tmp_path / "outputs" / "quickstart" / "huggingface" / "model.safetensors").is_file()
+    objectives = {
+        length: json.loads((tmp_path / "data" / "hdf5" / length / "manifest.json").read_text())["settings"]["objective"]
+        for length in ("64", "128")
+    }
+    assert objectives == {"64": "mlm", "128": "nsp"}  # only bert_base.json has a sentence head
     again = run_until("scripts/quickstart.sh --steps 20", None, tmp_path)
     assert "already built" in again
     assert "finished already, at step 20" in again

@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -64,14 +66,17 @@ def room_of(module: str) -> str:
     return module.rsplit(".", 1)[0]
 
 
-def imported_names(path: Path) -> Iterator[str]:
+@cache
+def imported_names(path: Path) -> list[str]:
     """Every module that a file imports, also inside functions and under TYPE_CHECKING."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def own_imports(path: Path) -> Iterator[str]:
@@ -110,6 +115,12 @@ def test_imports_go_down(package: str) -> None:
             if target != room and (LEVEL[target] >= LEVEL[room] or is_apart):
                 wrong.append(f"{module} ({room}) imports {other} ({target})")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_leads_back() -> None:
+    """Not even inside a room, or inside a function."""
+    graph = {module: {*own_imports(path)} - {module} for module, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the modules
 
 
 def test_only_some_rooms_know_deepspeed() -> None:

@@ -4,13 +4,11 @@ A checkpoint is a folder with a valid manifest. DeepSpeed's tools read the same 
 `<saved_models>/<job_name>/{latest,<tag>/…}`.
 """
 
-import fcntl
-from contextlib import ExitStack
 from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
-from common.files import WEIGHTS, lock_file
+from common.files import WEIGHTS
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import DAMAGED, MANIFEST, TAG, is_run_tag, step_of
 from training.checkpoints.retention import Best, read_best
@@ -105,12 +103,3 @@ class CheckpointFolder:
         if (self.folder / WEIGHTS).is_file():
             return "It is a Hugging Face folder, not a run's; a run starts from its weights with --use_pretrain"
         return RUN_FOLDER_HINT
-
-
-def read_lock(checkpoint: Path, stack: ExitStack) -> bool:
-    """Keep a checkpoint from being removed by its run until `stack` closes; False if it no longer exists."""
-    try:
-        stream = stack.enter_context((checkpoint / MANIFEST).open())
-        return lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
-    except FileNotFoundError:
-        return False

@@ -11,12 +11,11 @@ from pathlib import Path, PurePosixPath
 from common.console import console
 from common.errors import UserError
 from common.stores import Store
-from training.checkpoints.folder import read_lock
 from training.checkpoints.lease import Lease
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import MANIFEST, STAGING, is_run_tag, step_of
 from training.checkpoints.publish import publish
-from training.checkpoints.retention import Retention, find_surplus
+from training.checkpoints.retention import Retention, find_surplus, read_lock
 from training.checkpoints.state import read_state
 
 FLAG = "--upload_checkpoints"

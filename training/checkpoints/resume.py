@@ -8,11 +8,12 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import Problems, UserError
-from training.checkpoints.folder import CheckpointFolder, read_lock
+from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.match import ResumePoint, check_match, check_model
 from training.checkpoints.paths import DAMAGED, step_of
 from training.checkpoints.publish import recover
 from training.checkpoints.remote import RemoteCheckpoints
+from training.checkpoints.retention import read_lock
 from training.checkpoints.state import TrainingState, read_state
 from training.runtime import collectives
 

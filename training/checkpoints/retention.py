@@ -4,6 +4,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,3 +99,12 @@ def sweep(folder: Path) -> None:
     """Remove what a killed _drop() left."""
     for rest in folder.glob(f"{DROPPED}*"):
         shutil.rmtree(rest, ignore_errors=True)
+
+
+def read_lock(checkpoint: Path, stack: ExitStack) -> bool:
+    """Keep a checkpoint from being removed by its run until `stack` closes; False if it no longer exists."""
+    try:
+        stream = stack.enter_context((checkpoint / MANIFEST).open())
+        return lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
+    except FileNotFoundError:
+        return False

@@ -63,10 +63,14 @@ def as_skips(content: Any) -> Skips:
     """Ranges of samples from a JSON list of [first, end] or [first, end, "rollback"]; ValueError for anything else."""
     entries = content if isinstance(content, list) else [content]
     marked = [isinstance(entry, list) and entry[2:] == [ROLLBACK] for entry in entries]
-    pairs = [entry[:2] if is_marked else entry for entry, is_marked in zip(entries, marked, strict=True)]
-    for pair in pairs:
+    ranges = as_ranges([entry[:2] if is_marked else entry for entry, is_marked in zip(entries, marked, strict=True)])
+    return Skips(ranges, tuple(pair for pair, is_marked in zip(ranges, marked, strict=True) if is_marked))
+
+
+def as_ranges(content: Any) -> Ranges:
+    """Ranges of samples from a JSON list of [first, end]; ValueError for anything else."""
+    for pair in content if isinstance(content, list) else [content]:
         is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)
         if not is_pair or not 0 <= pair[0] < pair[1] < 2**63:
-            raise ValueError(f"skips: found {shortened(pair)}, expected [first, end] with 0 <= first < end")
-    ranges = tuple((first, end) for first, end in pairs)
-    return Skips(ranges, tuple(pair for pair, is_marked in zip(ranges, marked, strict=True) if is_marked))
+            raise ValueError(f"found {shortened(pair)}, expected [first, end] with 0 <= first < end")
+    return tuple((first, end) for first, end in content)

@@ -3,17 +3,31 @@
 import json
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, PlainValidator, TypeAdapter, ValidationError
 
 from common.errors import UserError, shortened
 from common.files import write_plainly
 from common.json_files import load_json
+from common.validation import describe_value
 from nvidia.cpu.libraries import Libraries
 from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
-from training.checkpoints.skips import Ranges
+from training.checkpoints.skips import Ranges, as_ranges
 from training.plan.time_budget import MAX_SECONDS
+
+N = TypeVar("N", int, float)
+
+
+def _check_size(number: N) -> N:
+    if not 0 <= number < 2**63:
+        raise ValueError(f"found {shortened(number)}, expected 0 to 2^63 - 1")
+    return number
+
+
+Count = Annotated[int, AfterValidator(_check_size)]
+Seconds = Annotated[float, AfterValidator(_check_size)]
+SavedRanges = Annotated[Ranges, PlainValidator(as_ranges)]
 
 
 @dataclass(frozen=True)
@@ -23,13 +37,13 @@ class TrainingState:
     The order of samples and the dropout of every rank follow from `seed` and `samples`, so no random state is saved.
     """
 
-    step: int  # optimizer steps applied, including those of an earlier phase
-    start_step: int  # the step at which this run began; not 0 when it began from another run's checkpoint
-    samples: int  # the data cursor: rows consumed from this run's data
-    tokens: int  # real tokens seen in this run
-    seed: int
-    world_size: int
-    zero_stage: int
+    step: Count  # optimizer steps applied, including those of an earlier phase
+    start_step: Count  # the step at which this run began; not 0 when it began from another run's checkpoint
+    samples: Count  # the data cursor: rows consumed from this run's data
+    tokens: Count  # real tokens seen in this run
+    seed: Count
+    world_size: Count
+    zero_stage: Count
     precision: str
     data_digest: str
     tokenizer_digest: str | None
@@ -37,10 +51,10 @@ class TrainingState:
     model_config: dict[str, Any]
     is_preln: bool
     is_kernel: bool = False  # whether the weights have the names of DeepSpeed's fused layers
-    seconds: float = 0.0  # that this run has taken, over all its restarts
-    longest_pause: float = 0.0  # seconds of the longest validation or save; --time_budget reserves time for the last
-    skips: Ranges = ()  # samples that training skips
-    rollbacks: Ranges = ()  # those of `skips` that a rollback added, as opposed to the user
+    seconds: Seconds = 0.0  # that this run has taken, over all its restarts
+    longest_pause: Seconds = 0.0  # seconds of the longest validation or save; --time_budget reserves time for the last
+    skips: SavedRanges = ()  # samples that training skips
+    rollbacks: SavedRanges = ()  # those of `skips` that a rollback added, as opposed to the user
     recipe: dict[str, Any] | None = None  # batch, schedule and optimizer, to report changes on resume
     data_summary: str | None = None  # files and rows, to report changes on resume
     best_tag: str | None = None  # with --keep_best or --keep_best_by: the best checkpoint
@@ -48,8 +62,8 @@ class TrainingState:
     best_by: str | None = None  # the probe that chose it; None: the validation loss
     probe_name: str | None = None  # the probe of best_probe
     best_probe: float | None = None  # its highest value
-    probe_units: dict[str, int] | None = None  # of each probe, which are the same for the whole run
-    checks_without_gain: int = 0  # measurements since the last improvement, for --stop_after_no_gain
+    probe_units: dict[str, Count] | None = None  # of each probe, which are the same for the whole run
+    checks_without_gain: Count = 0  # measurements since the last improvement, for --stop_after_no_gain
     processor: str | None = None  # the kind of processor for which cpu_libraries were chosen
     cpu_libraries: Libraries | None = None  # results differ in their last bits; None: the model is too small to matter
 
@@ -79,43 +93,16 @@ def read_state(checkpoint: Path) -> TrainingState:
         state = STATE_TYPE.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         detail = error.errors()[0]
-        is_range = detail["loc"][:1] in (("skips",), ("rollbacks",))
-        key = ".".join(map(str, detail["loc"][:1] if is_range else detail["loc"]))
-        expected = "expected [first, end] with 0 <= first < end" if is_range else f"but {detail['msg']}"
-        raise UserError(
-            f"{path}: {key}: found {shortened(detail['input'])}, {expected}. Use another checkpoint"
-        ) from None
+        key = ".".join(map(str, detail["loc"]))
+        raise UserError(f"{path}: {key}: {describe_value(detail)}. Use another checkpoint") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}. Use another checkpoint") from None
-    _check_values(state, path)
-    return state
-
-
-SIGNED = ("best_validation_loss", "best_probe")
-
-
-def _check_values(state: TrainingState, path: Path) -> None:
-    numbers = {
-        field.name: value
-        for field in fields(state)
-        if isinstance(value := getattr(state, field.name), int | float) and field.name not in SIGNED
-    }
-    numbers |= {f"probe_units.{name}": units for name, units in (state.probe_units or {}).items()}
-    for name, value in numbers.items():
-        if not 0 <= value < 2**63:
-            raise UserError(f"{path}: {name}: found {shortened(value)}, expected 0 to 2^63 - 1. Use another checkpoint")
-    for name, ranges in (("skips", state.skips), ("rollbacks", state.rollbacks)):
-        for first, end in ranges:
-            if not 0 <= first < end < 2**63:
-                raise UserError(
-                    f"{path}: {name}: found {shortened([first, end])}, expected [first, end] with 0 <= first < end. "
-                    f"Use another checkpoint"
-                )
     if state.world_size < 1 or state.zero_stage > 3 or state.start_step > state.step:
         raise UserError(
             f"{path}: world_size {state.world_size}, zero_stage {state.zero_stage}, start_step {state.start_step} and "
             f"step {state.step} contradict each other. Use another checkpoint"
         )
+    return state
 
 
 def note_time_spent(folder: Path, seconds: float) -> None:

@@ -72,10 +72,10 @@ class Uploader:
 
     def close(self) -> None:
         """At the end of the run: report what was not uploaded, and let other runs upload there."""
-        self.say_missing()
+        self.report_missing()
         self._remote.lease.release()
 
-    def say_missing(self) -> None:
+    def report_missing(self) -> None:
         if self._newest is not None and self._uploaded != self._newest:
             reason = f" ({self._failure})" if self._failure else ""
             console.warn(

@@ -131,9 +131,8 @@ class Sinks:
         self.close()
 
     def close(self) -> None:
-        if self.folder is None:
-            return
-        self._attempt("TensorBoard", self.board.close)
+        if self.folder is not None:
+            self._attempt("TensorBoard", self.board.close)
 
 
 def remove_later_csv_rows(monitor: Any, step: int) -> None:
@@ -159,9 +158,7 @@ def remove_later_lines(path: Path, position: Position) -> None:
         return
     rows = [row for row in read_valid_lines(path) if row.get("step", 0) <= position.step]
     kept = [row for row in rows if _samples(row) <= position.samples]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
-    temporary.replace(path)
+    write_atomically(path, "".join(f"{json.dumps(row)}\n" for row in kept))
 
 
 def _samples(row: dict[str, Any]) -> int:

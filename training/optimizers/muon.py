@@ -29,7 +29,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ROUNDS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        # x ← a·x + (b·gram + c·gram²)·x; the scaled sums are part of the products.
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 

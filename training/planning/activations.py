@@ -7,6 +7,7 @@ A heads, e bytes of an activation.
 from dataclasses import dataclass
 
 from nvidia.config import BertConfig
+from training.planning.compute import leaves_queries_out
 from training.planning.workload import Batch, Execution, wide_size
 
 STATISTICS = 8  # bytes per row of a layer norm: mean and deviation in fp32
@@ -59,7 +60,7 @@ def _attention_half(
     config: BertConfig, batch: Batch, execution: Execution, layer: int, used: float | None = None
 ) -> float:
     """Bytes stored up to the input of attention's output projection; `used` rows leave the last block."""
-    execution = execution.in_layer(config, layer)
+    execution = execution.in_layer(config, layer, batch.lengths.width)
     choice, tokens = execution.checkpointing, batch.tokens
     has_norm = execution.is_pre_ln and (layer > 0 or config.first_attention_norm)
     keeps_stream = choice.norm or not has_norm  # a post-LN block begins with the product itself
@@ -67,16 +68,21 @@ def _attention_half(
     inner = config.num_heads(layer) * config.head_size
     rows_out = tokens if used is None else used
     dropout = rows_out * config.hidden_size if config.hidden_dropout_prob and execution.keeps_masks else 0
-    projected = 3 * inner * tokens * execution.bytes
+    is_some = used is not None and execution.backend == "sdpa" and leaves_queries_out(config, batch, execution)
+    # Keys and values of sdpa with few queries are padded.
+    projected = inner * execution.bytes * (rows_out + 2 * batch.padded_tokens if is_some else 3 * tokens)
     if config.qk_norm:  # the norms keep their input in fp32 and the input divided by its size
-        projected += inner * tokens * (2 * 4 + (3 * 4 if execution.bytes == 4 else 2 * 4))
+        kinds = 3 if execution.bytes == 4 else 2  # in fp32 values are part of the same tensor
+        projected += inner * tokens * 4 * (2 + kinds)
+        if is_some:
+            projected -= inner * (tokens - rows_out) * 4 * 2
     context = rows_out * inner * execution.bytes
-    internals = 0.0 if choice.attention else _attention_internals(config, batch, execution, inner, used)
+    internals = 0.0 if choice.attention else _attention_internals(config, batch, execution, inner, used, is_some)
     return norm + projected + internals + context + dropout
 
 
 def _attention_internals(
-    config: BertConfig, batch: Batch, execution: Execution, inner: int, used: float | None
+    config: BertConfig, batch: Batch, execution: Execution, inner: int, used: float | None, is_some: bool
 ) -> float:
     """What the attention backend itself stores beyond its input and the packed context."""
     e, heads = execution.bytes, inner // config.head_size
@@ -87,7 +93,7 @@ def _attention_internals(
         selected = batch.tokens * inner * e if used is not None else 0  # all rows' context, of which some are taken
         return batch.tokens * (4 * heads + copied * inner * e) + selected
     if execution.backend == "sdpa" and not execution.pads_attention:
-        return batch.tokens * (inner * e + 4 * heads)
+        return (batch.used if is_some else batch.tokens) * (inner * e + 4 * heads)
     padded = batch.padded_tokens
     stored = padded * 3 * inner * e
     if execution.backend == "sdpa":

@@ -14,7 +14,7 @@ BACKWARD_PRODUCTS = 2  # of a linear layer: for its input and for its weight
 # Products of attention in the backward pass, in forwards: fused kernels compute the scores again.
 FUSED_ATTENTION_BACKWARD = 2.5
 PLAIN_ATTENTION_BACKWARD = 2.0
-LONG_ROW_SCORES = 1 << 17  # of all heads: from here on the CPU's attention skips queries whose results are not used
+LONG_ROW_SCORES = 1 << 14  # of all heads: from here on the CPU's attention skips queries whose results are not used
 # Kernels of a block in eager PyTorch, forward and backward, and of embeddings, heads and loss; a test counts them.
 KERNELS_PER_LAYER = 60
 KERNELS_OUTSIDE = 128
@@ -114,10 +114,11 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
             yield Product("wide", rows, hidden, wide_size(config), count)
             yield Product("narrow", rows, config.intermediate_size, hidden, count)
     pairs = batch.padded_pairs if execution.pads_attention else batch.pairs
-    some = _leaves_queries_out(config, batch, execution)
+    some = leaves_queries_out(config, batch, execution)
     full_layers = layers - 1 if some else layers
     yield Product("projection", batch.tokens, hidden, 3 * hidden, full_layers)
-    num_windows = sum(config.window(layer) > 0 for layer in range(full_layers))
+    width = batch.lengths.width
+    num_windows = sum(execution.has_own_window(config, layer, width) for layer in range(full_layers))
     if num_windows < full_layers:
         yield Product("attention", pairs, hidden, 1, 2 * (full_layers - num_windows))
     if num_windows:
@@ -128,7 +129,9 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
     if some:
         yield Product("projection", batch.used, hidden, hidden)
         yield Product("projection", batch.tokens, hidden, 2 * hidden)
-        yield Product("attention", pairs * batch.used / batch.tokens, hidden, 1, 2)
+        # sdpa pads keys to one length.
+        keys = width if execution.backend == "sdpa" else pairs / batch.tokens
+        yield Product("attention", batch.used * keys, hidden, 1, 2)
     yield Product("head", batch.masked, hidden, hidden)
     yield Product("head", batch.masked, hidden, config.vocab_size)
     if config.has_sentence_head:
@@ -136,11 +139,14 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
         yield Product("head", batch.rows, hidden, 2)
 
 
-def _leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
+def leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
     """Whether the last block's attention computes the used queries alone."""
+    if execution.has_own_window(config, config.num_hidden_layers - 1, batch.lengths.width):
+        return False
+    if execution.backend == "sdpa":
+        return execution.device == "cpu" and 2 * batch.used <= batch.tokens
     is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
-    has_window = config.window(config.num_hidden_layers - 1) > 0
-    return execution.backend == "grouped" and is_long and not has_window
+    return execution.backend == "grouped" and is_long
 
 
 def _num_passes(product: Product, execution: Execution) -> float:
@@ -177,7 +183,7 @@ def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:
         _attention_traffic(
             config,
             batch,
-            execution.in_layer(config, layer),
+            execution.in_layer(config, layer, batch.lengths.width),
             last if layer == layers - 1 else batch.tokens,
             batch.windowed_pairs(config.attention_window) if config.window(layer) else batch.pairs,
         )

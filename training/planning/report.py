@@ -236,7 +236,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def published_table(figures: Sequence[Published]) -> list[str]:
-    """Markdown, as docs/planning.md has it."""
+    """The Markdown table of docs/planning.md."""
     lines = ["| run | unit | published | predicted | error |", "|---|---|---:|---:|---:|"]
     for figure in figures:
         mark = " (calibration)" if figure.is_calibration else ""

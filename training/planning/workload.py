@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nvidia.activations import is_gated
-from nvidia.attention.grouped import WINDOW_QUERIES
+from nvidia.attention.grouped import WINDOW_QUERIES, has_large_tiles
 from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
@@ -110,9 +110,15 @@ class Execution:
     def pads_attention(self) -> bool:
         return self.backend == "plain" or (self.backend == "sdpa" and self.device != "cpu")
 
-    def in_layer(self, config: BertConfig, layer: int) -> "Execution":
+    def has_own_window(self, config: BertConfig, layer: int, width: int) -> bool:
+        """Whether that layer's attention has a window that makes a difference in rows of this width."""
+        window = config.window(layer)
+        return window > 0 and not (self.device == "cpu" and has_large_tiles(window, width))
+
+    def in_layer(self, config: BertConfig, layer: int, width: int) -> "Execution":
         """The same with the backend of that layer."""
-        return replace(self, backend=self.window_backend or self.backend) if config.window(layer) else self
+        is_other = self.has_own_window(config, layer, width)
+        return replace(self, backend=self.window_backend or self.backend) if is_other else self
 
 
 def plan_execution(

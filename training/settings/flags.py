@@ -36,12 +36,10 @@ def parse_place(text: str) -> Path | str:
 Count = Annotated[int, BeforeValidator(positive_int), Metavar("N")]
 Epoch = Annotated[int, BeforeValidator(whole_number), Metavar("EPOCH")]
 Seed = Annotated[int, BeforeValidator(seed_number), Metavar("N")]
-Minutes = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
-Seconds = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
+Amount = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
 Offset = Annotated[float, BeforeValidator(zero_or_more), Metavar("X")]
 Folder = Annotated[Path, Metavar("DIR")]
 Place = Annotated[Path | str, PlainValidator(parse_place), Metavar("DIR|URL")]
-Gigabytes = Annotated[float, BeforeValidator(positive_float), Metavar("N")]
 File = Annotated[Path, Metavar("FILE")]
 Points = Annotated[TokenSchedule, BeforeValidator(TokenSchedule.parse), Metavar("POINTS")]
 Rates = Annotated[TokenSchedule, BeforeValidator(parse_masking_rate), Metavar("RATE")]
@@ -71,7 +69,7 @@ class DataFlags(FlagGroup):
     data_cache: Folder | None = flag(
         None, "folder on a local disk to which shards are fetched, where the data's folder is a URL"
     )
-    data_cache_gb: Gigabytes | None = flag(
+    data_cache_gb: Amount | None = flag(
         None, "its size in GB; shards that were used longest ago are removed (default: 90 percent of the free disk)"
     )
     verify_data: bool = flag(
@@ -192,7 +190,7 @@ class CheckpointFlags(FlagGroup):
         const="",
     )
     save_every_steps: Count | None = flag(None, "steps between two checkpoints within an epoch")
-    save_every_minutes: Minutes | None = flag(None, "minutes between two checkpoints")
+    save_every_minutes: Amount | None = flag(None, "minutes between two checkpoints")
     ckpt_to_save: tuple[Epoch, ...] | None = flag(
         None, "save only at the end of these epochs and at the end of the run (default: every epoch)"
     )
@@ -242,7 +240,7 @@ class ProbeFlags(FlagGroup):
     probe_every_steps: Count | None = flag(
         None, "steps between two probes (default: at each validation, and at the end)"
     )
-    probe_seconds: Seconds | None = flag(
+    probe_seconds: Amount | None = flag(
         None, "seconds that one probe of all tasks may take (default: about 2 percent of the time between two probes)"
     )
     stop_after_no_gain: Count | None = flag(
@@ -262,7 +260,7 @@ class FaultFlags(FlagGroup):
         "report",
         "if the loss is far above the recent ones: report it, or roll back to the last checkpoint and skip that batch",
     )
-    stuck_after_minutes: Minutes = flag(
+    stuck_after_minutes: Amount = flag(
         30.0, "end the run if a rank makes no progress for N minutes, and report which one"
     )
 

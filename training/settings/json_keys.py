@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from common.errors import Problems, UserError, nearest
@@ -64,7 +65,7 @@ def split_overrides(
 ) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
     """Those of the model JSON and those of the DeepSpeed JSON; the two files share no key."""
     for override in overrides:
-        problems.attempt(lambda override=override: _check_key(override))  # type: ignore[misc]
+        problems.attempt(partial(_check_key, override))
     return (
         tuple(override for override in overrides if override.path[0] in ModelFile.model_fields),
         tuple(override for override in overrides if override.path[0] in KNOWN_KEYS),

@@ -330,10 +330,3 @@ def request_data(
         draws_masks=flags.dynamic_masking,
         verify=flags.verify_data,
     )
-
-
-def describe(job_name: str, facts: dict[str, Any]) -> str:
-    """The table shown at the start of a run."""
-    width = max(len(name) for name in facts)
-    rows = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
-    return f"{job_name}\n{rows}"

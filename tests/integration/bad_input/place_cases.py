@@ -9,7 +9,6 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from data.shards.schema import Rows
-from data.shards.writer import write_shard
 from tests.integration.bad_input.case import (
     Setup,
     Spoil,
@@ -32,6 +31,7 @@ from tests.integration.bad_input.case import (
 from tests.integration.bad_input.good import WORDS
 from tests.integration.bad_input.training_cases import TRAIN
 from tests.support import make_rows, write_nvidia_shard
+from tests.unit.data.shards_on_disk import write_shard
 from training.checkpoints.manifest import write_manifest
 from training.runtime.lock import lock_folder
 
@@ -233,7 +233,7 @@ CHECKPOINTS = {
         "step_00000002", "total_training_steps is 2", "but the model JSON's total_training_steps is 2, so no step is left", "Pass --rewarmup",
     ),
     "a state of words": (
-        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "Input should be a valid integer", "Use another checkpoint"
+        state_with(step="many"), "bert_pretraining.json", "step: found 'many'", "expected a whole number", "Use another checkpoint"
     ),
     "a state beyond numbers": (
         state_with(samples=2**70), "bert_pretraining.json", f"samples: found {2**70}", "expected 0 to 2^63 - 1", "Use another checkpoint"

@@ -10,7 +10,7 @@ from benchmarks import prepare, read
 DOCUMENTED = {
     "prepare": (
         prepare.main,
-        ["--sizes_mb", "0.1", "--rss_mb", "0.1", "--sample_mb", "0.2", "--workers", "2"],
+        ["--sizes_mb", "0.1", "--rss_mb", "0.1", "--sample_mb", "0.2", "--peer_mb", "0.1", "--workers", "2"],
         {
             "instances_per_s_per_core",
             "rss_1x_mb",
@@ -19,6 +19,8 @@ DOCUMENTED = {
             "rss_10x_mb_vocab_trained",
             "instances_per_s",
             "instances_per_s_all_workers",
+            "peer_instances_per_s_per_core",
+            "ratio_to_peer",
         },
     ),
     "read": (read.main, ["--rows", "2000", "--file_rows", "600"], {"rows_per_s", "rows_per_s_nvidia", "rss_mb"}),

@@ -1,7 +1,8 @@
 """Small shards for tests; the content of a row identifies it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from data.shards.dataset import PretrainingDataset, open_dataset
 from data.shards.reader import ShardFile
 from data.shards.schema import DATASETS, Rows
-from data.shards.writer import write_shard
+from data.shards.writer import shard_bytes
 
 VOCAB_SIZE = 5000
 SPECIAL_IDS = (0, 1, 2, 3, 4)
@@ -51,6 +52,11 @@ def write_ours(
         first += size
         paths.append(path)
     return paths
+
+
+def write_shard(path: Path, rows: Rows, attributes: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(shard_bytes(rows, attributes))
 
 
 def write_nvidias(path: Path, rows: Rows) -> Path:

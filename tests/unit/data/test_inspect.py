@@ -11,10 +11,9 @@ from common.errors import UserError
 from data import inspect
 from data.shards.report import render, text_tokens
 from data.shards.schema import Rows
-from data.shards.writer import write_shard
 from data.special_tokens import SPECIALS
 from data.tokenizer import BertTokenizer, load_tokenizer
-from tests.unit.data.shards_on_disk import CLS, SEP, UNK, make_rows, write_nvidias
+from tests.unit.data.shards_on_disk import CLS, SEP, UNK, make_rows, write_nvidias, write_shard
 
 
 def test_inspect_describes_nvidia_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,8 @@ import pytest
 from data.shards.dataset import PretrainingDataset
 from data.shards.report import text_tokens
 from data.shards.schema import Rows
-from data.shards.writer import write_shard
 from scripts.compare_unigram import unigram_cross_entropy
-from tests.unit.data.shards_on_disk import make_rows, opened
+from tests.unit.data.shards_on_disk import make_rows, opened, write_shard
 
 
 def dataset_of(folder: Path, rows: Rows) -> PretrainingDataset:

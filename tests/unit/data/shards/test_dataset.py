@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import UserError
 from data.shards import dataset as shards
-from data.shards import reader, structure
+from data.shards import reader, report, structure
 from data.shards.folder import split_of
 from data.shards.frequencies import log_frequencies
 from data.shards.report import text_tokens
@@ -175,3 +175,17 @@ def test_frequencies_come_from_rows_over_the_whole_dataset(tmp_path: Path, monke
     sampled = [data.read_range(start, start + 5) for start in (0, 25, 50, 75)]
     counts = np.bincount(np.concatenate([text_tokens(rows) for rows in sampled]), minlength=VOCAB_SIZE)
     assert np.exp(log_frequencies(data, VOCAB_SIZE)) == pytest.approx((counts + 1) / (counts + 1).sum())
+
+
+def test_the_rows_of_a_report_are_spread_over_all_shards_and_different(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "SAMPLE_ROWS", 40)
+    monkeypatch.setattr(report, "_ROWS_AT_ONCE", 8)
+    write_ours(tmp_path, [20, 45, 3, 30])
+    data = opened(tmp_path)
+    found = report.describe(data, "training", None)
+    assert 32 < found.rows_looked_at <= 40
+    assert found.repeated_rows_share == 0
+    sampled = {int(row) // 8 for row in report._sample(data).input_ids[:, 1] - 5}
+    assert {0, 11} <= sampled, "the first and the last rows"

@@ -153,7 +153,6 @@ def test_cloze_with_choices_and_against_the_whole_vocabulary() -> None:
     ]
     result = score_cloze(scorer, TOKENIZER, rows)
     assert result.correct[0] == 1
-    assert result.chosen[0] == best
     rank = 1 + int((scores > scores[TOKENIZER.convert_tokens_to_ids(single[0])]).sum())
     assert result.reciprocal_ranks[1] == pytest.approx(1 / rank)
     assert result.correct[1] == float(rank == 1)

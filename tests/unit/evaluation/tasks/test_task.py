@@ -31,14 +31,14 @@ def test_splits_are_named_only_where_there_are_several() -> None:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"metric": ["accuracy"]}, ['unknown key "metric"', "did you mean 'metrics'"]),
+        ({"metric": ["accuracy"]}, ["unknown key 'metric'", "did you mean 'metrics'"]),
         ({"metrics": ["pearson"]}, ['metric "pearson" does not fit kind "classify"', "accuracy"]),
         ({"columns": {"text": "t"}}, ['"columns" lacks label']),
         ({"columns": {"txt": "t", "label": "l"}}, ['unknown field "txt"', "did you mean 'text'"]),
         ({"kind": "clasify"}, ["kind", "clasify"]),
         ({"train": []}, ['"train" names no file']),
         ({"metrics": ["f1"]}, ['"positive"']),
-        ({"max_length": "128"}, ["max_length", "integer"]),
+        ({"max_length": "128"}, ["max_length", "found '128', expected a whole number"]),
     ],
 )
 def test_mistakes_in_a_task_file_are_named(tmp_path: Path, change: dict[str, object], parts: list[str]) -> None:

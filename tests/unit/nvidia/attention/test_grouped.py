@@ -176,3 +176,21 @@ def test_the_last_block_computes_only_queries_that_are_read(
     num_masked, num_rows = int((make_batch()[5] != -1).sum()), 5
     assert asked == [num_masked + num_rows]
     assert_near(results[1], results[0], bound)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "num_queries", "window", "expected"),
+    [
+        ((128, 100, 90), 2, 60, 0, True),
+        ((128, 100, 90), 2, 60, 16, False),
+        ((128, 100, 90), 2, 300, 0, False),
+        ((64, 64, 64), 2, 60, 0, False),
+        ((64, 64, 64), 12, 60, 0, True),
+        ((300, 9, 9), 2, 300, 0, True),
+    ],
+)
+def test_queries_are_skipped_where_sequences_have_many_scores(
+    lengths: tuple[int, ...], heads: int, num_queries: int, window: int, expected: bool
+) -> None:
+    packing = plan_packing(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
+    assert grouped.should_skip_queries(packing, heads, num_queries, window) is expected

@@ -59,6 +59,25 @@ def test_grouped_sdpa_and_flex_equal_the_plain_formula(
         assert largest_difference(flex.attend(qkv, inputs)[0], expected[0]) <= 1e-5
 
 
+@pytest.mark.parametrize("window", [0, 2, 7, 36, 80])
+@pytest.mark.parametrize("rows", [[0, 36, 40, 73, 90, 93, 96, 104], [38, 39], list(range(53))])
+def test_some_queries_of_sdpa_get_the_context_that_the_plain_formula_gives_them(rows: list[int], window: int) -> None:
+    """Queries of some sequences, of none but one, and many more of the longest than of the others."""
+    packing, chosen = plan_packing(MASK), torch.tensor(rows)
+    counts = torch.histc(chosen.float(), bins=packing.num_tokens, min=0, max=packing.num_tokens).long()
+    counts = [int(part.sum()) for part in counts.split(packing.boundaries.diff().tolist())]
+    q, kv = random_tensor(packing.num_tokens, 3, 8), random_tensor(packing.num_tokens, 2, 3, 8, seed=2)
+    inputs = AttentionInputs(packing, window=window, rows=chosen)
+
+    def of_all(q: Tensor, kv: Tensor) -> Tensor:
+        return plain.attend(torch.cat([q.unsqueeze(1), kv], 1), inputs)[0].index_select(0, chosen)
+
+    def of_some(q: Tensor, kv: Tensor) -> Tensor:
+        return sdpa.attend_some(q.index_select(0, chosen), kv, inputs, counts)
+
+    assert_near(value_and_gradients(of_some, q, kv), value_and_gradients(of_all, q, kv))
+
+
 def test_gradients_with_dropout_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "_TILE", 20)
     monkeypatch.setattr(grouped, "WINDOW_QUERIES", 2)
@@ -101,6 +120,8 @@ HALF = BackendContext("cuda", torch.bfloat16, 64, has_window=True)
     [
         (BackendContext("cpu", torch.float32, 64, has_window=True), "grouped"),
         (BackendContext("cpu", torch.float32, 64, has_window=True, dropout_prob=0.1), "grouped"),
+        (BackendContext("cpu", torch.float32, 64, has_window=True, has_wide_window=True), "sdpa"),
+        (BackendContext("cpu", torch.float32, 64, 0.1, has_window=True, has_wide_window=True), "grouped"),
         (HALF, "varlen"),
         (HALF._replace(dtype=torch.float32), "flex"),
         (HALF._replace(capability=(7, 5)), "flex"),

@@ -139,13 +139,13 @@ def test_only_the_newest_and_the_best_wait_and_what_is_uploaded_is_not_removed(
         uploader.offer(tags[-1], is_best=best is not None)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [tags[0], tags[2], tags[3]], "the first is read"
     assert not uploader.wait(0.0)
-    uploader.say_missing()
+    uploader.report_missing()
     assert f"{tags[3]}: was not uploaded to {URL}/job; the newest of this run there is none" in capsys.readouterr().err
     may_end.set()
     assert uploader.wait(MINUTE)
     assert uploaded == [tags[0], tags[3], tags[2]]
     assert remote.tags() == [tags[2], tags[3]], "the last and the best"
-    uploader.say_missing()
+    uploader.report_missing()
     assert capsys.readouterr().err == ""
 
 
@@ -157,11 +157,11 @@ def test_a_store_that_is_gone_is_reported_and_the_next_one_is_tried(
         patched.setattr(Store, "read", lambda *_: (_ for _ in ()).throw(UserError("no route to the store")))
         uploader.offer(make(tmp_path, 1))
         assert uploader.wait(MINUTE)
-    uploader.say_missing()
+    uploader.report_missing()
     text = capsys.readouterr().err
     assert "no route to the store. step_00000001 was not uploaded; training continues" in text
     assert "was not uploaded to memory://bucket/runs/job (no route to the store); the newest of this run there" in text
     uploader.offer(make(tmp_path, 2))
     assert uploader.wait(MINUTE)
-    uploader.say_missing()
+    uploader.report_missing()
     assert capsys.readouterr().err == ""

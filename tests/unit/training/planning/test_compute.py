@@ -46,7 +46,7 @@ def test_windows_are_planned_as_work_that_grows_with_the_window() -> None:
         config = small_config(num_hidden_layers=6, max_position_embeddings=8192, attention_probs_dropout_prob=0.0,
                               position_embedding_type="rotary", **changes)  # fmt: skip
         execution = plan_execution(config, "bf16", "cuda", (8, 0))
-        assert execution.in_layer(config, 1).backend == "varlen"
+        assert execution.in_layer(config, 1, 8192).backend == "varlen"
         attention = [product.flops for product in forward_products(config, rows, execution) if product.is_attention]
         flops.append(sum(attention))
         seconds.append(estimate_micro_step(config, rows, execution, a100).seconds)
