@@ -15,6 +15,7 @@ from functools import partial
 from common.console import console
 from common.errors import run_command
 from common.processes import STOPPED_EXIT_CODE
+from nvidia.cpu.amx import avoid_broken_amx
 from nvidia.cpu.startup import configure_onednn, keep_freed_memory
 from training.banner import show_banner
 from training.build import all_ranks_build_run
@@ -30,7 +31,6 @@ from training.runtime.installation import describe_installation
 from training.runtime.lock import all_ranks_check_shared, lock_folder
 from training.runtime.logs import begin_logs, send_logs
 from training.runtime.meeting import open_store, sharing_failures
-from training.runtime.precision import avoid_broken_amx
 from training.runtime.pulse import MAX_SILENT_SECONDS, Pulse
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores
 from training.runtime.stopping import StopRequests, all_ranks_warn_if_unwatched

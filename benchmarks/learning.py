@@ -1,12 +1,13 @@
 """Learning per second: each shipped recipe against stock transformers' BertForMaskedLM with AdamW at three rates.
 
 All learn from the same shards, tokenizer and cores for the same time, and take turns, so that what else the machine
-does falls on all. A model of two layers of 128 by default, as on a laptop. Time spent on validation does not count; on
-a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time. After every turn: loss in nats and
-accuracy on the masks of the validation shards; with --blimp, accuracy on BLiMP's pairs after every fifth. The last line
-is JSON: `ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and `transformers_blimp` of the best rate,
-and `speedup`, the whole time over that in which the best recipe reached the final loss of transformers. --save writes
-each model to a Hugging Face folder, which evaluation.run fine-tunes and scores.
+does falls on all. A model of two layers of 128 by default, as on a laptop. Time spent on validation and before the
+first step does not count; on a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time. After
+every turn: loss in nats and accuracy on the masks of the validation shards; with --blimp, accuracy on BLiMP's pairs
+after every fifth. The last line is JSON: `ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and
+`transformers_blimp` of the best rate, and `speedup`, the whole time over that in which the best recipe reached the
+final loss of transformers. --save writes each model to a Hugging Face folder, which evaluation.run fine-tunes and
+scores.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from benchmarks.timing import clock
 from common.console import console
 from common.errors import UserError, run_command
 from data.masking import MaskingPolicy, mask_rows
+from data.shards.cooccurrence import word_vectors
 from data.shards.dataset import open_dataset
 from data.shards.folder import find_shards
 from data.shards.frequencies import log_frequencies
@@ -72,13 +74,14 @@ RECIPES = {
 
 
 class Data(NamedTuple):
-    """Rows in memory; `frequencies` are the logarithms of the tokens' shares."""
+    """Rows in memory; `frequencies` are the logarithms of the tokens' shares, `vectors` makes those of a given size."""
 
     training: Rows
     validation: list[Batch]
     tokenizer: BertTokenizer
     length: int
     frequencies: np.ndarray
+    vectors: Callable[[int], np.ndarray]
 
 
 class Point(NamedTuple):
@@ -179,6 +182,8 @@ def ours(
     model = model_class(BertConfig.from_dict(sizes | overrides).with_padded_vocab())
     if model.config.decoder_bias_init == "unigram":
         model.set_decoder_bias(torch.from_numpy(data.frequencies))
+    if model.config.embedding_init == "cooccurrence":
+        model.set_word_embeddings(torch.from_numpy(data.vectors(model.config.hidden_size)))
     optimizer, _ = build_optimizer(
         model, engine["optimizer"], learning_rate=section["learning_rate"],
         weight_decay=section.get("weight_decay", 0.01), zero={},
@@ -258,6 +263,7 @@ def read_data(folder: Path, tokenizer: Path) -> Data:
         loaded,
         length,
         log_frequencies(training, loaded.vocab_size),
+        partial(word_vectors, training, loaded.vocab_size),
     )
 
 

@@ -22,6 +22,7 @@ SENTENCE_HEADS = ("nsp", "sop", "none")
 # transformers' model_type of an export; RoBERTa, XLM-RoBERTa and CamemBERT are one architecture.
 EXPORT_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "modernbert")
 BIAS_INITS = ("zeros", "unigram")
+EMBEDDING_INITS = ("normal", "cooccurrence")
 ATTENTION_BACKENDS = (AUTO, *BACKENDS)
 
 # A description completes the sentence "expected …" of an error message.
@@ -118,6 +119,7 @@ class BertConfig:
     type_vocab_size: SizeOrZero = 2  # 0 = no embeddings of segments
     initializer_range: Fraction = 0.02
     decoder_bias_init: Annotated[str, _one_of(BIAS_INITS)] = "zeros"  # unigram: log frequencies, which training sets
+    embedding_init: Annotated[str, _one_of(EMBEDDING_INITS)] = "normal"  # cooccurrence: vectors that training sets
     unpadded_vocab_size: Size | None = None
     layer_norm_eps: Fraction = 1e-12
     pad_token_id: SizeOrZero = 0

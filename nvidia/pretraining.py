@@ -65,6 +65,13 @@ class PreTrainingModel(nn.Module):
         assert bias is not None
         bias[: values.shape[0]] = values.to(bias)
 
+    @torch.no_grad()
+    def set_word_embeddings(self, vectors: Tensor) -> None:
+        """Set the word embeddings to `vectors` [tokens, H] times initializer_range, except where a vector is zero."""
+        weight = self.bert.embeddings.word_embeddings.weight
+        known = torch.nonzero(vectors.any(dim=1)).squeeze(1)
+        weight[known] = vectors[known].to(weight) * self.config.initializer_range
+
     def forward(
         self,
         batch: Sequence[Any],

@@ -36,17 +36,16 @@ try:
     import torch
 
     from nvidia.config import BertConfig
-    from training.metrics.flops import MatmulProbe
-    from training.runtime.precision import (
-        DTYPES,
+    from nvidia.cpu.amx import (
         HALF_MATMUL,
         ISA_LIMIT,
         ISA_WITHOUT_AMX,
         avoid_broken_amx,
         dies_of_illegal_instruction,
-        find_abilities,
         read_cpu_flags,
     )
+    from training.metrics.flops import MatmulProbe
+    from training.runtime.precision import DTYPES, find_abilities
     from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
     torch = None

@@ -21,7 +21,7 @@ def pytest_configure() -> None:
     slow = [hypothesis.HealthCheck.too_slow]
     hypothesis.settings.register_profile("any_machine", deadline=None, derandomize=True, suppress_health_check=slow)
     hypothesis.settings.load_profile("any_machine")
-    from training.runtime.precision import avoid_broken_amx
+    from nvidia.cpu.amx import avoid_broken_amx
 
     avoid_broken_amx()
 

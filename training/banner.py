@@ -9,7 +9,7 @@ from common.words import counted, format_count, format_seconds
 from nvidia.attention.registry import cuda_capability
 from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
-from training.build import Run, has_unigram_start
+from training.build import Run
 from training.checkpoints.match import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
@@ -109,8 +109,10 @@ def describe_start(config: BertConfig, first_weights: Path | None, point: Resume
         return f"from {'the weights of ' if point.is_only_weights else ''}{point.path}"
     if first_weights is not None:
         return f"from the weights of {first_weights}"
-    is_unigram = has_unigram_start(config, first_weights, point)
-    return f"from new weights{', the decoder bias from token frequencies' if is_unigram else ''}"
+    parts = ["from new weights"]
+    parts += ["the decoder bias from token frequencies"] * (config.decoder_bias_init == "unigram")
+    parts += ["the word embeddings from neighbouring tokens"] * (config.embedding_init == "cooccurrence")
+    return ", ".join(parts)
 
 
 def describe_length(clock: Clock, outlook: Outlook) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from common.console import console
 from data.randomness import seed_of
+from data.shards.cooccurrence import word_vectors
 from data.shards.frequencies import log_frequencies
 from data.tokenizer import BertTokenizer
 from nvidia.checkpointing import Checkpointing, default_chunk
@@ -137,9 +138,8 @@ def all_ranks_prepare_model(
     with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
         fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
     note("preparing the weights", 0)
-    if has_unigram_start(settings.model_config, settings.first_weights, point):
-        read = partial(log_frequencies, datasets.training[0], model.config.num_tokens)
-        model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
+    if point is None and settings.first_weights is None:
+        all_ranks_start_from_data(model, datasets)
     replace_blocks(model, settings, rank_info.rank)
     return model, fresh, libraries
 
@@ -200,9 +200,15 @@ def load_first_weights(
         model.load_state_dict(read_weights(point.path))
 
 
-def has_unigram_start(config: BertConfig, first_weights: Path | None, point: ResumePoint | None) -> bool:
-    """Whether the decoder bias starts from the data's token frequencies: with new weights only."""
-    return point is None and first_weights is None and config.decoder_bias_init == "unigram"
+def all_ranks_start_from_data(model: PreTrainingModel, datasets: Datasets) -> None:
+    """Set what the model JSON takes from the training data instead of random numbers."""
+    config, data = model.config, datasets.training[0]
+    if config.decoder_bias_init == "unigram":
+        read = partial(log_frequencies, data, config.num_tokens)
+        model.set_decoder_bias(torch.from_numpy(collectives.all_ranks_read(read)))
+    if config.embedding_init == "cooccurrence":  # on one rank: the signs of singular vectors may depend on the machine
+        vectors = partial(word_vectors, data, config.num_tokens, config.hidden_size)
+        model.set_word_embeddings(torch.from_numpy(collectives.all_ranks_from_main(vectors)))
 
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank: int) -> None:

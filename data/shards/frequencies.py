@@ -17,7 +17,7 @@ def log_frequencies(dataset: PretrainingDataset, num_tokens: int) -> np.ndarray:
 
     The sample depends on the data only, so it is the same on every rank and in every start of a run.
     """
-    return smoothed_log_shares(count_ids(text_tokens(rows) for rows in _sample(dataset)), num_tokens)
+    return smoothed_log_shares(count_ids(text_tokens(rows) for rows in sample_rows(dataset, SAMPLED_ROWS)), num_tokens)
 
 
 def smoothed_log_shares(counts: np.ndarray, num_tokens: int) -> np.ndarray:
@@ -42,10 +42,11 @@ def read_in_parts(dataset: PretrainingDataset, max_rows: int) -> Iterator[Rows]:
         yield dataset.read_range(start, min(num_rows, start + READ_ROWS))
 
 
-def _sample(dataset: PretrainingDataset) -> Iterator[Rows]:
-    if dataset.num_rows <= SAMPLED_PLACES * SAMPLED_ROWS:
+def sample_rows(dataset: PretrainingDataset, rows_per_place: int) -> Iterator[Rows]:
+    """All rows, or those from evenly spaced places on if there are more."""
+    if dataset.num_rows <= SAMPLED_PLACES * rows_per_place:
         yield from read_in_parts(dataset, dataset.num_rows)
         return
     for place in range(SAMPLED_PLACES):
         start = place * dataset.num_rows // SAMPLED_PLACES
-        yield dataset.read_range(start, start + SAMPLED_ROWS)
+        yield dataset.read_range(start, start + rows_per_place)

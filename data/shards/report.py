@@ -122,15 +122,19 @@ def _repeated_share(rows: Rows) -> float:
 
 
 def text_tokens(rows: Rows) -> np.ndarray:
-    """[T] original ids of the text: all but padding, [CLS] and [SEP], which are the first token and segment ends."""
-    ids = rows.with_originals().input_ids
-    is_text = rows.input_mask != 0
-    is_text[:, 0] = False
+    """[T] original ids of the text."""
+    return rows.with_originals().input_ids[is_text(rows)]
+
+
+def is_text(rows: Rows) -> np.ndarray:
+    """[N, S] whether a token is text: all but padding, [CLS] and [SEP], which are the first token and segment ends."""
+    found = rows.input_mask != 0
+    found[:, 0] = False
     # The last token of a segment is its [SEP]: the next column is padding or another segment.
     following_mask = np.pad(rows.input_mask[:, 1:], ((0, 0), (0, 1)))
     following_segment = np.pad(rows.segment_ids[:, 1:], ((0, 0), (0, 1)))
-    is_text &= (following_mask != 0) & (following_segment == rows.segment_ids)
-    return ids[is_text]
+    found &= (following_mask != 0) & (following_segment == rows.segment_ids)
+    return found
 
 
 def _unknown_share(tokens: np.ndarray, tokenizer: BertTokenizer | None) -> float | None:

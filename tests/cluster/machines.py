@@ -147,8 +147,15 @@ class Machine:
     def ranks(self) -> list[psutil.Process]:
         return [process for process in self.processes() if _is_rank(process)]
 
+    def lose_power(self) -> None:
+        """All its processes end at once, and no connection is closed. It can be connected again."""
+        self.cut_link()
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def power_off(self) -> None:
-        """All its processes end at once, and its address no longer answers."""
+        """All its processes end at once, and its address no longer answers; nor does the other end of its link."""
         with suppress(psutil.NoSuchProcess):
             self.init.kill()
         self._outer.wait(LAST_RESORT)

@@ -1,7 +1,7 @@
 """torchrun --nnodes 1:2: a machine that is lost costs the steps since the last checkpoint, and is taken in again."""
 
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -20,14 +20,6 @@ def torchrun(words: list[str]) -> list[str]:
     return [*agent, "--rdzv-conf", "last_call_timeout=8,keep_alive_max_attempt=24", script, *words]
 
 
-def lose(machine: Machine) -> None:
-    """Its power fails: no process says goodbye."""
-    machine.cut_link()
-    for process in machine.processes():
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 def wait_for_ranks(folder: Path, ranks: str, times: int) -> None:
     """Until a run on so many ranks was started `times` times, and has saved."""
     wait_until(lambda: printed(folder).count(ranks) >= times, f"a start on {ranks.strip()}")
@@ -44,7 +36,7 @@ def test_a_machine_is_lost_and_comes_back(machines: Machines, tmp_path: Path) ->
         agent = stack.enter_context(training(first, command, tmp_path, **env))
         wait_for_ranks(tmp_path, "× 2 ranks", 1)
         alone = printed(tmp_path).count("× 1 rank\n")  # if an agent started long before the other
-        lose(second)
+        second.lose_power()
         wait_for_ranks(tmp_path, "× 1 rank\n", alone + 1)
         together = printed(tmp_path).count("× 2 ranks")
         second.mend_link()

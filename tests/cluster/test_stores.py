@@ -106,8 +106,7 @@ def test_a_machine_vanishes_with_its_disk(machines: Machines, tmp_path: Path) ->
         assert second == USER_ERROR_EXIT_CODE, printed(tmp_path)
         assert "another run uploads there (process " in printed(tmp_path)
         assert " on worker-0); expected a URL and a job name that no other run uses" in printed(tmp_path)
-        machines[0].cut_link()
-        machines[0].power_off()
+        machines[0].lose_power()
         newest = find_uploaded(machines[1], variables)
         step = step_of(newest)
         limited = [*agent, *words, "--max_steps", str(step + 3)]

@@ -19,13 +19,13 @@ import deepspeed_train
 from common.console import console
 from common.errors import USER_ERROR_EXIT_CODE, UserError, run_command
 from data import corpus, inspect, prepare
+from nvidia.cpu.amx import avoid_broken_amx
 from scripts import compare_unigram, doctor, export_hf, plot_run, predict, two_phases
 from tests.integration.bad_input import good, place_cases, tool_cases, training_cases
 from tests.integration.bad_input.case import Case, Setup, names
 from tests.support import free_port, write_project, write_two_lengths
 from tests.support import run_command as run_process
 from tests.unit.training.in_process import own_environment
-from training.runtime.precision import avoid_broken_amx
 
 Main = Callable[[Sequence[str] | None], int]
 COMMANDS: dict[str, tuple[Main, Callable[[Path], list[str]]]] = {

@@ -11,6 +11,7 @@ import pytest
 from tests.support import PROJECT
 
 MAX_LINES = 400
+FILES_HEADING = "## Every file\n"
 PACKAGES = ("common", "nvidia", "data", "evaluation", "training")
 # Lowest first. A room imports from itself and from the rooms on lower lines; rooms on one line do not know each other.
 # A package's own name stands for the files directly in it.
@@ -161,3 +162,29 @@ def test_the_page_lists_every_room() -> None:
     page = (PROJECT / "docs" / "architecture.md").read_text()
     folders = {f"{path.parent.relative_to(PROJECT)}/" for path in sources() if path.parent.parent != PROJECT}
     assert {folder for folder in folders if f"`{folder}`" not in page} == set()
+
+
+def list_files() -> str:
+    """The end of docs/architecture.md: each file with the first line of its docstring."""
+    folder, lines = None, []
+    paths = sorted(sources(), key=lambda path: (PACKAGES.index(module_of(path).split(".")[0]), path.parent, path.name))
+    for path in (*paths, *sorted((PROJECT / "scripts").glob("*.py"))):
+        if path.name == "__init__.py":
+            continue
+        first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+        if path.parent != folder:
+            folder = path.parent
+            lines += ["", f"**{folder.relative_to(PROJECT)}/**", ""]
+        lines.append(f"- `{path.name}`: {first}")
+    return "\n".join(lines)
+
+
+def test_the_page_ends_with_every_file() -> None:
+    """Where it differs: `python -m tests.unit.test_architecture` writes it anew."""
+    page = (PROJECT / "docs" / "architecture.md").read_text()
+    assert page.partition(FILES_HEADING)[2].strip() == list_files().strip()
+
+
+if __name__ == "__main__":
+    page = PROJECT / "docs" / "architecture.md"
+    page.write_text(page.read_text().partition(FILES_HEADING)[0] + FILES_HEADING + "\n" + list_files() + "\n")

@@ -13,10 +13,11 @@ from torch.nn import functional
 from common.errors import UserError
 from common.words import counted
 from nvidia.config import BertConfig
+from nvidia.cpu.amx import avoid_broken_amx
 from nvidia.cpu.dropout import dropout_add
 from training.metrics.flops import MatmulProbe
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
-from training.runtime.precision import DTYPES, avoid_broken_amx, find_abilities
+from training.runtime.precision import DTYPES, find_abilities
 from training.runtime.ranks import free_port
 
 TOKENS = 2048  # rows of the measured products

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
+from data.shards.cooccurrence import word_vectors
 from data.shards.dataset import open_dataset
 from data.shards.report import text_tokens
 from data.tokenizer import load_tokenizer
@@ -129,6 +130,19 @@ def test_the_decoder_bias_starts_from_token_frequencies(tmp_path: Path, capsys: 
     assert not bias[61:].any()
     run_here([*words, "--max_steps", "2"])
     assert "from new weights" not in capsys.readouterr().out
+
+
+def test_the_word_embeddings_start_from_neighbouring_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*write_project(tmp_path), *STEPS, "--set", "bert_model_config.embedding_init=cooccurrence"]
+    run_here(words)
+    assert "from new weights, the word embeddings from neighbouring tokens" in capsys.readouterr().out
+    weights = read_weights(newest(tmp_path))["bert.embeddings.word_embeddings.weight"]
+    dataset = open_dataset([tmp_path / "data"], split="training", max_seq_length=24, max_predictions_per_seq=4)
+    vectors = word_vectors(dataset, 61, weights.shape[1])
+    known = vectors.any(1)
+    assert known.sum() > 30
+    assert weights[:61].numpy()[known] == pytest.approx(0.02 * vectors[known], abs=1e-5)
+    assert weights[:61][~known].any(dim=1).all()
 
 
 @pytest.mark.parametrize("kind", ["XLMRoberta", "ModernBert"])
