@@ -40,7 +40,7 @@ class Lease:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._own = Holder(uuid4().hex, socket.gethostname(), os.getpid())
-        self._ended = threading.Event()
+        self._ended, self._writing = threading.Event(), threading.Lock()
         self._is_acquired = False
 
     def acquire(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class Lease:
         """At the end of the run, so that the next one need not watch."""
         self._ended.set()
         if self._is_acquired:
-            with suppress(UserError):
+            with suppress(UserError), self._writing:
                 self.check()
                 self._write(replace(self._own, is_over=True))
 
@@ -97,11 +97,12 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with suppress(UserError):  # the next upload reports it
+            with suppress(UserError), self._writing:  # the next upload reports an error
+                if self._ended.is_set():
+                    return
                 self.check()
                 self._own = replace(self._own, count=self._own.count + 1)
-                if not self._ended.is_set():
-                    self._write(self._own)
+                self._write(self._own)
 
     def _write(self, holder: Holder) -> None:
         self._store.write(FILE, json.dumps(asdict(holder)).encode())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import fsspec
 import pytest
@@ -16,11 +17,11 @@ HOUR = 3600.0  # longer than any test
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """Nobody changes the file, and nobody waits."""
+    """Nobody changes the file, and nobody waits. Of each test alone: a thread of an earlier one may still write."""
     monkeypatch.setattr(lease, "BEAT_SECONDS", HOUR)
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(lease, "SILENT_SECONDS", 0.0)
-    yield Store("memory://bucket/runs/job", "--upload_checkpoints")
+    yield Store(f"memory://bucket/{uuid4().hex}/runs/job", "--upload_checkpoints")
     fsspec.filesystem("memory").store.clear()
 
 
@@ -42,7 +43,9 @@ def test_a_live_run_is_not_disturbed(store: Store, folders: tuple[Path, Path], m
     assert list(folders[1].iterdir()) == []
     first.check()
     first.release()
-    Lease(store).acquire(folders[1])  # at once: the other has ended
+    second = Lease(store)
+    second.acquire(folders[1])  # at once: the other has ended
+    second.release()
 
 
 def test_a_run_that_no_longer_changes_its_file_is_dead(
