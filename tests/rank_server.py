@@ -95,6 +95,7 @@ def _train(request: Request) -> Outcome:
     Path(request.output).mkdir(parents=True, exist_ok=True)
     for rank in range(request.num_ranks):  # one that is killed at once has written nothing
         (Path(request.output) / f"{rank}.txt").write_text("")
+        _begun(request, rank).unlink(missing_ok=True)
     _list_of(request, "pids").unlink(missing_ok=True)
     codes = _train_below_launcher(request, began) if request.has_launcher else _train_here(request, began)
     text = "".join((Path(request.output) / f"{rank}.txt").read_text() for rank in range(request.num_ranks))
@@ -113,7 +114,7 @@ def _train_below_launcher(request: Request, began: float) -> list[int]:
         found, status = os.waitpid(launcher, os.WNOHANG)
         has_ended = bool(found)
         is_due = request.launcher_dies is not None and _is_due(request.launcher_dies, began)
-        if is_due and not has_ended and not is_killed and _list_of(request, "pids").exists():
+        if is_due and not has_ended and not is_killed and _all_have_begun(request):
             os.kill(launcher, signal.SIGKILL)
             is_killed = True
     if status == 0:
@@ -129,6 +130,16 @@ def _fork_all(request: Request) -> list[int]:
     children = [_fork(request, rank) for rank in range(request.num_ranks)]
     _write_list(request, "pids", children)
     return children
+
+
+def _all_have_begun(request: Request) -> bool:
+    """Whether all ranks know their launcher: one that dies earlier was never theirs."""
+    has_list = _list_of(request, "pids").exists()
+    return has_list and all(_begun(request, rank).exists() for rank in range(request.num_ranks))
+
+
+def _begun(request: Request, rank: int) -> Path:
+    return Path(request.output) / f"{rank}.begun"
 
 
 def _list_of(request: Request, name: str) -> Path:
@@ -165,7 +176,10 @@ def _run_rank(request: Request, rank: int) -> None:
     import deepspeed_train
     from common.errors import run_command
     from tests.faults import put_in
+    from training.runtime.starting import start
 
+    start.begin()  # as deepspeed_train.py does before its imports
+    _begun(request, rank).touch()
     sys.argv = ["deepspeed_train.py", *request.words]
     code = 1
     try:
