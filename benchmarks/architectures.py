@@ -1,9 +1,10 @@
 """Architectures side by side: speed and loss of small models after the same time on the same data.
 
 Every architecture has two layers of 128, the optimizer, the learning rates, the masking rate and the decoder bias of
-`configs/laptop.json`, and about as many parameters. They take turns, so that what else the machine does falls on all.
-The last line is JSON: real tokens per second, loss in nats and accuracy on the masks of the validation shards, by
-architecture. On a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time.
+`configs/laptop.json`, random word embeddings, and about as many parameters. They take turns, so that what else the
+machine does falls on all. The last line is JSON: real tokens per second, loss in nats and accuracy on the masks of the
+validation shards, by architecture. On a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor
+time.
 """
 
 import argparse
@@ -51,7 +52,8 @@ def build(name: str, data: Data) -> Learner:
     """The architecture of that name, for the vocabulary and the row length of the data."""
     model_class, changes = ARCHITECTURES[name]
     torch.manual_seed(0)
-    learner = ours("laptop", data, changes | {"max_position_embeddings": data.length}, model_class)
+    same = {"max_position_embeddings": data.length, "embedding_init": "normal"}
+    learner = ours("laptop", data, changes | same, model_class)
     learner.name = name
     return learner
 

@@ -9,6 +9,9 @@ from nvidia.config import BertConfig
 from training.checkpoints.retention import Best
 from training.checkpoints.state import TrainingState
 
+# Keys of a model that may differ: one for its export, and those that only new weights depend on.
+NOT_COMPARED = ("export_as", "decoder_bias_init", "embedding_init")
+
 
 @dataclass(frozen=True)
 class ResumePoint:
@@ -73,7 +76,8 @@ def find_mismatches(before: EngineKind, now: EngineKind) -> list[str]:
 
 def check_model(saved: TrainingState, config: dict[str, Any], is_preln: bool, where: Path) -> None:
     there = BertConfig(vocab_size=1).to_dict() | saved.model_config  # keys newer than the checkpoint get their defaults
-    there["export_as"] = config.get("export_as")  # no weight depends on it
+    for key in NOT_COMPARED:
+        there[key] = config.get(key)
     if there == config and saved.is_preln == is_preln:
         return
     differing = [

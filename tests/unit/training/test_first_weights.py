@@ -133,8 +133,8 @@ def test_the_decoder_bias_starts_from_token_frequencies(tmp_path: Path, capsys: 
 
 
 def test_the_word_embeddings_start_from_neighbouring_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*write_project(tmp_path), *STEPS, "--set", "bert_model_config.embedding_init=cooccurrence"]
-    run_here(words)
+    words = write_project(tmp_path)
+    run_here([*words, *STEPS, "--set", "bert_model_config.embedding_init=cooccurrence"])
     assert "from new weights, the word embeddings from neighbouring tokens" in capsys.readouterr().out
     weights = read_weights(newest(tmp_path))["bert.embeddings.word_embeddings.weight"]
     dataset = open_dataset([tmp_path / "data"], split="training", max_seq_length=24, max_predictions_per_seq=4)
@@ -143,6 +143,8 @@ def test_the_word_embeddings_start_from_neighbouring_tokens(tmp_path: Path, caps
     assert known.sum() > 30
     assert weights[:61].numpy()[known] == pytest.approx(0.02 * vectors[known], abs=1e-5)
     assert weights[:61][~known].any(dim=1).all()
+    run_here([*words, "--max_steps", "2"])  # a JSON that starts new weights in another way does not prevent resuming
+    assert "from new weights" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["XLMRoberta", "ModernBert"])
