@@ -247,7 +247,7 @@ def read_data(folder: Path, tokenizer: Path) -> Data:
     if not folder.is_dir():
         raise UserError(f"--data {folder}: no such folder. Run scripts/quickstart.sh first, or give prepared shards")
     shard = ShardFile(find_shards(folder, "validation")[0])
-    length, predictions = shard.max_seq_length, shard.max_predictions_per_seq
+    length, predictions = shard.layout.max_seq_length, shard.layout.max_predictions_per_seq
     shard.close()
     loaded = load_tokenizer(tokenizer)
     shape: dict[str, Any] = {"max_seq_length": length, "max_predictions_per_seq": predictions}
