@@ -1,13 +1,13 @@
 """Learning per second: each shipped recipe against stock transformers' BertForMaskedLM with AdamW at three rates.
 
 All learn from the same shards, tokenizer and cores for the same time, and take turns, so that what else the machine
-does falls on all. A model of two layers of 128 by default, as on a laptop. Time spent on validation and before the
-first step does not count; on a shared machine, BENCHMARK_CLOCK=cpu with OMP_NUM_THREADS=1 counts processor time. After
-every turn: loss in nats and accuracy on the masks of the validation shards; with --blimp, accuracy on BLiMP's pairs
-after every fifth. The last line is JSON: `ours_loss` and `ours_blimp` of the best recipe, `transformers_loss` and
-`transformers_blimp` of the best rate, and `speedup`, the whole time over that in which the best recipe reached the
-final loss of transformers. --save writes each model to a Hugging Face folder, which evaluation.run fine-tunes and
-scores.
+does falls on all. A model of two layers of 128 by default, as on a laptop. Time spent on validation and on building a
+model does not count, but making word embeddings from the data does; on a shared machine, BENCHMARK_CLOCK=cpu with
+OMP_NUM_THREADS=1 counts processor time. After every turn: loss in nats and accuracy on the masks of the validation
+shards; with --blimp, accuracy on BLiMP's pairs after every fifth. The last line is JSON: `ours_loss` and `ours_blimp`
+of the best recipe, `transformers_loss` and `transformers_blimp` of the best rate, and `speedup`, the whole time over
+that in which the best recipe reached the final loss of transformers. --save writes each model to a Hugging Face folder,
+which evaluation.run fine-tunes and scores.
 """
 
 import argparse
@@ -182,8 +182,10 @@ def ours(
     model = model_class(BertConfig.from_dict(sizes | overrides).with_padded_vocab())
     if model.config.decoder_bias_init == "unigram":
         model.set_decoder_bias(torch.from_numpy(data.frequencies))
+    began = clock()
     if model.config.embedding_init == "cooccurrence":
         model.set_word_embeddings(torch.from_numpy(data.vectors(model.config.hidden_size)))
+    seconds = clock() - began
     optimizer, _ = build_optimizer(
         model, engine["optimizer"], learning_rate=section["learning_rate"],
         weight_decay=section.get("weight_decay", 0.01), zero={},
@@ -209,7 +211,7 @@ def ours(
     return Learner(
         name, model, loss_of, logits_of, PackedScorer(model), optimizer, schedule.rate,
         lambda share: first + (last - first) * share, engine["train_micro_batch_size_per_gpu"],
-        lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder),
+        lambda folder: write_model(model.state_dict(), model.config, data.tokenizer, folder), seconds,
     )  # fmt: skip
 
 
@@ -247,7 +249,7 @@ def read_data(folder: Path, tokenizer: Path) -> Data:
     if not folder.is_dir():
         raise UserError(f"--data {folder}: no such folder. Run scripts/quickstart.sh first, or give prepared shards")
     shard = ShardFile(find_shards(folder, "validation")[0])
-    length, predictions = shard.max_seq_length, shard.max_predictions_per_seq
+    length, predictions = shard.layout.max_seq_length, shard.layout.max_predictions_per_seq
     shard.close()
     loaded = load_tokenizer(tokenizer)
     shape: dict[str, Any] = {"max_seq_length": length, "max_predictions_per_seq": predictions}

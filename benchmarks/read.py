@@ -216,6 +216,8 @@ def _resume(folder: Path) -> dict[int, float]:
 
 
 def _stream(folder: Path, masking: str, rows: int) -> dict[str, float]:
+    import data.stream.loader  # noqa: F401
+
     base = peak_resident_mib()
     stream = _open_stream(folder, masking)
     wall, processor = time.perf_counter(), time.process_time()

@@ -3,16 +3,13 @@
 import errno
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from common.errors import Problems, UserError
-
-WEIGHTS = "model.safetensors"  # in a Hugging Face folder
+from common.errors import Problems
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -127,24 +124,3 @@ def give_usual_mode(path: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
-
-
-def find_weight_files(folder: Path) -> list[Path]:
-    """The safetensors file of a Hugging Face folder, or the parts that its index lists in its place."""
-    index = folder / f"{WEIGHTS}.index.json"
-    if (folder / WEIGHTS).exists() or not index.exists():
-        return [folder / WEIGHTS]
-    try:
-        parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{index}: cannot be read as an index of weights ({error}); expected an object weight_map with the file of "
-            f"each tensor. Copy the folder again"
-        ) from None
-    for part in parts:
-        if not isinstance(part, str) or Path(part).name != part:
-            raise UserError(
-                f"{index}: names {part!r} as a file of weights; expected names of files beside it. Copy the "
-                f"folder again"
-            )
-    return [folder / part for part in parts]

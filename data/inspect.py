@@ -45,8 +45,8 @@ def inspect_folder(
         dataset = open_dataset(
             [folder],
             split=split,
-            max_seq_length=first.max_seq_length,
-            max_predictions_per_seq=max(first.max_predictions_per_seq, 1),
+            max_seq_length=first.layout.max_seq_length,
+            max_predictions_per_seq=max(first.layout.max_predictions_per_seq, 1),
             verify=verify,
         )
         found.append(describe(dataset, split, tokenizer, None if totals is None else totals[split], preparation))

@@ -37,11 +37,11 @@ class BertTokenizer:
 
     def __init__(self, backend: Tokenizer, declared: Mapping[str, Any] | None = None) -> None:
         """`declared`: the content of tokenizer_config.json, which may name the special tokens."""
-        description = json.loads(backend.to_str(pretty=False))
+        self._description: dict[str, Any] = json.loads(backend.to_str(pretty=False))
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        self.special_tokens = find_special_tokens(backend, description, declared or {})
+        self.special_tokens = find_special_tokens(backend, self._description, declared or {})
         for name in SPECIALS:
             token = self.special_tokens.get(name)
             setattr(self, f"{role_of(name)}_id", None if token is None else backend.token_to_id(token))
@@ -147,10 +147,6 @@ class BertTokenizer:
         write_atomically(folder / JSON_FILE, self.backend.to_str(pretty=True))
         write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2) + "\n")
         write_atomically(folder / ROLES_FILE, json.dumps(names, indent=2) + "\n")
-
-    @cached_property
-    def _description(self) -> dict[str, Any]:
-        return json.loads(self.backend.to_str(pretty=False))
 
     @property
     def _pre_tokenizers(self) -> list[dict[str, Any]]:

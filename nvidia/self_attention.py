@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
-from nvidia.attention.grouped import has_large_tiles
+from nvidia.attention.backend import AttentionInputs, Backend, BackendContext, is_wide_window
 from nvidia.attention.registry import BACKENDS, choose_backend, cuda_capability
 from nvidia.attention.sparsity import SparseHeads
 from nvidia.checkpointing import Checkpointing, recomputed, then
@@ -130,7 +129,7 @@ class BertSelfAttention(nn.Module):
             needs_plain=call.has_options or self.distance_embedding is not None,
             is_sparse=self.sparse is not None,
             has_window=self.window > 0,
-            has_wide_window=self.window > 0 and has_large_tiles(self.window, call.packing.row_length),
+            has_wide_window=is_wide_window(self.window, call.packing.row_length),
             capability=cuda_capability(x.device),
         )
         return BACKENDS[choose_backend(self.backend, context)]

@@ -48,7 +48,7 @@ try:
     from training.runtime.precision import DTYPES, find_abilities
     from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
-    torch = None
+    torch = None  # type: ignore[assignment]
 
 GIB = 2**30
 MIN_SPEEDUP = 1.2  # of a precision that is recommended; the rest of a step does not get faster

@@ -17,9 +17,9 @@ from torch.nn import functional
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
+from common.weights import read_tensors
 from data.special_tokens import MASK
 from nvidia.interop.families import FAMILIES
-from training.export.folder import read_tensors
 from training.settings.first_weights import EXTRA_WEIGHTS
 
 T = TypeVar("T")

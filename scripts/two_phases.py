@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
@@ -70,7 +71,9 @@ class Request:
     @classmethod
     def parse(cls, argv: Sequence[str] | None) -> "Request":
         known, passed_on = build_parser().parse_known_args(argv)
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(known).items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in vars(known).items()
+        }
         return cls(**values, passed_on=tuple(passed_on))
 
 

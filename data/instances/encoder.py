@@ -79,7 +79,7 @@ class Encoder:
         self._added = re.compile("|".join(re.escape(token.content) for token in added) or r"(?!)")
         # By the mark of a space at the beginning or, after other characters, at the end of a token.
         self._begins_word, self._ends_word = np.zeros((2, self.vocab_size), dtype=bool)
-        for token, i in tokenizer.vocabulary.items():
+        for token, i in tokenizer.vocabulary.items() if tokenizer.marks_spaces else ():
             self._begins_word[i] = token.startswith(SPACE_MARKS)
             self._ends_word[i] = len(token) > 1 and token.endswith(SPACE_MARKS)
         self._forget()

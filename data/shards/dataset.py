@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import numpy as np
 from common.errors import Problems, UserError
 from data.shards.cache import ShardCache
 from data.shards.folder import check_complete, find_shards, read_manifest
-from data.shards.reader import Identity, ShardFile
+from data.shards.reader import ShardFile, ShardLayout
 from data.shards.schema import NO_LABEL, Rows, Split, concatenate_rows
 from data.shards.shard_info import ShardInfo, check_like, check_shard, describe_fetched, open_fetched
 
 _MAX_OPEN_FILES = 32
 _NUM_FIRST_ROWS = 64  # read when a dataset is opened
 _FETCHED_AHEAD = 4  # shards, where a dataset is read in file order
+_MAX_TABLE_BYTES = 64 * 2**20  # tables of chunks that a dataset keeps: those of 38 million rows of our shards
 
 
 class PretrainingDataset:
@@ -33,9 +35,13 @@ class PretrainingDataset:
         cache: ShardCache | None = None,
     ) -> None:
         """`cache` has the shards that are fetched from a store, which cannot be removed while they are open."""
-        self.shards = tuple(shards)
+        self.shards = tuple(replace(shard, layout=None) for shard in shards)
         self._cache = cache
-        self._identities: dict[int, Identity] = {}  # of fetched files that were checked
+        self._layouts: dict[int, ShardLayout] = {}  # of files that were checked, by shard
+        self._table_bytes = 0  # in these layouts
+        for number, shard in enumerate(shards):
+            if shard.layout is not None:
+                self._remember(number, shard.layout)
         self.max_predictions_per_seq = max_predictions_per_seq
         self.vocab_size = vocab_size  # larger ids are refused; None: not known
         self.weights = None if weights is None else tuple(weights)  # one per folder
@@ -81,9 +87,9 @@ class PretrainingDataset:
         shard, row = self._locate(number)
         return f"{self.shards[shard].path}, row {row}"
 
-    def read(self, shard: int, start: int, stop: int) -> Rows:
+    def read(self, shard: int, start: int, stop: int, *, with_words: bool = True) -> Rows:
         """Rows [start, stop) of one shard, padded to `max_predictions_per_seq`."""
-        rows = self._shard_file(shard).read(start, stop, vocab_size=self.vocab_size)
+        rows = self._shard_file(shard).read(start, stop, vocab_size=self.vocab_size, with_words=with_words)
         attributes = self.shards[shard].attributes
         if attributes is not None and attributes.get("objective") == "mlm":
             # Without sentence pairs the zeros in the shard are not labels.
@@ -111,13 +117,16 @@ class PretrainingDataset:
         start = number - row % size
         return start, min(start + size, int(self._first_rows[shard + 1]))
 
-    def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Rows:
+    def read_blocks(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray, with_words: bool = True) -> Rows:
         """Read several blocks, or parts of them, in file order and concatenate them in the given order."""
         is_next = (shards[1:] == shards[:-1]) & (starts[1:] == stops[:-1])  # neighbours are read together
         first, last = np.flatnonzero(np.append(True, ~is_next)), np.flatnonzero(np.append(~is_next, True))
         shards, starts, stops = shards[first], starts[first], stops[last]
         file_order = np.lexsort((starts, shards))
-        parts = {i: self.read(int(shards[i]), int(starts[i]), int(stops[i])) for i in file_order.tolist()}
+        parts = {
+            i: self.read(int(shards[i]), int(starts[i]), int(stops[i]), with_words=with_words)
+            for i in file_order.tolist()
+        }
         return concatenate_rows([parts[i] for i in range(len(parts))])
 
     def fetch_ahead(self, shards: Iterable[int]) -> None:
@@ -154,18 +163,28 @@ class PretrainingDataset:
         max_open_files = _MAX_OPEN_FILES if self._cache is None or self._cache.fits_all else 1
         while len(self._open) >= max_open_files:
             self._open.popitem(last=False)[1].close()
-        info = self.shards[shard]
+        info, known = self.shards[shard], self._layouts.get(shard)
         if info.remote is None:
-            file = ShardFile(info.path, checked=info.identity)
+            file = ShardFile(info.path, known=known)
         else:
             assert self._cache is not None
-            file = open_fetched(self._cache, info.remote, self._identities.get(shard, info.identity))
-            self._identities[shard] = file.identity
-            check_like(file, info)
-        if file.num_rows != info.num_rows:
+            file = open_fetched(self._cache, info.remote, known)
+            check_like(file.layout, info)
+        self._remember(shard, file.layout)
+        if file.layout.num_rows != info.num_rows:
             raise UserError(f"{file.path}: has changed since the run began. Stop writing to it, or restart the run.")
         self._open[shard] = file
         return file
+
+    def _remember(self, shard: int, layout: ShardLayout) -> None:
+        """Keep the layout of a checked file, without its tables if those of all files would take too much memory."""
+        known = self._layouts.get(shard)
+        if known is not None and known.identity == layout.identity:
+            return
+        self._table_bytes -= 0 if known is None else known.table_bytes
+        fits = self._table_bytes + layout.table_bytes <= _MAX_TABLE_BYTES
+        self._layouts[shard] = layout if fits else layout.without_tables()
+        self._table_bytes += self._layouts[shard].table_bytes
 
 
 def open_dataset(
@@ -214,7 +233,7 @@ def open_dataset(
     dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights, cache)
     if vocab_size is not None:
         # Every read checks its values; reading a few rows now reports a wrong tokenizer early.
-        first = next((i for i, shard in enumerate(shards) if shard.identity), 0)  # one that is on this machine
+        first = next((i for i, shard in enumerate(shards) if shard.layout), 0)  # one that is on this machine
         dataset.read(first, 0, min(_NUM_FIRST_ROWS, shards[first].num_rows))
     return dataset
 

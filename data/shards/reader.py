@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -10,9 +11,9 @@ import h5py
 import numpy as np
 
 from common.errors import UserError
-from data.shards.chunks import StoredRows
+from data.shards.chunks import ChunkTable, StoredRows
 from data.shards.schema import ATTRIBUTE, DATASETS, FORMAT_VERSION, MAX_ROW_LENGTH, WORD_STARTS, Rows
-from data.shards.structure import ByteRange, RefusedDataset, check_dataset, has_valid_heaps, have_overlap
+from data.shards.structure import RefusedDataset, check_dataset, has_valid_heaps, have_overlap
 
 PREPARE_COMMAND = "python -m data.prepare"
 REMEDY = f"Prepare it again with `{PREPARE_COMMAND}`, or copy it again from its source."
@@ -25,43 +26,96 @@ _MAX_ATTRIBUTE_BYTES = 2**20
 Identity = tuple[int, ...]  # of a file; changes when the file is replaced or written to
 
 
+@dataclass(frozen=True)
+class ShardLayout:
+    """What the checks of a shard found. With tables, its rows can be read without HDF5 as long as it is the same."""
+
+    identity: Identity
+    num_rows: int
+    max_seq_length: int
+    max_predictions_per_seq: int
+    attributes: dict[str, Any] | None  # None: made by another tool
+    unit_rows: int
+    block_rows: int
+    columns: dict[str, StoredRows] | None  # by dataset; None: not every dataset has a table, or it was dropped
+
+    @property
+    def table_bytes(self) -> int:
+        tables = [rows.table for rows in (self.columns or {}).values()]
+        return sum(part.nbytes for table in tables if table is not None for part in table)
+
+    def without_tables(self) -> "ShardLayout":
+        return replace(self, columns=None)
+
+
 class ShardFile:
     """One open shard whose structure is valid."""
 
-    def __init__(self, path: Path, *, checked: Identity | None = None, lock: IO[str] | None = None) -> None:
-        """`checked`: the identity of the file that passed the checks earlier; if it is the same, skip the slow ones.
+    def __init__(self, path: Path, *, known: ShardLayout | None = None, lock: IO[str] | None = None) -> None:
+        """`known`: the layout of a file that passed the checks earlier; if it is the same file, skip the slow ones.
 
         `lock` is closed with the file.
         """
         self.path, self._lock = path, lock
+        self._file: h5py.File | None = None
+        self._sources: dict[str, h5py.Dataset | IO[bytes]]
+        if known is not None and known.columns is not None and (stream := _open_unchanged(path, known.identity)):
+            self._stream, self.layout, self._columns = stream, known, known.columns
+            self._sources = dict.fromkeys(self._columns, stream)
+            return
         self._file = _open(path)
+        handle = self._file.id.get_vfd_handle()
+        self._stream = os.fdopen(os.dup(handle), "rb", buffering=0)  # the same file, whatever is at its path now
         try:
-            self.identity = _identity(self._file)
-            self._is_checked = self.identity == checked
-            self._byte_ranges: list[ByteRange] = []
-            datasets = {name: self._open_dataset(name) for name in DATASETS}
-            self.num_rows, self.max_seq_length, self.max_predictions_per_seq = _check_shapes(path, datasets)
-            self.attributes = _read_attributes(path, self._file, self._is_checked)
-            self.unit_rows = 0 if self.attributes is None else _find_unit_rows(datasets)
-            self.block_rows = _choose_block_rows(datasets, self.unit_rows)
-            if WORD_STARTS in self._file:
-                datasets[WORD_STARTS] = self._open_word_starts()
-            if have_overlap(self._byte_ranges):
-                raise UserError(f"{path}: is damaged (two datasets or chunks share the same bytes). {REMEDY}")
-            self._rows = {name: StoredRows(dataset) for name, dataset in datasets.items()}
+            self.layout = self._check(known)
         except Exception as error:  # HDF5 raises many types of errors on a damaged file
             self.close()
             raise error if isinstance(error, UserError) else _damaged(path, error) from error
+        if self.layout.columns is not None:
+            self._file.close()  # takes 2.5 MB
+
+    def _check(self, known: ShardLayout | None) -> ShardLayout:
+        assert self._file is not None
+        identity = _identity(self._stream)
+        self._is_checked = known is not None and known.identity == identity
+        self._tables: dict[str, ChunkTable] = {}
+        datasets = {name: self._open_dataset(self._file, name) for name in DATASETS}
+        num_rows, max_seq_length, max_predictions_per_seq = _check_shapes(self.path, datasets)
+        attributes = _read_attributes(self.path, self._file, self._is_checked)
+        unit_rows = 0 if attributes is None else _find_unit_rows(datasets)
+        block_rows = _choose_block_rows(datasets, unit_rows)
+        if WORD_STARTS in self._file:
+            datasets[WORD_STARTS] = self._open_word_starts(self._file, num_rows, max_seq_length)
+        if not self._is_checked and have_overlap(self._tables.values()):
+            raise UserError(f"{self.path}: is damaged (two datasets or chunks share the same bytes). {REMEDY}")
+        tables = {} if self._file.userblock_size else self._tables  # their offsets begin after the user block
+        self._columns = {name: StoredRows(dataset, tables.get(name)) for name, dataset in datasets.items()}
+        self._sources = {
+            name: dataset if self._columns[name].table is None else self._stream for name, dataset in datasets.items()
+        }
+        has_tables = all(rows.table is not None for rows in self._columns.values())
+        columns = self._columns if has_tables else None
+        sizes = num_rows, max_seq_length, max_predictions_per_seq
+        return ShardLayout(identity, *sizes, attributes, unit_rows, block_rows, columns)
 
     def close(self) -> None:
-        self._file.close()
+        self._stream.close()
+        if self._file is not None:
+            self._file.close()
         if self._lock is not None:
             self._lock.close()
 
-    def read(self, start: int, stop: int, *, vocab_size: int | None = None) -> Rows:
-        """Rows [start, stop) with checked values; token ids must be below `vocab_size` where it is given."""
+    def read(self, start: int, stop: int, *, vocab_size: int | None = None, with_words: bool = True) -> Rows:
+        """Rows [start, stop) with checked values; token ids must be below `vocab_size` where it is given.
+
+        `with_words`: with word starts, if the shard has them.
+        """
         try:
-            arrays = {name: rows.read(start, stop) for name, rows in self._rows.items()}
+            arrays = {
+                name: rows.read(self._sources[name], start, stop)
+                for name, rows in self._columns.items()
+                if with_words or name != WORD_STARTS
+            }
         except Exception as error:  # HDF5 raises many types of errors on a damaged file
             raise _damaged(self.path, error) from error
         problem = find_bad_values(Rows(**arrays), vocab_size)  # as stored: a wider type could wrap around
@@ -70,12 +124,12 @@ class ShardFile:
         arrays |= {name: arrays[name].astype(kind, copy=False) for name, (_, kind) in DATASETS.items()}
         return Rows(**arrays)
 
-    def _open_dataset(self, name: str) -> h5py.Dataset:
+    def _open_dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
         if self._is_checked:
-            return self._file[name]
-        link = self._file.get(name, getlink=True)
+            return file[name]
+        link = file.get(name, getlink=True)
         if link is None:
-            found = ", ".join(sorted(self._file)[:12]) or "nothing"
+            found = ", ".join(sorted(file)[:12]) or "nothing"
             raise UserError(
                 f"{self.path}: has no dataset {name!r} (found {found}; expected {', '.join(DATASETS)}). {REMEDY}"
             )
@@ -84,16 +138,16 @@ class ShardFile:
                 f"{self.path}: {name!r} is a {type(link).__name__}, which is refused (expected a dataset in the file "
                 f"itself). {REMEDY}"
             )
-        dataset = self._file[name]
+        dataset = file[name]
         try:
-            self._byte_ranges += check_dataset(dataset, self.path.stat().st_size)
+            self._tables[name] = check_dataset(dataset, os.fstat(self._stream.fileno()).st_size)
         except RefusedDataset as error:
             raise UserError(f"{self.path}: {name!r} {error}, which is refused. {REMEDY}") from error
         return dataset
 
-    def _open_word_starts(self) -> h5py.Dataset:
-        dataset = self._open_dataset(WORD_STARTS)
-        expected = (self.num_rows, math.ceil(self.max_seq_length / 8))
+    def _open_word_starts(self, file: h5py.File, num_rows: int, max_seq_length: int) -> h5py.Dataset:
+        dataset = self._open_dataset(file, WORD_STARTS)
+        expected = (num_rows, math.ceil(max_seq_length / 8))
         if dataset.shape != expected or dataset.dtype != np.uint8:
             raise UserError(
                 f"{self.path}: {WORD_STARTS!r} has a wrong type or shape (found {dataset.dtype} {dataset.shape}, "
@@ -169,9 +223,21 @@ def _open(path: Path) -> h5py.File:
         ) from error
 
 
-def _identity(file: h5py.File) -> Identity:
+def _open_unchanged(path: Path, identity: Identity) -> IO[bytes] | None:
+    """The file at `path` if it has this identity, else None."""
+    try:
+        stream = path.open("rb", buffering=0)
+    except OSError:  # reported by _open
+        return None
+    if _identity(stream) == identity:
+        return stream
+    stream.close()
+    return None
+
+
+def _identity(stream: IO[bytes]) -> Identity:
     """Identity of the open file, even if another file has taken its path since."""
-    found = os.fstat(file.id.get_vfd_handle())
+    found = os.fstat(stream.fileno())
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.files import file_digest
 from data.shards.cache import RemoteFile, ShardCache
 from data.shards.folder import ManifestEntry, read_manifest
-from data.shards.reader import MAX_BLOCK_ROWS, PREPARE_COMMAND, REMEDY, Identity, ShardFile, layout_like
+from data.shards.reader import MAX_BLOCK_ROWS, PREPARE_COMMAND, REMEDY, ShardFile, ShardLayout, layout_like
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ShardInfo:
     max_seq_length: int
     attributes: dict[str, Any] | None  # None: made by another tool
     digest: str  # the manifest's sha256; without a manifest, a digest of name, size and number of rows
-    identity: Identity  # of the file that was checked; empty if it has not been fetched
+    layout: ShardLayout | None  # of the file that was checked; None if it has not been fetched
     remote: RemoteFile | None = None  # where it is fetched from; then `path` is where it would be
 
     @property
@@ -38,10 +38,10 @@ class ShardInfo:
         return None if found is None else str(found)
 
 
-def open_fetched(cache: ShardCache, remote: RemoteFile, checked: Identity | None = None) -> ShardFile:
+def open_fetched(cache: ShardCache, remote: RemoteFile, known: ShardLayout | None = None) -> ShardFile:
     locked = cache.open(remote)
     try:
-        return ShardFile(locked.path, checked=checked, lock=locked.lock)
+        return ShardFile(locked.path, known=known, lock=locked.lock)
     except BaseException:
         locked.lock.close()
         raise
@@ -77,21 +77,21 @@ def describe_fetched(
                 block_rows=block_rows,
                 unit_rows=unit_rows,
                 digest=entry.sha256,
-                identity=checked.identity if remote is remotes[chosen] else (),
+                layout=checked.layout if remote is remotes[chosen] else None,
                 remote=remote,
             )
         )
     return found
 
 
-def check_like(file: ShardFile, info: ShardInfo) -> None:
+def check_like(layout: ShardLayout, info: ShardInfo) -> None:
     """Refuse a fetched shard that is not as another one of its folder led to expect."""
     found = replace(
         info,
-        block_rows=file.block_rows,
-        unit_rows=file.unit_rows,
-        max_seq_length=file.max_seq_length,
-        attributes=file.attributes,
+        block_rows=layout.block_rows,
+        unit_rows=layout.unit_rows,
+        max_seq_length=layout.max_seq_length,
+        attributes=layout.attributes,
     )
     alike = ("block_rows", "unit_rows", "max_seq_length", "is_masked", "tokenizer_digest")
     for name in alike:
@@ -117,32 +117,33 @@ def check_shard(
         raise UserError(f"{path}: its content does not match the manifest's sha256. {REMEDY}")
     file = ShardFile(path)
     file.close()
+    found = file.layout
     width, num_predictions = shape
-    if file.max_seq_length != width:
+    if found.max_seq_length != width:
         raise UserError(
-            f"{path}: rows are {file.max_seq_length} tokens wide, but --max_seq_length is {width}. Prepare data for "
+            f"{path}: rows are {found.max_seq_length} tokens wide, but --max_seq_length is {width}. Prepare data for "
             f"{width} with `{PREPARE_COMMAND} --max_seq_length {width} …`, or pass "
-            f"--max_seq_length {file.max_seq_length}."
+            f"--max_seq_length {found.max_seq_length}."
         )
-    if file.max_predictions_per_seq > num_predictions:
+    if found.max_predictions_per_seq > num_predictions:
         raise UserError(
-            f"{path}: rows have up to {file.max_predictions_per_seq} predictions, but --max_predictions_per_seq is "
-            f"{num_predictions}. Pass --max_predictions_per_seq {file.max_predictions_per_seq}."
+            f"{path}: rows have up to {found.max_predictions_per_seq} predictions, but --max_predictions_per_seq is "
+            f"{num_predictions}. Pass --max_predictions_per_seq {found.max_predictions_per_seq}."
         )
-    if entry is not None and entry.num_rows != file.num_rows:
+    if entry is not None and entry.num_rows != found.num_rows:
         raise UserError(
-            f"{path}: its number of rows differs from the manifest's (found {file.num_rows:,}, expected "
+            f"{path}: its number of rows differs from the manifest's (found {found.num_rows:,}, expected "
             f"{entry.num_rows:,}). {REMEDY}"
         )
-    digest = entry.sha256 if entry else hashlib.sha256(f"{path.name}:{size}:{file.num_rows}".encode()).hexdigest()
+    digest = entry.sha256 if entry else hashlib.sha256(f"{path.name}:{size}:{found.num_rows}".encode()).hexdigest()
     return ShardInfo(
         path,
         folder,
-        file.num_rows,
-        file.block_rows,
-        file.unit_rows,
-        file.max_seq_length,
-        file.attributes,
+        found.num_rows,
+        found.block_rows,
+        found.unit_rows,
+        found.max_seq_length,
+        found.attributes,
         str(digest),
-        file.identity,
+        found,
     )

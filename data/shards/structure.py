@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
-from data.shards.chunks import CHECKSUM_BYTES, DEFLATE, FLETCHER32, SHUFFLE, filters_of
-
-ByteRange = tuple[int, int]  # start and end of stored bytes in the file
+from data.shards.chunks import CHECKSUM_BYTES, DEFLATE, FLETCHER32, SHUFFLE, ChunkTable, filters_of
 
 _FILTER_ORDER = (SHUFFLE, DEFLATE, FLETCHER32)  # the order in which a writer applies them; each is optional
 _MAX_CHUNK_BYTES = 64 * 2**20  # decoded; one read decodes at least one chunk, and NVIDIA's chunks are below 1 MB
@@ -29,8 +28,11 @@ class RefusedDataset(ValueError):
     """The message says why, as the rest of a sentence that begins with the dataset's name."""
 
 
-def check_dataset(dataset: Any, file_size: int) -> list[ByteRange]:
-    """Return where the values of `dataset` are stored; raise RefusedDataset if it is not a plain array of integers."""
+def check_dataset(dataset: Any, file_size: int) -> ChunkTable:
+    """Return where the values of `dataset` are stored; raise RefusedDataset if it is not a plain array of integers.
+
+    A dataset without chunks counts as one.
+    """
     if not isinstance(dataset, h5py.Dataset):
         raise RefusedDataset("is not a dataset")
     if dataset.dtype.kind not in "iu" or dataset.dtype.itemsize > 8:
@@ -63,7 +65,7 @@ def _filter_names(dataset: h5py.Dataset) -> str:
     return ", ".join(ascii(name.decode(errors="replace"))[1:-1] or str(number) for number, *_, name in found)
 
 
-def _check_storage(dataset: h5py.Dataset, filters: tuple[int, ...], file_size: int) -> list[ByteRange]:
+def _check_storage(dataset: h5py.Dataset, filters: tuple[int, ...], file_size: int) -> ChunkTable:
     """Every value must be stored: a declared size without bytes would read as any number of zeros."""
     stored = dataset.id.get_storage_size()
     if stored > file_size:
@@ -73,7 +75,8 @@ def _check_storage(dataset: h5py.Dataset, filters: tuple[int, ...], file_size: i
         if stored != declared:
             raise RefusedDataset(f"declares {declared:,} bytes but stores {stored:,}")
         start = dataset.id.get_offset()
-        return [] if start is None else [(start, start + stored)]
+        places = [] if start is None else [(start, stored)]
+        return ChunkTable(*np.array(places, np.uint64).reshape(-1, 2).T)
     chunk_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     if chunk_bytes > _MAX_CHUNK_BYTES:
         raise RefusedDataset(f"has chunks of {chunk_bytes:,} bytes, expected at most {_MAX_CHUNK_BYTES:,}")
@@ -83,43 +86,37 @@ def _check_storage(dataset: h5py.Dataset, filters: tuple[int, ...], file_size: i
     return _check_chunks(dataset, smallest, largest, file_size)
 
 
-def _check_chunks(dataset: h5py.Dataset, smallest: int, largest: int, file_size: int) -> list[ByteRange]:
-    """Every chunk of the grid must be stored once, filtered, inside the file. About 3 µs per chunk."""
-    steps, sizes = dataset.chunks, dataset.shape  # outside the loop: each access is a slow library call
+def _check_chunks(dataset: h5py.Dataset, smallest: int, largest: int, file_size: int) -> ChunkTable:
+    """Every chunk of the grid must be stored once, filtered, inside the file. About 2 µs per chunk."""
+    steps, sizes = dataset.chunks, dataset.shape
     declared = math.prod(math.ceil(size / step) for size, step in zip(sizes, steps, strict=True))
     if declared > file_size:  # a chunk takes at least a byte; checked first because it is cheaper than counting
         raise RefusedDataset(f"declares {declared:,} chunks in a file of {file_size:,} bytes")
-    offsets: set[tuple[int, ...]] = set()
-    ranges: list[ByteRange] = []
-    is_valid = True
-
-    def visit(chunk: Any) -> None:
-        nonlocal is_valid
-        end = chunk.byte_offset + chunk.size
-        offsets.add(chunk.chunk_offset)
-        ranges.append((chunk.byte_offset, end))
-        is_valid &= chunk.filter_mask == 0 and smallest <= chunk.size <= largest and end <= file_size
-        is_valid &= all(
-            offset % step == 0 and offset < size
-            for offset, step, size in zip(chunk.chunk_offset, steps, sizes, strict=True)
-        )
-
-    dataset.id.chunk_iter(visit)
-    if len(offsets) != declared:
-        raise RefusedDataset(f"declares {declared:,} chunks but stores {len(offsets):,}")
-    if not is_valid or len(ranges) != declared:
+    found: list[Any] = []
+    dataset.id.chunk_iter(found.append)
+    num_different = len({chunk.chunk_offset for chunk in found})
+    if num_different != declared:
+        raise RefusedDataset(f"declares {declared:,} chunks but stores {num_different:,}")
+    is_valid = len(found) == declared and all(
+        chunk.filter_mask == 0 and smallest <= chunk.size <= largest and chunk.byte_offset + chunk.size <= file_size
+        for chunk in found
+    )
+    offsets = np.array([chunk.chunk_offset for chunk in found], np.uint64).reshape(-1, len(sizes))
+    is_in_grid = (offsets % np.array(steps, np.uint64) == 0) & (offsets < np.array(sizes, np.uint64))
+    if not is_valid or not is_in_grid.all():
         raise RefusedDataset("has chunks at a wrong offset or of an impossible size")
-    return ranges
+    order = np.lexsort(offsets.T[::-1])
+    kind = np.uint32 if file_size < 2**32 else np.uint64  # a dataset keeps these tables of its files in memory
+    starts = np.array([chunk.byte_offset for chunk in found], kind)
+    return ChunkTable(starts[order], np.array([chunk.size for chunk in found], np.uint32)[order])
 
 
-def have_overlap(ranges: Iterable[ByteRange]) -> bool:
-    """Whether two of the ranges share a byte."""
-    end = 0
-    for start, stop in sorted(ranges):
-        if start < end:
-            return True
-        end = stop
-    return False
+def have_overlap(tables: Iterable[ChunkTable]) -> bool:
+    """Whether two of the chunks share a byte."""
+    starts = np.concatenate([table.starts.astype(np.uint64) for table in tables])
+    ends = starts + np.concatenate([table.sizes.astype(np.uint64) for table in tables])
+    order = np.argsort(starts)
+    return bool((starts[order][1:] < ends[order][:-1]).any())
 
 
 def has_valid_heaps(path: Path) -> bool:

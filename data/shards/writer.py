@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 import h5py
 import numpy as np
@@ -21,8 +22,9 @@ DEFLATE_LEVEL = 1
 def shard_bytes(rows: Rows, attributes: Mapping[str, Any], *, compression: int | None = DEFLATE_LEVEL) -> bytes:
     """The content of the file: the same rows always give the same bytes. It fits in memory, as the rows do."""
     # The v1.10 format has checksums on all metadata, and every chunk has one, fletcher32 or that of deflate: a flipped
-    # byte is an error when read, never other rows. The file is only in memory; its name has no meaning.
-    with h5py.File("shard", "w", driver="core", backing_store=False, libver=("v110", "v110")) as file:
+    # byte is an error when read, never other rows. The file is only in memory; its name is not part of the content, but
+    # HDF5 refuses two open files of one name, and another thread (of a Dask worker) may write a shard meanwhile.
+    with h5py.File(uuid4().hex, "w", driver="core", backing_store=False, libver=("v110", "v110")) as file:
         for name in DATASETS:
             _add_dataset(file, name, getattr(rows, name).astype(DATASETS[name][1], copy=False), compression)
         if rows.word_starts is not None:

@@ -229,7 +229,9 @@ class RowSource:
         if len(units):
             shards = self._component(pick.key).shards[window.shards[units]]
             starts, stops = window.starts[units], window.stops[units]
-            store.add(units, stops - starts, self._reader.submit(self._dataset.read_blocks, shards, starts, stops))
+            with_words = self._masking is not None and self._masking.unit != "token"
+            read = self._reader.submit(self._dataset.read_blocks, shards, starts, stops, with_words)
+            store.add(units, stops - starts, read)
             self.decoded_rows += int((stops - starts).sum())
 
     def _share_of(self, num_units: int) -> slice:

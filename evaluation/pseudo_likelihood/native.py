@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
-from common.files import find_weight_files
+from common.weights import read_folder_tensors
 from evaluation.pseudo_likelihood.likelihood import (
     Answers,
     Queries,
@@ -44,7 +42,7 @@ SENTENCE_LENGTH = 16  # tokens of a typical sentence, for measuring products
 
 def load_native(folder: Path) -> PreTrainingModel:
     """A Hugging Face folder as our model, for scoring. Raises UserError with the reason where that is not possible."""
-    return to_native(read_weights(folder), json.loads((folder / "config.json").read_text()), str(folder))
+    return to_native(read_folder_tensors(folder), json.loads((folder / "config.json").read_text()), str(folder))
 
 
 def to_native(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str) -> PreTrainingModel:
@@ -61,15 +59,6 @@ def to_native(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: s
     if missing or unexpected:
         raise UserError(f"{where}: our model needs {missing[:3]} and does not know {unexpected[:3]}")
     return model.eval()
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, from one safetensors file or from several with an index."""
-    paths = find_weight_files(folder)
-    try:
-        return {name: tensor for path in paths for name, tensor in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: its weights cannot be read as safetensors ({error})") from None
 
 
 def prepare_process() -> None:

@@ -13,6 +13,11 @@ from torch import Tensor
 from nvidia.attention.sparsity import SparseHeads
 from nvidia.unpadding import Packing
 
+# Queries that are computed together with a window: fewer would make the products too small, more would add keys that
+# are not seen.
+WINDOW_QUERIES = 64
+_MAX_MASKED_LENGTH = 1024  # of rows whose windows may be masks of all scores
+
 
 class BackendContext(NamedTuple):
     """The inputs that decide which backends can run."""
@@ -24,7 +29,7 @@ class BackendContext(NamedTuple):
     needs_plain: bool = False  # whether an option is in use that only the written-out formula has
     is_sparse: bool = False
     has_window: bool = False  # whether a token sees only its neighbours
-    has_wide_window: bool = False  # whether the window hides so little of a row that computing all of it is faster
+    has_wide_window: bool = False  # see is_wide_window()
     capability: tuple[int, int] | None = None  # CUDA compute capability; None if there is no CUDA device
 
     @property
@@ -96,6 +101,12 @@ class Backend:
     reason_against: Callable[[BackendContext], str | None]
     attend_some: Callable[[Tensor, Tensor, AttentionInputs, Sequence[int]], Tensor] | None = None
     should_skip_queries: Callable[[Packing, int, int, int], bool] = _never
+
+
+def is_wide_window(window: int, length: int) -> bool:
+    """Whether a window hides so little of a row that computing all of its scores is faster: tiles of queries with their
+    keys would contain more than half of them, and the row is so short that a mask is small."""
+    return window > 0 and length <= min(2 * (WINDOW_QUERIES + window), _MAX_MASKED_LENGTH)
 
 
 def in_window(index: Tensor, window: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
+from nvidia.attention.backend import WINDOW_QUERIES, AttentionInputs, Backend, BackendContext
 from nvidia.cpu.dropout import MaskStream, draw_seed
 from nvidia.unpadding import Packing
 
@@ -29,9 +29,6 @@ _TILE = 1 << 19
 _SHORT = 1 << 17
 # Scores per sequence from which on computing each by itself costs less than queries that nobody reads.
 _MIN_SKIPPED = 1 << 14
-# Queries of a tile with a window: fewer would make its products too small, more would add keys that are not seen.
-WINDOW_QUERIES = 64
-MAX_MASKED_LENGTH = 1024  # of rows whose windows may be masks of all scores
 
 
 def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float, window: int = 0) -> Tensor:
@@ -271,11 +268,6 @@ def should_skip_queries(packing: Packing, num_heads: int, num_queries: int, wind
     scores = num_heads * sum(count * length * length for count, length in packing.groups)
     is_worth_it = scores >= _MIN_SKIPPED * packing.num_rows and 2 * num_queries <= packing.num_tokens
     return is_worth_it or any(not _is_short(num_heads, length) for _, length in packing.groups)
-
-
-def has_large_tiles(window: int, length: int) -> bool:
-    """Whether the tiles of a window contain more than half of all scores, in rows so short that a mask is small."""
-    return length <= min(2 * (WINDOW_QUERIES + window), MAX_MASKED_LENGTH)
 
 
 def reason_against(context: BackendContext) -> str | None:

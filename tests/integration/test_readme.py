@@ -10,12 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+import tokenizers
+import transformers
 
 from tests.support import PROJECT, free_port
 
 # Commands that do not end by themselves: each is stopped once it has printed this text.
 ENDLESS = {
     "tensorboard --logdir outputs/runs": "http://",
+    "python deepspeed_train.py --cf configs/continue_pretraining.json": "checkpoints ",
     "deepspeed deepspeed_train.py": "checkpoints ",  # its steps are taken by a slow test
     "deepspeed --hostfile hostfile": "checkpoints ",
 }
@@ -56,6 +59,18 @@ def write_text(folder: Path) -> None:
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
 
 
+def write_roberta(folder: Path, text: Path) -> None:
+    """A small RoBERTa with random weights, as stock transformers writes one."""
+    words = tokenizers.ByteLevelBPETokenizer()
+    words.train([str(text)], vocab_size=400, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    roles = {"bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>", "eos_token": "</s>"}
+    others = {"pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words._tokenizer, **roles, **others).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.RobertaConfig(vocab_size=400, max_position_embeddings=514, type_vocab_size=1, **sizes)
+    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+
+
 def stand_in_for_the_quickstart(folder: Path) -> None:
     """Where the quickstart puts its shards, put those just prepared."""
     shutil.copytree(folder / "data" / "mine" / "hdf5", folder / "data" / "hdf5")
@@ -92,13 +107,14 @@ def run_until(command: str, expected: str | None, cwd: Path) -> str:
 def test_every_command_works(tmp_path: Path) -> None:
     copy_project(tmp_path)
     write_text(tmp_path / "my_text")
+    write_roberta(tmp_path / "roberta-base", tmp_path / "my_text" / "text.txt")
     (tmp_path / "hostfile").write_text("localhost slots=1\n")
     commands = [command for command in readme_commands() if command not in ELSEWHERE]
     assert len(commands) >= 8
     for command in commands:
         expected = next((text for start, text in ENDLESS.items() if command.startswith(start)), None)
         run_until(command, expected, tmp_path)
-        if "data.prepare" in command:
+        if "data.prepare" in command and "data/mine" in command:
             stand_in_for_the_quickstart(tmp_path)
     assert (tmp_path / "outputs" / "saved_models" / "bert_base" / "step_00000003" / "manifest.json").is_file()
     assert list((tmp_path / "outputs" / "runs" / "bert_base").glob("events.out.tfevents.*"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
-from common.files import WEIGHTS
+from common.weights import WEIGHTS
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import DAMAGED, MANIFEST, TAG, is_run_tag, step_of
 from training.checkpoints.retention import Best, read_best

@@ -23,6 +23,7 @@ FILE = "writer.json"
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 3 * BEAT_SECONDS  # after which a run that does not change its file has ended
 POLL_SECONDS = 3.0
+RELEASE_SECONDS = 5.0  # that the end of a run waits for the store: launchers kill ranks 30 s after their signal
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class Lease:
             raise self._refusal(found)
 
     def release(self) -> None:
-        """At the end of the run, so that the next one need not watch."""
+        """At the end of the run, so that the next one need not watch. A store that does not answer is left alone."""
         self._ended.set()
         if self._is_acquired:
-            with suppress(UserError), self._writing:
-                self.check()
-                self._write(replace(self._own, is_over=True))
+            thread = threading.Thread(target=self._write_end, name="end of upload lease", daemon=True)
+            thread.start()
+            thread.join(RELEASE_SECONDS)
 
     def _watch(self, found: Holder) -> None:
         """Return when the other run has ended; UserError if it has not."""
@@ -83,7 +84,9 @@ class Lease:
         while time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             now = self._read()
-            if now is None or now.is_over:
+            if now is None:  # in some stores a file that is being written can be read
+                continue
+            if now.is_over:
                 return
             if now != found:
                 raise self._refusal(now)
@@ -103,6 +106,11 @@ class Lease:
                 self.check()
                 self._own = replace(self._own, count=self._own.count + 1)
                 self._write(self._own)
+
+    def _write_end(self) -> None:
+        with suppress(UserError), self._writing:
+            self.check()
+            self._write(replace(self._own, is_over=True))
 
     def _write(self, holder: Holder) -> None:
         self._store.write(FILE, json.dumps(asdict(holder)).encode())

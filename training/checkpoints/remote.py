@@ -47,6 +47,7 @@ class RemoteCheckpoints:
                 self.store.upload(checkpoint / name, f"{tag}/{name}")
             if (checkpoint / MANIFEST).read_bytes() != manifest:  # saved again, with more samples seen
                 return False
+            self.lease.check()  # another run may have started while this one could not reach the store
             self.store.write(f"{tag}/{MANIFEST}", manifest)
         return True
 

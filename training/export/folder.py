@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from common.errors import Problems, UserError, describe_system_error
-from common.files import WEIGHTS, check_folder_to_write, find_weight_files, give_usual_mode
-from training.settings.first_weights import EXPORT_AGAIN
+from common.errors import Problems
+from common.files import check_folder_to_write, give_usual_mode
+from common.weights import WEIGHTS
 
 MARK = {"written_by": "export_hf"}  # in the metadata of the weights: an export may replace this folder's files
 CARD_HEADING = "## Measured on the validation shards"
@@ -60,18 +60,3 @@ def sort_metadata(path: Path) -> None:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         stream.seek(8)
         stream.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        with path.open("rb"):  # safetensors reports every error as "no such file"
-            pass
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        described = describe_system_error(error) if isinstance(error, OSError) else None
-        raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {EXPORT_AGAIN}") from None
-
-
-def read_folder_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a Hugging Face folder, whose weights are in one file or in several with an index."""
-    return {name: tensor for path in find_weight_files(folder) for name, tensor in read_tensors(path).items()}

@@ -11,7 +11,8 @@ import torch
 
 from common.console import console
 from common.errors import Problems, UserError
-from common.files import WEIGHTS, write_atomically
+from common.files import write_atomically
+from common.weights import EXPORT_AGAIN, WEIGHTS, read_folder_tensors, read_tensors
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from evaluation.results import REPORT, find_card_section
 from nvidia.config import BertConfig
@@ -26,11 +27,11 @@ from training.checkpoints.retention import read_lock
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts
-from training.export.folder import check_export_folder, read_folder_tensors, read_tensors, save_tensors
+from training.export.folder import check_export_folder, save_tensors
 from training.export.model_card import model_card
 from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
 from training.runtime import collectives
-from training.settings.first_weights import EXPORT_AGAIN, EXTRA_WEIGHTS, read_stock_config
+from training.settings.first_weights import EXTRA_WEIGHTS, read_stock_config
 
 NO_REQUEST = CardRequest()
 

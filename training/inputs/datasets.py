@@ -114,7 +114,7 @@ def find_validation_shape(request: DataRequest, cache: ShardCache | None = None)
     assert request.validation_folder is not None
     path = find_shards(request.validation_folder, "validation")[0]
     shard = open_shard(path, cache)
-    length, predictions = shard.max_seq_length, shard.max_predictions_per_seq
+    length, predictions = shard.layout.max_seq_length, shard.layout.max_predictions_per_seq
     shard.close()
     max_length = request.model_config.max_position_embeddings
     if length > max_length:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nvidia.activations import is_gated
-from nvidia.attention.grouped import WINDOW_QUERIES, has_large_tiles
+from nvidia.attention.backend import WINDOW_QUERIES, is_wide_window
 from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
@@ -113,7 +113,7 @@ class Execution:
     def has_own_window(self, config: BertConfig, layer: int, width: int) -> bool:
         """Whether that layer's attention has a window that makes a difference in rows of this width."""
         window = config.window(layer)
-        return window > 0 and not (self.device == "cpu" and has_large_tiles(window, width))
+        return window > 0 and not (self.device == "cpu" and is_wide_window(window, width))
 
     def in_layer(self, config: BertConfig, layer: int, width: int) -> "Execution":
         """The same with the backend of that layer."""

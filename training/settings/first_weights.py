@@ -8,14 +8,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from common.errors import UserError
-from common.files import find_weight_files
+from common.weights import EXPORT_AGAIN, find_weight_files
 from nvidia.config import BertConfig
 from nvidia.interop.families import family_of_type
 from nvidia.interop.stock_config import from_stock_config
 
 # The pooler and the next-sentence head, for which most stock classes have no parameters.
 EXTRA_WEIGHTS = "next_sentence.safetensors"
-EXPORT_AGAIN = "expected a model in Hugging Face's layout. Copy the folder again, or write it with scripts/export_hf.py"
 _SENTENCE_HEAD = "cls.seq_relationship.weight"
 
 

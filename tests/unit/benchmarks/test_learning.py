@@ -31,7 +31,8 @@ def test_a_run_learns_and_ends_with_the_documented_keys(
     assert len(table) == 1 + 2 * 2
     result = json.loads(last)
     assert {"ours_loss", "transformers_loss", "ours_blimp", "transformers_blimp", "speedup"} <= result.keys()
-    assert set(result["steps"].values()) == {48}
+    # Word vectors from the data, which only the recipe has, take one second of this clock.
+    assert result["steps"] == {"laptop": 47, "transformers 0.001": 48}
     # Tokens follow from those before them: better than the 4.03 nats of a guess among 56 words.
     assert result["ours_loss"] < 3.5
     for name, kind in (("laptop", "modernbert"), ("transformers_0.001", "bert")):

@@ -103,7 +103,7 @@ def opened(*folders: Path, **options: object) -> PretrainingDataset:
 def read_all(path: Path, vocab_size: int | None = VOCAB_SIZE) -> Rows:
     file = ShardFile(path)
     try:
-        return file.read(0, file.num_rows, vocab_size=vocab_size)
+        return file.read(0, file.layout.num_rows, vocab_size=vocab_size)
     finally:
         file.close()
 

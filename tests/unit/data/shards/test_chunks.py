@@ -1,9 +1,11 @@
 """Chunks are decompressed to their declared size and no further, each once."""
 
+import os
 import subprocess
 import sys
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -157,6 +159,76 @@ def test_only_one_block_is_kept_in_memory(tmp_path: Path) -> None:
     assert len(rows) == 6
     assert of_one > 4096 * 24 * 4
     assert of_six < 1.5 * of_one
+
+
+def scattered(file: h5py.File) -> None:
+    """Chunks of 25 rows by 6 columns, stored in another order than that of their rows, far from each other."""
+    dataset = file.create_dataset("scattered", (50, 24), "i4", chunks=(25, 6), compression=1, shuffle=True)
+    for number in np.random.default_rng(3).permutation(8).tolist():
+        row, column = divmod(number, 4)
+        part = slice(row * 25, row * 25 + 25), slice(column * 6, column * 6 + 6)
+        dataset[part] = file["input_ids"][part]
+        file[f"between_{number}"] = np.zeros(5000, np.int8)
+        file.flush()
+    del file["input_ids"]
+    file.move("scattered", "input_ids")
+
+
+def stored_as(**options: object) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        replaced("input_ids", data=file["input_ids"][:], **options)(file)
+
+    return change
+
+
+LAYOUTS: dict[str, Callable[[h5py.File], None]] = {
+    "neighbours": lambda file: None,
+    "scattered": scattered,
+    "with checksums": stored_as(chunks=(7, 24), compression=1, shuffle=True, fletcher32=True),
+    "big-endian": stored_as(dtype=">i8", chunks=(16, 10), compression=9, shuffle=True),
+    "contiguous": stored_as(),
+    "without deflate": stored_as(chunks=(20, 24), fletcher32=True),
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_table_of_chunks_leads_to_the_rows_that_hdf5_reads(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_with(tmp_path / "training_0.hdf5", LAYOUTS[kind])
+    layout = ShardFile(path).layout
+    assert (layout.columns is None) == (kind in ("contiguous", "without deflate"))
+    looked_up = ShardFile(path, known=layout.without_tables())
+    files: list[Path] = []
+    opening = h5py.File
+    monkeypatch.setattr(
+        h5py, "File", lambda name, *given, **options: files.append(name) or opening(name, *given, **options)
+    )
+    known = ShardFile(path, known=layout)
+    assert files == ([path] if layout.columns is None else [])
+    for start, stop in ((0, 50), (3, 4), (24, 26), (31, 50), (0, 25)):
+        expected = make_rows(50).take(slice(start, stop))
+        assert equal(known.read(start, stop), expected)
+        assert equal(looked_up.read(start, stop), expected)
+
+
+def test_chunks_behind_a_user_block_are_found_by_hdf5(tmp_path: Path) -> None:
+    path, rows = tmp_path / "training_0.hdf5", make_rows(50)
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        for name in DATASETS:
+            file.create_dataset(name, data=getattr(rows, name), compression="gzip")
+    assert equal(read_all(path), rows)
+    assert ShardFile(path).layout.columns is None
+
+
+def test_a_file_truncated_while_it_is_open_is_reported(tmp_path: Path) -> None:
+    path = write_nvidias(tmp_path / "training_0.hdf5", make_rows(50))
+    file = ShardFile(path)
+    os.truncate(path, 100)
+    with pytest.raises(
+        UserError, match=r"is damaged or incomplete \(a chunk ends [\d,]+ bytes after the end of the file;"
+    ):
+        file.read(0, 50)
 
 
 def test_rows_across_chunks(tmp_path: Path) -> None:

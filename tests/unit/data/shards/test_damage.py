@@ -90,7 +90,7 @@ def test_an_attribute_in_a_damaged_heap_is_refused(tmp_path: Path) -> None:
     path = write_nvidias(tmp_path / "a.hdf5", make_rows(50))
     with h5py.File(path, "r+") as file:
         file.attrs[ATTRIBUTE] = json.dumps({"format_version": FORMAT_VERSION})
-    assert ShardFile(path).attributes == {"format_version": FORMAT_VERSION}
+    assert ShardFile(path).layout.attributes == {"format_version": FORMAT_VERSION}
     content = path.read_bytes()
     heap = content.index(b"GCOL")
     for begin, end in ((16, 60), (20, 2000), (24, 32)):

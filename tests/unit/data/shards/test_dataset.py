@@ -11,10 +11,11 @@ import pytest
 from common.errors import UserError
 from data.shards import dataset as shards
 from data.shards import reader, report, structure
+from data.shards.chunks import ChunkTable
 from data.shards.folder import split_of
 from data.shards.frequencies import log_frequencies
 from data.shards.report import text_tokens
-from data.shards.schema import DATASETS, MANIFEST_NAME
+from data.shards.schema import DATASETS, MANIFEST_NAME, concatenate_rows
 from tests.unit.data.shards_on_disk import (
     VOCAB_SIZE,
     equal,
@@ -146,7 +147,7 @@ def test_a_reopened_file_is_checked_again_only_if_it_has_changed(
     dataset = opened(tmp_path)
     checked: list[str] = []
 
-    def check(part: h5py.Dataset, size: int) -> list[structure.ByteRange]:
+    def check(part: h5py.Dataset, size: int) -> ChunkTable:
         checked.append(part.file.filename)
         return structure.check_dataset(part, size)
 
@@ -160,6 +161,20 @@ def test_a_reopened_file_is_checked_again_only_if_it_has_changed(
     write_with(tmp_path / "other", packed_twice).replace(paths[1])
     with pytest.raises(UserError, match="uses the filters deflate, deflate"):
         dataset.read(1, 0, 5)
+
+
+@pytest.mark.parametrize(("max_bytes", "opened_by_hdf5"), [(960, 0), (900, 1), (0, 3)])
+def test_files_are_opened_by_hdf5_once_their_tables_take_too_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int, opened_by_hdf5: int
+) -> None:
+    write_ours(tmp_path, [500, 40, 40])  # 16, 2 and 2 chunks of each of the six datasets, 8 bytes in a table for each
+    monkeypatch.setattr(shards, "_MAX_TABLE_BYTES", max_bytes)
+    dataset = opened(tmp_path)
+    files: list[Path] = []
+    opening = reader._open
+    monkeypatch.setattr(reader, "_open", lambda path: files.append(path) or opening(path))
+    assert equal(dataset.read_range(0, 580), concatenate_rows([make_rows(500), make_rows(40, 500), make_rows(40, 540)]))
+    assert len(files) == opened_by_hdf5
 
 
 def test_frequencies_come_from_rows_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from tests.unit.data.shards_on_disk import (
 def test_nvidia_shards_are_valid(tmp_path: Path) -> None:
     path = write_nvidias(tmp_path / "training_0.hdf5", make_rows(300))
     assert equal(read_all(path), make_rows(300))
-    assert ShardFile(path).attributes is None
+    assert ShardFile(path).layout.attributes is None
 
 
 def soft_link(file: h5py.File) -> None:

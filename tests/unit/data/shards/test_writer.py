@@ -1,11 +1,15 @@
 """Shards are written reproducibly and read back."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
+from data.shards import writer
+from data.shards.deflate import deflate_chunks
 from data.shards.schema import DATASETS
 from data.shards.writer import _add_dataset, shard_bytes
 from tests.unit.data.shards_on_disk import equal, make_rows, read_all
@@ -38,6 +42,19 @@ def test_the_bytes_do_not_depend_on_when_objects_are_collected(monkeypatch: pyte
     monkeypatch.setattr(h5py.Group, "create_dataset", create_and_hold)
     assert shard_bytes(rows, {}) == expected
     assert len(held) == len(DATASETS)
+
+
+def test_a_shard_is_written_while_another_thread_writes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, others = shard_bytes(make_rows(9), {}), []
+
+    def write_another(*arguments: Any) -> Iterator[bytes]:
+        monkeypatch.undo()
+        others.append(shard_bytes(make_rows(9), {}))
+        return deflate_chunks(*arguments)
+
+    monkeypatch.setattr(writer, "deflate_chunks", write_another)
+    assert shard_bytes(make_rows(9), {}) == expected
+    assert others == [expected]
 
 
 @pytest.mark.parametrize("largest", [1, 200, 30_000, 100_000, 2**31 - 1, -5])

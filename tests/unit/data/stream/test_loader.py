@@ -2,8 +2,10 @@
 
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,16 @@ from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import PREFETCHED_STEPS, StepBatches, TrainingStream, evaluation_batches
 from data.stream.row_source import RowSource
-from tests.unit.data.shards_on_disk import MASK, SPECIAL_IDS, VOCAB_SIZE, make_rows, opened, write_nvidias, write_ours
+from tests.unit.data.shards_on_disk import (
+    MASK,
+    SPECIAL_IDS,
+    VOCAB_SIZE,
+    make_rows,
+    opened,
+    write_nvidias,
+    write_ours,
+    write_shard,
+)
 
 POLICY = MaskingPolicy(mask_id=MASK, special_ids=SPECIAL_IDS, vocab_size=VOCAB_SIZE, max_predictions_per_seq=4)
 
@@ -39,6 +50,16 @@ def rows_of(dataset: PretrainingDataset, steps: int, first: int = 0, **options: 
 def _folder(tmp_path: Path) -> Path:
     write_ours(tmp_path, [50, 7, 43])
     return tmp_path
+
+
+@pytest.mark.parametrize(("unit", "is_read"), [("token", False), ("word", True), (None, False)])
+def test_word_starts_are_read_only_for_masks_of_words(tmp_path: Path, unit: Any, is_read: bool) -> None:
+    word_starts = np.full((50, 3), 255, np.uint8)
+    write_shard(tmp_path / "training_0.hdf5", make_rows(50).replace(word_starts=word_starts), {})
+    source = RowSource(opened(tmp_path), 1, None if unit is None else replace(POLICY, unit=unit))
+    rows, _ = source.read(0, 10)
+    source.close()
+    assert (rows.word_starts is not None) == is_read
 
 
 def test_fields_types_and_shapes_of_a_batch(folder: Path) -> None:

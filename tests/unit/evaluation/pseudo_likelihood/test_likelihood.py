@@ -94,6 +94,9 @@ def test_an_export_is_read_from_its_folder_and_others_are_refused_with_the_reaso
     (folder / "config.json").write_text(config.replace('"bert"', '"electra"'))
     with pytest.raises(UserError, match="electra"):
         load_native(folder)
+    (folder / "model.safetensors").write_bytes(b"no header")
+    with pytest.raises(UserError, match=r"model.safetensors: cannot be read as safetensors .*Copy the folder again"):
+        load_native(folder)
 
 
 def test_equal_masked_copies_are_computed_once() -> None:

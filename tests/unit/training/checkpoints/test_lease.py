@@ -1,5 +1,6 @@
 """One run at a time uploads to a URL: a live one is not disturbed, a dead one is not waited for longer than needed."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -21,6 +22,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(lease, "BEAT_SECONDS", HOUR)
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(lease, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "RELEASE_SECONDS", HOUR)
     yield Store(f"memory://bucket/{uuid4().hex}/runs/job", "--upload_checkpoints")
     fsspec.filesystem("memory").store.clear()
 
@@ -61,6 +63,39 @@ def test_a_run_that_no_longer_changes_its_file_is_dead(
     first.release()
     second.check()
     assert b'"is_over": false' in store.read(FILE)
+
+
+def test_a_file_that_is_being_written_is_of_a_live_run(
+    store: Store, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder or a mounted disk shows it empty for a moment."""
+    monkeypatch.setattr(lease, "SILENT_SECONDS", HOUR)
+    first = Lease(store)
+    first.acquire(folders[0])
+    before = store.read(FILE)
+    contents = iter([before, b"", before.replace(b'"count": 0', b'"count": 1')])
+    monkeypatch.setattr(store, "read", lambda name: next(contents))
+    with pytest.raises(UserError, match="another run uploads there"):
+        Lease(store).acquire(folders[1])
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_store_that_hangs(
+    store: Store, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the launcher kills a run that was asked to stop, before it has closed its logs."""
+    monkeypatch.setattr(lease, "RELEASE_SECONDS", 0.0)
+    own = Lease(store)
+    own.acquire(folders[0])
+    answers, outcomes = threading.Event(), []
+
+    def hang(name: str) -> bytes:
+        outcomes.append(answers.wait(60))
+        raise UserError("too late")
+
+    monkeypatch.setattr(store, "read", hang)
+    own.release()
+    assert outcomes == []
+    answers.set()
 
 
 def test_the_last_process_of_the_same_folder_has_ended(

@@ -12,6 +12,7 @@ import pytest
 from common import stores
 from common.errors import UserError
 from common.stores import Store
+from training.checkpoints import lease
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.manifest import write_manifest
 from training.checkpoints.paths import MANIFEST, MODEL_FILE, STATE, tag_of_step
@@ -111,6 +112,29 @@ def test_an_upload_that_fails_leaves_no_manifest(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match="the store is full"):
         remote.upload(tmp_path / "again" / again)
     assert MANIFEST not in remote.store.list(tag)
+
+
+def test_a_run_that_loses_the_lease_during_an_upload_does_not_complete_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 60 * MINUTE)
+    monkeypatch.setattr(lease, "SILENT_SECONDS", 0.0)
+    first, second = RemoteCheckpoints(URL, "job"), RemoteCheckpoints(URL, "job")
+    (tmp_path / "second").mkdir()
+    tag = make(tmp_path, 1)
+    first.lease.acquire(tmp_path)
+    upload = Store.upload
+
+    def upload_later(self: Store, local: Path, name: str) -> None:
+        second.lease.acquire(tmp_path / "second")
+        upload(self, local, name)
+
+    monkeypatch.setattr(Store, "upload", upload_later)
+    with pytest.raises(UserError, match="another run uploads there"):
+        first.upload(tmp_path / tag)
+    assert MANIFEST not in first.store.list(tag)
+    for remote in (first, second):
+        remote.lease.release()
 
 
 def test_only_the_newest_and_the_best_wait_and_what_is_uploaded_is_not_removed(

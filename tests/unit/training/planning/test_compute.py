@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvidia.attention.grouped import WINDOW_QUERIES
+from nvidia.attention.backend import WINDOW_QUERIES
 from tests.support import run_command
 from tests.unit.training.planning.measuring import (
     LENGTHS,
