@@ -18,7 +18,7 @@ find_python() {
 
 install_requirements() {
     local requirements=$1 stamp=.venv/installed-$1 wanted
-    wanted=$(cat requirements*.txt | sha256sum)
+    wanted=$(cat requirements*.txt | cksum)  # sha256sum is missing on some systems
     if [ ! -x .venv/bin/python ]; then
         echo "creating .venv"
         local python

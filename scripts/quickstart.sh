@@ -30,7 +30,7 @@ python deepspeed_train.py --cf configs/quickstart.json --deepspeed_config config
     --max_seq_length 64 --max_predictions_per_seq 20 --dynamic_masking --masking_rate 0:0.30,3.7M:0.15 \
     --data_path_prefix data --use_nvidia_dataset --output_dir "$output" --job_name quickstart --lr_schedule wsd \
     --probe data/packages.csv --print_steps 50 --validate_every_steps 625 --save_every_steps 250 --keep_last 2 \
-    --export_dir "$output/huggingface" "${max_steps[@]}"
+    --export_dir "$output/huggingface" ${max_steps[@]+"${max_steps[@]}"}  # bash 3, on a Mac, takes an empty array for unset
 
 echo "== 4. What it has learned"
 python scripts/plot_run.py "$output/runs/quickstart" --output "$output/loss.png"
