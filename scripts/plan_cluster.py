@@ -1,5 +1,6 @@
-"""Plan a run on a cluster: memory per rank, time of a step, hours, cost and the settings to use. docs/planning.md has
-the formulas, and how far they are from what was published and measured.
+"""Plan a run on a cluster: memory per rank, time of a step, hours, cost and the settings to use.
+
+docs/planning.md has the formulas, and how far they are from what was published and measured.
 """
 
 import argparse
