@@ -10,7 +10,7 @@ from tests.faults.patching import Fault, before
 
 
 def _reader_dies(fault: Fault) -> None:
-    """A shard is closed while this rank reads it, after `reads` reads of it: HDF5 itself raises an error.
+    """A shard is closed while this rank reads it, after `reads` reads of it: the next read raises an error.
 
     Reads are counted from the first read of a `step` or of the `validation` (`since`) on, where that is given.
     """
@@ -23,7 +23,7 @@ def _reader_dies(fault: Fault) -> None:
     def lose(self: Any, *_: Any, **__: Any) -> None:
         files.append(self.path)
         if fault["name"] == self.path.name and files.count(self.path) > fault["reads"]:
-            self._file.close()
+            self.close()
 
     first_calls = {"step": (StepReader, "all_ranks_next"), "validation": (Validator, "all_ranks_measure")}
     begun: list[bool] = []
