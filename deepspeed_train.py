@@ -14,9 +14,10 @@ from functools import partial
 
 from common.console import console
 from common.errors import run_command
+from common.memory import keep_freed_memory
 from common.processes import STOPPED_EXIT_CODE
 from nvidia.cpu.amx import avoid_broken_amx
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from training.banner import show_banner
 from training.build import all_ranks_build_run
 from training.dry_run import all_ranks_dry_run

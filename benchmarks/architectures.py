@@ -21,7 +21,8 @@ import torch
 from benchmarks.learning import PROJECT, Data, Learner, ours, read_data
 from common.console import console
 from common.errors import run_command
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from common.memory import keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel

@@ -29,6 +29,7 @@ from torch.nn import functional
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import UserError, run_command
+from common.memory import keep_freed_memory
 from data.masking import MaskingPolicy, mask_rows
 from data.shards.cooccurrence import word_vectors
 from data.shards.dataset import open_dataset
@@ -42,7 +43,7 @@ from evaluation.pseudo_likelihood.likelihood import Scorer, StockScorer
 from evaluation.pseudo_likelihood.minimal_pairs import score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer
 from nvidia.config import BertConfig
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from training.export.hugging_face import write_model

@@ -21,9 +21,9 @@ from benchmarks.batches import make_batch
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
-from common.memory import peak_resident_mib
+from common.memory import keep_freed_memory, peak_resident_mib
 from nvidia.config import BertConfig
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)

@@ -27,10 +27,10 @@ from benchmarks.matmul_limit import seconds, step_products
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
-from common.memory import peak_resident_mib
+from common.memory import keep_freed_memory, peak_resident_mib
 from nvidia.config import BertConfig
 from nvidia.cpu.libraries import Libraries, use
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from nvidia.fastest import measure_libraries
 
 CONTENDERS = tuple(BUILDERS)

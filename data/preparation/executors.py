@@ -9,6 +9,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
 from common.errors import UserError
+from common.memory import keep_freed_memory
 from data.text.tables import optional_import
 
 EXECUTORS = ("processes", "dask")
@@ -22,6 +23,7 @@ def open_executor(kind: str, workers: int, scheduler: str | None) -> Iterator[tu
         with _dask(scheduler) as found:
             yield found
     elif workers <= 1:
+        keep_freed_memory()
         yield None, 1
     else:
         # Spawned, not forked: the threads of the tokenizers library do not survive a fork.
@@ -45,6 +47,7 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers that are started later
     # The workers share the cores already; the tokenizers library would use all of them in each.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    keep_freed_memory()
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.memory import keep_freed_memory
 from common.weights import read_folder_tensors
 from evaluation.pseudo_likelihood.likelihood import (
     Answers,
@@ -27,7 +28,7 @@ from evaluation.pseudo_likelihood.likelihood import (
 )
 from evaluation.pseudo_likelihood.team import ALONE, Team
 from nvidia.cpu.libraries import forced_libraries, use
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from nvidia.fastest import measure_libraries
 from nvidia.interop.hugging_face import from_hugging_face, is_pre_ln
 from nvidia.modeling import BertForPreTraining

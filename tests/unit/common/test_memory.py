@@ -1,12 +1,13 @@
-"""Memory that is still available: the strictest of the machine's and those of the control groups."""
+"""Memory of this process; memory that is still available: the strictest of the limits of machine and control groups."""
 
 import mmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from common.memory import available_bytes, resident_bytes
+from common.memory import available_bytes, keep_freed_memory, resident_bytes
 
 
 def write_group(folder: Path, limit: str, usage: int, cache: int, names: tuple[str, str, str]) -> None:
@@ -40,3 +41,16 @@ def test_resident_memory_grows_with_what_is_used() -> None:
         for _ in range(50):
             used.write(b"x" * 1_000_000)
         assert resident_bytes() - before > 0.8 * len(used)
+
+
+def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *pair: calls.append(pair) or 1)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    assert keep_freed_memory()
+    assert calls == [(-4, 0), (-1, 2**31 - 1)]
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert not keep_freed_memory()
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace())
+    assert not keep_freed_memory()

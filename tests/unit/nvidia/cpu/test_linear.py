@@ -6,7 +6,6 @@ import sys
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from nvidia.activations import activation
 from nvidia.cpu import linear as module
 from nvidia.cpu.libraries import Libraries, in_use, use
 from nvidia.cpu.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
-from nvidia.cpu.startup import configure_onednn, keep_freed_memory
+from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import PROJECT
 from tests.unit.nvidia.helpers import make_batch, tiny_config
@@ -222,16 +221,3 @@ def test_start_up_keeps_the_limits_that_the_user_has_set(monkeypatch: pytest.Mon
     monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
     configure_onednn()
     assert (os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], os.environ["LRU_CACHE_CAPACITY"]) == ("7", "64")
-
-
-def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, int]] = []
-    library = SimpleNamespace(mallopt=lambda *pair: calls.append(pair) or 1)
-    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
-    assert keep_freed_memory()
-    assert calls == [(-4, 0), (-1, 2**31 - 1)]
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert not keep_freed_memory()
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
-    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace())
-    assert not keep_freed_memory()
