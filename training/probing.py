@@ -227,6 +227,6 @@ class Prober:
         if share > MAX_SHARE_UNWARNED:
             self.has_warned = True
             console.warn(
-                f"--probe: probes take {share:.0%} of the time between them, expected about {MAX_SHARE:.0%}. "
-                f"Probe less often (--probe_every_steps), or fewer tasks"
+                f"--probe: probes take {share:.0%} of the time between them, expected about "
+                f"{MAX_SHARE / PROBES_PER_INTERVAL:.0%}. Probe less often (--probe_every_steps), or fewer tasks"
             )

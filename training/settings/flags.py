@@ -241,7 +241,7 @@ class ProbeFlags(FlagGroup):
         None, "steps between two probes (default: at each validation, and at the end)"
     )
     probe_seconds: Amount | None = flag(
-        None, "seconds that one probe of all tasks may take (default: about 2 percent of the time between two probes)"
+        None, "seconds that one probe of all tasks may take (default: about 1 percent of the time between two probes)"
     )
     stop_after_no_gain: Count | None = flag(
         None,
