@@ -9,6 +9,7 @@ from pathlib import Path
 KIB_PER_MIB = 1024
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
+MALLOC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 # Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _MAX_INT = 2**31 - 1
@@ -30,8 +31,7 @@ def keep_freed_memory() -> bool:
     By default it returns large blocks to the system and gets new ones for the next arrays, page by page and filled
     with zeros: a tenth of a training step, and a twentieth of a preparation.
     """
-    names = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-    if any(name in os.environ for name in names):
+    if any(name in os.environ for name in MALLOC_VARIABLES):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from common.memory import available_bytes, keep_freed_memory, resident_bytes
+from common.memory import MALLOC_VARIABLES, available_bytes, keep_freed_memory, resident_bytes
 
 
 def write_group(folder: Path, limit: str, usage: int, cache: int, names: tuple[str, str, str]) -> None:
@@ -47,6 +47,8 @@ def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.Monkey
     calls: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda *pair: calls.append(pair) or 1)
     monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    for name in MALLOC_VARIABLES:  # Dask sets one of them in the process that starts workers
+        monkeypatch.delenv(name, raising=False)
     assert keep_freed_memory()
     assert calls == [(-4, 0), (-1, 2**31 - 1)]
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
