@@ -10,8 +10,7 @@ import torch
 
 from common.console import console
 from data.randomness import seed_of
-from data.shards.cooccurrence import word_vectors
-from data.shards.frequencies import log_frequencies
+from data.shards.statistics import log_frequencies, word_vectors
 from data.tokenizer import BertTokenizer
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks

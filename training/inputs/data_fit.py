@@ -22,7 +22,7 @@ def _check_objective(data: PretrainingDataset, head: str, problems: Problems) ->
     """One message per folder. Shards of other tools do not record their objective."""
     reported = set()
     for shard in data.shards:
-        objective = (shard.attributes or {}).get("objective")
+        objective = (shard.layout.attributes or {}).get("objective")
         if head in PAIRS and objective in tuple(PAIRS) and objective != head and shard.folder not in reported:
             reported.add(shard.folder)
             problems.add(
@@ -38,7 +38,7 @@ def _check_segments(data: PretrainingDataset, problems: Problems) -> None:
     for index, shard in enumerate(data.shards):
         if shard.folder not in checked:
             checked.add(shard.folder)
-            if data.read(index, 0, min(SAMPLED_ROWS, shard.num_rows)).segment_ids.any():
+            if data.read(index, 0, min(SAMPLED_ROWS, shard.layout.num_rows)).segment_ids.any():
                 problems.add(
                     f"{shard.path}: has rows with two segments, but the model JSON's type_vocab_size is 1; set "
                     f"bert_model_config.type_vocab_size to 2, or prepare data with one segment (--objective mlm)"

@@ -10,11 +10,9 @@ from common.console import console
 from common.errors import Problems, UserError
 from common.words import counted
 from data.shards.cache import ShardCache
-from data.shards.compatibility import check_disjoint, check_masked, check_tokenizer
-from data.shards.dataset import PretrainingDataset, open_dataset
-from data.shards.folder import find_shards
+from data.shards.dataset import PretrainingDataset, check_disjoint, check_masked, check_tokenizer, open_dataset
+from data.shards.folder import find_shards, open_shard
 from data.shards.schema import Split
-from data.shards.shard_info import open_shard
 from training.inputs.data_fit import check_fit
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import DataRequest
@@ -51,7 +49,7 @@ def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
 
 def mean_tokens(data: PretrainingDataset) -> float:
     """Tokens per row without padding, estimated from the first rows."""
-    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].num_rows))
+    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].layout.num_rows))
     return float(rows.input_mask.sum()) / len(rows)
 
 
