@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.plan.recipe import effective_recipe
+from training.plan.learning_rate import effective_recipe
 from training.settings.resolve import Settings
 
 MODEL_KEYS = (
