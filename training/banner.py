@@ -15,7 +15,7 @@ from training.clock import Clock
 from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
 from training.notes import find_attention_notes, find_model_notes, find_notes, find_warnings
-from training.plan.outlook import Outlook, look_ahead
+from training.plan.horizon import Outlook, look_ahead
 from training.plan.step_plan import StepPlan
 from training.settings.flags import ProbeFlags
 

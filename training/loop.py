@@ -12,7 +12,7 @@ from training.build import Run
 from training.checkpoints.saving import Saver
 from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
-from training.engine.movement import MovementWatch, describe_unmoved
+from training.engine.movement import MovementWatch
 from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
@@ -183,8 +183,8 @@ class Loop:
         tally, num_skipped = Tally(), self.engine.skipped_steps
         all_ranks_take_step(self.engine, batches, tally, self.timer, self.progress.state.seed, self.device)
         is_applied = self.engine.skipped_steps == num_skipped
-        for group in self.movement.all_ranks_after_step(is_applied):
-            console.warn(describe_unmoved(group))
+        for warning in self.movement.all_ranks_after_step(is_applied):
+            console.warn(warning)
         if is_applied:
             self.bad_steps.note_good()
         elif not can_lower_loss_scale(self.engine):

@@ -17,7 +17,7 @@ from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
 from training.metrics.tally import Tally
 from training.metrics.window import MetricsWindow, Settled, StepLoss, WindowReport
-from training.plan.recipe import effective_recipe
+from training.plan.learning_rate import effective_recipe
 from training.settings.resolve import Settings
 
 WATCHED_STEPS = 2  # in which every parameter should get a gradient

@@ -226,8 +226,9 @@ def test_what_depends_on_a_wrongly_given_flag_is_not_checked(tmp_path: Path) -> 
     """Its default, rows of 512, would lead to three more problems."""
     words = write_project(tmp_path)
     assert refusal([*words, "--max_seq_length", "x"]).startswith("argument --max_seq_length: found 'x'")
-    misspelt = ["--max_seq_lenght" if word == "--max_seq_length" else word for word in words]
-    assert refusal(misspelt).startswith("unknown flag '--max_seq_lenght'; did you mean '--max_seq_length'?")
+    for flag, wrong in (("--max_seq_length", "--max_seq_lenght"), ("--output_dir", "--outputdir")):  # one is required
+        misspelt = [wrong if word == flag else word for word in words]
+        assert refusal(misspelt) == f"unknown flag {wrong!r}; did you mean {flag!r}?"
 
 
 def test_swapped_json_files_are_reported_in_one_line(tmp_path: Path) -> None:
