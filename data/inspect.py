@@ -10,7 +10,7 @@ from common.help import HelpFormatter, Parser
 from data.shards.dataset import open_dataset
 from data.shards.folder import list_shards, split_of
 from data.shards.reader import ShardFile
-from data.shards.report import Description, Preparation, SplitTotals, describe, render, report_files
+from data.shards.report import Description, Preparation, describe, render, report_files
 from data.shards.schema import SPLITS, Split
 from data.tokenizer import BertTokenizer, load_tokenizer
 
@@ -20,13 +20,9 @@ def inspect_folder(
     tokenizer: BertTokenizer | None,
     *,
     verify: bool = False,
-    totals: Mapping[Split, SplitTotals] | None = None,
-    preparation: Preparation | None = None,
+    preparation: Mapping[Split, Preparation] | None = None,
 ) -> list[Description]:
-    """Describe every split in the folder; `totals`: the sizes of the splits if the folder has only some shards.
-
-    `preparation`: if data.prepare has just made it, whether it trained the tokenizer.
-    """
+    """Describe every split in the folder; `preparation`: of each, if data.prepare has just made it."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder. Give one with .hdf5 shards.")
     files = list_shards(folder)
@@ -49,7 +45,7 @@ def inspect_folder(
             max_predictions_per_seq=max(first.layout.max_predictions_per_seq, 1),
             verify=verify,
         )
-        found.append(describe(dataset, split, tokenizer, None if totals is None else totals[split], preparation))
+        found.append(describe(dataset, split, tokenizer, None if preparation is None else preparation[split]))
         dataset.close()
     return found
 

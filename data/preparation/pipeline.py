@@ -199,7 +199,8 @@ class Pipeline:
         assert settings.vocab_size is not None
         sample = TextSample([self.folder.text_path(piece) for piece in pieces], settings.tokenizer_sample_mb * 2**20)
         kind = settings.tokenizer_type or DEFAULT_TYPE
-        found = f"{sample.size / 2**20:.1f} MB of text" + ", evenly spread" * sample.is_part
+        size = f"{sample.size / 2**20:.1f} MB" if sample.size >= 2**20 else f"{sample.size / 2**10:.0f} kB"
+        found = f"{size} of text" + ", evenly spread" * sample.is_part
         console.say(f"training a {kind} tokenizer of {settings.vocab_size:,} tokens on {found}")
         started = time.perf_counter()
         trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case, kind)
@@ -262,7 +263,7 @@ class Pipeline:
         for task in tasks:
             done = self.folder.result("writing", task.name)
             if done is not None and sizes[task.length].get(done["name"]) != done["bytes"]:
-                self.folder.forget("writing", task.name)
+                self.folder.result_path("writing", task.name).unlink(missing_ok=True)
 
 
 def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, arguments: tuple[Any, ...]) -> Any:
