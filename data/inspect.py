@@ -54,10 +54,8 @@ def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
     """The given tokenizer, or else the one next to the prepared shards, if there is one."""
     if given is not None:
         return load_tokenizer(given)
-    for candidate in (folder / "tokenizer", folder.parent / "tokenizer"):
-        if candidate.is_dir():
-            return load_tokenizer(candidate)
-    return None
+    beside = next((path for path in (folder / "tokenizer", folder.parent / "tokenizer") if path.is_dir()), None)
+    return None if beside is None else load_tokenizer(beside)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,14 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, sample rows, warnings.",
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with .hdf5 shards")
-    parser.add_argument(
-        "--vocab_file", type=Path, metavar="FILE", help="tokenizer (default: the one next to the shards)"
-    )
-    parser.add_argument("--verify_data", action="store_true", help="compare every file with its digest in the manifest")
-    parser.add_argument(
-        "--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.svg to"
-    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="folder with .hdf5 shards")
+    add("--vocab_file", type=Path, metavar="FILE", help="tokenizer (default: the one next to the shards)")
+    add("--verify_data", action="store_true", help="compare every file with its digest in the manifest")
+    add("--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.svg to")
     arguments = parser.parse_args(argv)
     if arguments.report_dir is not None:
         problems = Problems()
