@@ -13,7 +13,7 @@ from data.tokenizer import BertTokenizer
 from evaluation.pseudo_likelihood.team import Team
 from evaluation.tasks.task import Task, choose_tasks
 from evaluation.tasks.task_data import load_all
-from training.checkpoints.retention import Best
+from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import calling_parts_of
 from training.metrics.formatting import probe_line
