@@ -28,8 +28,7 @@ from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.stores import is_url
 from common.words import counted
 from scripts.doctor_hosts import MAX_SECONDS, all_ranks_check_machines, check_hosts, read_hosts
-from training.runtime.launchers import find_deepspeed
-from training.runtime.rank_variables import has_launcher
+from training.runtime.launchers import find_deepspeed, given_rank
 
 try:
     choose_accelerator()
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = [] if flags.data_path_prefix is None else ["--data_path_prefix", str(flags.data_path_prefix.absolute())]
         words = ["--output_dir", str(flags.output_dir.absolute()), "--timeout", str(flags.timeout), *data]
         return check_hosts(read_hosts(flags.hostfile), flags.master_port, words, flags.timeout)
-    if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
+    if torch is not None and given_rank() is not None and (rank_info := read_rank_info()).world_size > 1:
         return all_ranks_check_machines(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     if flags.accelerator:

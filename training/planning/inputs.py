@@ -123,7 +123,7 @@ def measure_lengths(prefix: Path, folders: Sequence[Path], width: int) -> DataIn
     masked = 0
     step = max(1, len(dataset.shards) // SAMPLED_SHARDS)
     for shard in range(0, len(dataset.shards), step):
-        rows = dataset.read(shard, 0, min(SAMPLED_ROWS, dataset.shards[shard].num_rows))
+        rows = dataset.read(shard, 0, min(SAMPLED_ROWS, dataset.shards[shard].layout.num_rows))
         lengths += [float(length) for length in rows.input_mask.sum(axis=1)]
         masked += int((rows.masked_lm_positions > 0).sum())
     dataset.close()
