@@ -175,8 +175,6 @@ def _metric(side: Side, task: Json, name: str) -> Any:
 
 def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tuple[list[Any], float]:
     """Per-row numbers of the metric for each seed, and its mean over these seeds."""
-    from evaluation.scoring.scores import parts_of
-
     own = next(item for item in side.report["tasks"] if item["name"] == task["name"])
     entry = find_result(own, side.model)
     assert entry is not None
@@ -191,7 +189,7 @@ def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tu
             raise UserError(
                 f"{path}: cannot be read ({error}). Run evaluation.run again; it redoes this cell."
             ) from None
-        parts.append(parts_of(metric, gold, predictions))
+        parts.append(metric.parts(gold, predictions))
     return parts, fmean(entry["values"][metric_name][place] for place in places)
 
 

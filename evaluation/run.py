@@ -168,7 +168,8 @@ def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command:
     from evaluation.cells import CellStore
     from evaluation.finetuning import ranks
     from evaluation.plots import write_plots
-    from evaluation.report import make_report, markdown, write_gold, write_reports
+    from evaluation.report import make_report, write_gold, write_reports
+    from evaluation.results import markdown
     from evaluation.runner import Runner
 
     if ranks.is_first():

@@ -3,16 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from common.console import console
 from data.randomness import seed_of
-from data.shards.cooccurrence import word_vectors
-from data.shards.frequencies import log_frequencies
-from data.tokenizer import BertTokenizer
+from data.shards.statistics import log_frequencies, word_vectors
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.config import BertConfig
@@ -111,7 +108,14 @@ def all_ranks_build_run(
         clock=clock,
         checkpoints=checkpoints,
         uploader=uploader,
-        sinks=build_sinks(settings, rank_info, progress, engine, is_writing),
+        sinks=Sinks(
+            settings.runs,
+            is_writing,
+            progress,
+            detach_monitor(engine),
+            num_ranks=rank_info.world_size,
+            with_details=settings.training_flags.log_details,
+        ),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
@@ -130,7 +134,10 @@ def all_ranks_prepare_model(
     note("preparing the model", 0)
     torch.manual_seed(settings.training_flags.seed)
     model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
-    load_first_weights(model, settings.first_weights, settings.tokenizer, point)
+    if point is not None and point.is_only_weights:  # --finetune
+        model.load_state_dict(read_weights(point.path))
+    elif point is None and settings.first_weights is not None:  # --use_pretrain
+        load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
     note("choosing the libraries of matrix products", 0)
     with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
         fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
@@ -139,12 +146,6 @@ def all_ranks_prepare_model(
         all_ranks_start_from_data(model, datasets)
     replace_blocks(model, settings, rank_info.rank)
     return model, fresh, libraries
-
-
-def build_sinks(settings: Settings, rank_info: RankInfo, progress: Progress, engine: Any, is_writing: bool) -> Sinks:
-    num_ranks, with_details = rank_info.world_size, settings.training_flags.log_details
-    monitor = detach_monitor(engine)
-    return Sinks(settings.runs, is_writing, progress, monitor, num_ranks=num_ranks, with_details=with_details)
 
 
 def retention_of(flags: CheckpointFlags) -> Retention:
@@ -173,8 +174,7 @@ def resume_request(settings: Settings, remote: RemoteCheckpoints | None) -> Resu
 
 def build_model(config: BertConfig, flags: ModelFlags, recomputed_layers: int | None) -> PreTrainingModel:
     """`recomputed_layers` are recomputed together: 0 for the default number, None for no gradient checkpointing."""
-    model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
-    model = model_class(config)
+    model = (BertForPreTrainingPreLN if flags.preln else BertForPreTraining)(config)
     layers = default_chunk(config.num_hidden_layers) if recomputed_layers == 0 else recomputed_layers or 0
     model.set_checkpointing(
         Checkpointing(
@@ -185,16 +185,6 @@ def build_model(config: BertConfig, flags: ModelFlags, recomputed_layers: int | 
         )
     )
     return model
-
-
-def load_first_weights(
-    model: PreTrainingModel, folder: Path | None, tokenizer: BertTokenizer | None, point: ResumePoint | None
-) -> None:
-    """Load the first weights: --use_pretrain from a Hugging Face folder, --finetune from another run."""
-    if point is None and folder is not None:
-        load_hugging_face_weights(model, folder, tokenizer)
-    if point is not None and point.is_only_weights:
-        model.load_state_dict(read_weights(point.path))
 
 
 def all_ranks_start_from_data(model: PreTrainingModel, datasets: Datasets) -> None:

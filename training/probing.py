@@ -19,7 +19,7 @@ from training.engine.build import calling_parts_of
 from training.metrics.formatting import probe_line
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
-from training.plan.outlook import look_ahead
+from training.plan.horizon import look_ahead
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests

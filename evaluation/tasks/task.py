@@ -14,6 +14,7 @@ Kind = Literal["classify", "pair", "regress", "tokens", "span", "minimal_pairs",
 Format = Literal["tsv", "csv", "jsonl", "conll", "squad", "folders", "dataset"]
 
 TASK_FOLDER = Path(__file__).parent
+TABLES = (".csv", ".tsv", ".jsonl")
 HELD_OUT = "<held out of train>"  # as a file name: the split is cut from the training file
 GROUPS = {
     "glue": ("cola", "sst2", "mrpc", "stsb", "rte", "wnli", "qnli", "qqp", "mnli"),
@@ -158,15 +159,15 @@ def _tasks_of(word: str, columns: Mapping[str, str | None]) -> list[Task]:
     if word in shipped_tasks():
         return [load_task(TASK_FOLDER / f"{word}.json")]
     path = Path(word)
-    if path.suffix == ".json" and path.is_file():
-        return [load_task(path)]
-    if path.suffix.lower() in (".csv", ".tsv", ".jsonl") and path.is_file():
-        return [task_of_table(path, columns)]
+    if (suffix := path.suffix.lower()) in (".json", *TABLES):
+        if not path.is_file():
+            raise UserError(f"--tasks {word}: no such file; expected an existing one. Correct the path.")
+        return [load_task(path) if suffix == ".json" else task_of_table(path, columns)]
     known = [*GROUPS, *shipped_tasks()]
-    if path.suffix:
+    if suffix:
         raise UserError(
-            f"--tasks {word}: no such file, or not a kind of file that is read here. Expected a task file (.json), a "
-            f"labelled table (.csv, .tsv, .jsonl), or one of {', '.join(known)}."
+            f"--tasks {word}: not a kind of file that is read here. Expected a task file (.json), a labelled table "
+            f"({', '.join(TABLES)}), or the name of a task that --help lists."
         )
     raise UserError(f"--tasks {word}: unknown task{nearest(word, known)} Known: {', '.join(known)}.")
 
