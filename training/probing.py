@@ -13,13 +13,13 @@ from data.tokenizer import BertTokenizer
 from evaluation.pseudo_likelihood.likelihood import Team
 from evaluation.tasks.task import Task, choose_tasks
 from evaluation.tasks.task_data import load_all
-from training.checkpoints.retention import Best
+from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import calling_parts_of
 from training.metrics.formatting import probe_line
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
-from training.plan.outlook import look_ahead
+from training.plan.horizon import look_ahead
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests

@@ -10,16 +10,17 @@ from common.console import console
 from common.errors import Problems, UserError
 from common.words import counted
 from data.shards.cache import ShardCache
-from data.shards.compatibility import check_disjoint, check_masked, check_tokenizer
-from data.shards.dataset import PretrainingDataset, open_dataset
-from data.shards.folder import find_shards
+from data.shards.dataset import PretrainingDataset, check_disjoint, check_masked, check_tokenizer, open_dataset
+from data.shards.folder import find_shards, open_shard
 from data.shards.schema import Split
-from data.shards.shard_info import open_shard
-from training.inputs.data_fit import check_fit
+from nvidia.config import BertConfig
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import DataRequest
 
-SAMPLED_ROWS = 256
+SAMPLED_ROWS = 256  # for the mean length
+CHECKED_ROWS = 64  # for segments
+# What label 1 means, by the objective of the data and by the model's sentence head.
+PAIRS = {"nsp": "B is random", "sop": "A and B are swapped"}
 
 
 class Datasets(NamedTuple):
@@ -51,7 +52,7 @@ def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
 
 def mean_tokens(data: PretrainingDataset) -> float:
     """Tokens per row without padding, estimated from the first rows."""
-    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].num_rows))
+    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].layout.num_rows))
     return float(rows.input_mask.sum()) / len(rows)
 
 
@@ -123,3 +124,39 @@ def find_validation_shape(request: DataRequest, cache: ShardCache | None = None)
             f"{max_length}; raise it, or set validation.path to a folder with shorter rows"
         )
     return length, max(predictions, 1)
+
+
+def check_fit(data: PretrainingDataset, config: BertConfig) -> None:
+    """Refuse labels that mean something else to the sentence head, and segments without an embedding."""
+    problems = Problems()
+    _check_objective(data, config.sentence_head, problems)
+    if config.type_vocab_size == 1:
+        _check_segments(data, problems)
+    problems.raise_if_any()
+
+
+def _check_objective(data: PretrainingDataset, head: str, problems: Problems) -> None:
+    """One message per folder. Shards of other tools do not record their objective."""
+    reported = set()
+    for shard in data.shards:
+        objective = (shard.layout.attributes or {}).get("objective")
+        if head in PAIRS and objective in tuple(PAIRS) and objective != head and shard.folder not in reported:
+            reported.add(shard.folder)
+            problems.add(
+                f"{shard.path}: was prepared with --objective {objective}, where label 1 means {PAIRS[objective]!r}, "
+                f"but the model JSON's sentence_head is {head!r}, which would learn it as {PAIRS[head]!r}; set "
+                f"bert_model_config.sentence_head to {objective!r}, or prepare the data with --objective {head}"
+            )
+
+
+def _check_segments(data: PretrainingDataset, problems: Problems) -> None:
+    """Checks the first rows of each folder: either all rows are pairs or none is."""
+    checked = set()
+    for index, shard in enumerate(data.shards):
+        if shard.folder not in checked:
+            checked.add(shard.folder)
+            if data.read(index, 0, min(CHECKED_ROWS, shard.layout.num_rows)).segment_ids.any():
+                problems.add(
+                    f"{shard.path}: has rows with two segments, but the model JSON's type_vocab_size is 1; set "
+                    f"bert_model_config.type_vocab_size to 2, or prepare data with one segment (--objective mlm)"
+                )

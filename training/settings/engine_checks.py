@@ -8,8 +8,7 @@ import torch
 from common.console import console
 from common.errors import Problems, shortened
 from nvidia.compiling import find_compiler_problem
-from training.engine.block_states import checkpoint_layers, find_ignored
-from training.engine.json_blocks import ActivationBlock
+from training.engine.json_blocks import ActivationBlock, checkpoint_layers, find_ignored
 from training.engine.kernel import FLAG as KERNEL
 from training.runtime.precision import SPELLINGS, choose_precision, find_abilities
 from training.settings.deepspeed_file import DeepSpeedFile

@@ -12,7 +12,7 @@ from data.shards.cache import ShardCache
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
-from training.engine.block_states import checkpoint_layers
+from training.engine.json_blocks import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
 from training.plan.token_schedule import TokenSchedule
