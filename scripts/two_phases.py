@@ -24,8 +24,9 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
+from training.build import first_state
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.match import EngineKind, find_mismatches
+from training.checkpoints.resume import find_mismatches
 from training.checkpoints.state import read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets
@@ -134,29 +135,22 @@ def rank_info_of(phase: Phase) -> RankInfo:
 
 def check_phases(phases: Sequence[Phase]) -> list[tuple[Settings, Datasets]]:
     """Raise the mistakes of all phases at once, not those of the second after the first has been trained."""
-    checked, problems = [], Problems()
+    checked, states, problems = [], [], Problems()
     for phase in phases:
         try:
             words, wrong = read_arguments(phase.words)
-            checked.append(prepare_run(words, rank_info_of(phase), wrong))
+            settings, datasets = prepare_run(words, rank_info_of(phase), wrong)
+            checked.append((settings, datasets))
+            states.append(first_state(settings, rank_info_of(phase), datasets))
         except UserError as error:
             for part in error.parts:
                 if not part.startswith(f"{phase.start}: no such folder"):  # phase 1 will write it
                     problems.add(f"phase {phase.number}: {part}")
-    if len(checked) == 2:
-        for mismatch in find_mismatches(*(engine_kind(settings) for settings, _ in checked)):
+    if len(states) == 2:
+        for mismatch in find_mismatches(*states):
             problems.add(f"phase 2 cannot start from phase 1's checkpoint, which {mismatch}")
     problems.raise_if_any()
     return checked
-
-
-def engine_kind(settings: Settings) -> EngineKind:
-    return EngineKind.of(
-        settings.deepspeed.zero_stage,
-        settings.precision,
-        settings.model_flags.deepspeed_transformer_kernel,
-        settings.deepspeed.content.get("optimizer"),
-    )
 
 
 def is_finished(phase: Phase, settings: Settings, datasets: Datasets) -> bool:

@@ -10,7 +10,7 @@ from nvidia.attention.registry import cuda_capability
 from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
 from training.build import Run
-from training.checkpoints.match import ResumePoint
+from training.checkpoints.resume import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
