@@ -8,11 +8,11 @@ from common.console import console
 from evaluation.cells import Cell, CellStore, Result
 from evaluation.finetuning import ranks
 from evaluation.finetuning.finetune import Machine, Outcome, Setting, all_ranks_fine_tune
-from evaluation.finetuning.models import ModelFolder
+from evaluation.finetuning.models import ModelFolder, Unavailable
 from evaluation.pseudo_likelihood.likelihood import Masking
 from evaluation.scoring.scores import collapse_reason, score
 from evaluation.tasks.task_data import TaskData, selection_split
-from evaluation.zero_shot import Unavailable, all_ranks_score_zero_shot
+from evaluation.zero_shot import all_ranks_score_zero_shot
 
 Protocol = Literal["fixed", "sweep", "transfer"]
 PROTOCOLS: dict[Protocol, str] = {

@@ -82,23 +82,16 @@ class Outcome:
 
 
 class _Watcher(TrainerCallback):
-    """Reports progress, keeps losses, and stops a run whose loss is not finite."""
+    """Reports progress, and stops a run whose loss is not finite."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.losses: list[tuple[int, float]] = []
-        self.failure: str | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress(TRAINING_SHARE * state.global_step / max(1, state.max_steps))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        loss = (logs or {}).get("loss")
-        if loss is None:
-            return
-        self.losses.append((state.global_step, float(loss)))
-        if not math.isfinite(float(loss)):
-            self.failure = f"the loss was not finite at step {state.global_step}"
+        if not math.isfinite((logs or {}).get("loss", 0.0)):
             control.should_training_stop = True
 
 
@@ -138,21 +131,21 @@ def all_ranks_fine_tune(
         )
         _name_classes(network.config, data)
         train = make_features(task, model, data.train, data.labels, with_labels=True)
-        watcher = _Watcher(progress)
         trainer = Trainer(
             model=network,
             args=arguments,
             train_dataset=train.inputs,
             data_collator=Collator(model.tokenizer.pad_token_id),
             compute_loss_func=mean_loss,
-            callbacks=[watcher],
+            callbacks=[_Watcher(progress)],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         result = trainer.train()
-        outcome = Outcome({}, watcher.losses, int(result.global_step), 0.0, failure=watcher.failure)
-        outcome.num_shortened["train"] = train.num_shortened
-        if outcome.failure is None and not math.isfinite(result.training_loss):
-            outcome.failure = "the loss was not finite"
+        losses = [(int(entry["step"]), float(entry["loss"])) for entry in trainer.state.log_history if "loss" in entry]
+        outcome = Outcome({}, losses, int(result.global_step), 0.0, num_shortened={"train": train.num_shortened})
+        wrong = next((f" at step {step}" for step, loss in losses if not math.isfinite(loss)), "")
+        if wrong or not math.isfinite(result.training_loss):
+            outcome.failure = f"the loss was not finite{wrong}"
         _predict_splits(trainer, model, data, outcome, progress)
         if keep is not None:
             trainer.save_model(str(keep))

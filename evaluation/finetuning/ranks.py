@@ -24,11 +24,7 @@ def is_first() -> bool:
 
 
 def device() -> torch.device:
-    return (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
 
 
 def all_ranks_take_from_first(make: Callable[[], T]) -> T:

@@ -60,14 +60,12 @@ def _positions(answers: Sequence[tuple[str, int]], offsets: Sequence[tuple[int, 
         return 0, 0
     text, first = answers[0]
     last = first + len(text)
-    covered = [place for place, span in enumerate(offsets) if span is not None and span[0] < last and span[1] > first]
-    if not covered:
+    covered = [
+        (place, span) for place, span in enumerate(offsets) if span is not None and span[0] < last and span[1] > first
+    ]
+    if not covered or covered[0][1][0] > first or covered[-1][1][1] < last:
         return 0, 0
-    start, end = offsets[covered[0]], offsets[covered[-1]]
-    assert start is not None
-    assert end is not None
-    is_whole = start[0] <= first and end[1] >= last
-    return (covered[0], covered[-1]) if is_whole else (0, 0)
+    return covered[0][0], covered[-1][0]
 
 
 def best_texts(
@@ -99,8 +97,7 @@ def _best_span(
     scores = start[firsts][:, None] + end[lasts][None, :]
     length = lasts[None, :] - firsts[:, None]
     scores = np.where((length >= 0) & (length < MAX_ANSWER_TOKENS), scores, -np.inf)
-    place = int(scores.argmax())
-    row, column = divmod(place, scores.shape[1])
+    row, column = divmod(int(scores.argmax()), scores.shape[1])
     first, last = offsets[int(firsts[row])], offsets[int(lasts[column])]
     if not np.isfinite(scores[row, column]) or first is None or last is None:
         return None
