@@ -1,13 +1,12 @@
 """Zero-shot tasks of a run: our own model if it can load the weights, else stock transformers."""
 
-import time
 from typing import Any
 
 import transformers
 
 from common.errors import UserError
 from evaluation.finetuning import ranks
-from evaluation.finetuning.finetune import Outcome, Progress
+from evaluation.finetuning.finetune import Progress
 from evaluation.finetuning.models import ModelFolder, Unavailable, load_model
 from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, StockScorer
 from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, score_cloze, score_pairs
@@ -59,11 +58,10 @@ def all_ranks_score_zero_shot(
     progress: Progress,
     *,
     untrained: bool = False,
-) -> tuple[Outcome, str]:
+) -> dict[str, Any]:
     """Values per row for each metric, and which scorer gave them. Each rank takes a run of the rows."""
-    began, cpu_began = time.perf_counter(), time.process_time()
     scorer, name = make_scorer(model, data.task, which, untrained, seed)
-    outcome = Outcome({}, [], 0, 0.0)
+    predictions, num_shortened = {}, {}
     total, done = sum(len(rows) for rows in data.dev.values()), 0
 
     def report(count: int) -> None:
@@ -76,10 +74,9 @@ def all_ranks_score_zero_shot(
         values, shortened = _score_rows(scorer, model, data.task, rows[first:last], masking, report)
         values = [ranks.all_ranks_gather(part) for part in values]
         metrics = ("accuracy", "accuracy_of_mean" if data.task.kind == "minimal_pairs" else "reciprocal_rank")
-        outcome.predictions[split] = dict(zip(metrics, values, strict=True))  # type: ignore[assignment]
-        outcome.num_shortened[split] = sum(ranks.all_ranks_gather([shortened]))
-    outcome.seconds, outcome.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return outcome, name
+        predictions[split] = dict(zip(metrics, values, strict=True))
+        num_shortened[split] = sum(ranks.all_ranks_gather([shortened]))
+    return {"predictions": predictions, "losses": [], "steps": 0, "num_shortened": num_shortened, "scorer": name}
 
 
 def _score_rows(
