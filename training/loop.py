@@ -16,7 +16,7 @@ from training.engine.movement import MovementWatch
 from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
-from training.faults.rollback import SpikeResponse
+from training.faults.spikes import SpikeResponse
 from training.faults.step_reader import StepReader
 from training.guesses import ModelPreview
 from training.inputs.streams import build_stream
