@@ -35,16 +35,9 @@ try:
     import torch
 
     from nvidia.config import BertConfig
-    from nvidia.cpu.amx import (
-        HALF_MATMUL,
-        ISA_LIMIT,
-        ISA_WITHOUT_AMX,
-        avoid_broken_amx,
-        dies_of_illegal_instruction,
-        read_cpu_flags,
-    )
-    from training.metrics.flops import MatmulProbe
-    from training.runtime.precision import DTYPES, find_abilities
+    from nvidia.cpu.amx import HALF_MATMUL, ISA_LIMIT, ISA_WITHOUT_AMX, dies_of_illegal_instruction, read_cpu_flags
+    from training.metrics.flops import measure_speeds
+    from training.runtime.precision import find_abilities
     from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
     torch = None  # type: ignore[assignment]
@@ -170,19 +163,8 @@ def check_versions(requirements: str) -> list[Finding]:
 
 
 def check_computing() -> list[Finding]:
-    return [check_accelerator(), check_instructions(read_cpu_flags()), check_speed(measure_speeds())]
-
-
-def measure_speeds() -> dict[str, float]:
-    """FLOP/s of the matrix products of BERT-base in each precision this machine supports. Takes about a second."""
-    avoid_broken_amx()
-    abilities, base = find_abilities(), BertConfig(vocab_size=30528)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {
-        name: MatmulProbe(base, 2048, kind, device).measure_speed()
-        for name, kind in DTYPES.items()
-        if abilities.can(name)
-    }
+    speeds = measure_speeds(BertConfig(vocab_size=30528))
+    return [check_accelerator(), check_instructions(read_cpu_flags()), check_speed(speeds)]
 
 
 def check_speed(speeds: dict[str, float]) -> Finding:

@@ -12,7 +12,7 @@ from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
 from nvidia.self_attention import training_context
 from training.build import Run
-from training.checkpoints.match import ResumePoint
+from training.checkpoints.resume import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows

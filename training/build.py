@@ -9,23 +9,19 @@ import torch
 
 from common.console import console
 from data.randomness import seed_of
-from data.shards.cooccurrence import word_vectors
-from data.shards.frequencies import log_frequencies
+from data.shards.statistics import log_frequencies, word_vectors
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
+from training.checkpoints.folder import Best, Retention
 from training.checkpoints.loading import all_ranks_load_engine
-from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
-from training.checkpoints.remote import RemoteCheckpoints
-from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
-from training.checkpoints.retention import Best, Retention
-from training.checkpoints.skips import Skips, read_skips
-from training.checkpoints.state import TrainingState, read_state
-from training.checkpoints.upload import Uploader
+from training.checkpoints.remote import RemoteCheckpoints, Uploader
+from training.checkpoints.resume import ResumePoint, ResumeRequest, all_ranks_lock_resume_point
+from training.checkpoints.state import Skips, TrainingState, read_skips, read_state
 from training.checkpoints.writer import CheckpointWriter
 from training.clock import Clock, all_ranks_count_lost_time, build_clock
 from training.engine.build import build_engine, detach_monitor
@@ -268,11 +264,13 @@ def all_ranks_resume(
     if point is None or point.is_only_weights:
         return fresh
     saved = read_state(point.path)
-    all_ranks_load_engine(engine, point, saved, rank_info.world_size)
+    all_ranks_load_engine(engine, point.path, saved, rank_info.world_size)
     if not point.is_own:
         return replace(fresh, step=saved.step, start_step=saved.step)
-    for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
-        console.say(f"changed since {point.tag}: {change}")
+    before, now = saved.recipe or {}, fresh.recipe or {}
+    for key in before:
+        if key in now and before[key] != now[key]:
+            console.say(f"changed since {point.tag}: {key} was {before[key]!r}, is {now[key]!r}")
     # Either may lack a range: skips.json cannot be written on a full disk, and the checkpoint may be from before it.
     skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.folder))
     best = point.best or Best(point.tag)
