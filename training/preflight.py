@@ -1,11 +1,9 @@
 """What a run needs before anything is built: checked settings and opened data. All problems are reported at once."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from common.errors import Problems
 from common.stores import Store
-from data.shards.cache import ShardCache
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.remote import FLAG as UPLOAD_FLAG
 from training.export.folder import check_export_folder
@@ -13,8 +11,8 @@ from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
 from training.probing import check_probes
 from training.runtime.ranks import RankInfo
+from training.settings.data_folders import open_cache
 from training.settings.flags import CommandLine
-from training.settings.mirrors import open_cache
 from training.settings.resolve import DataRequest, Settings, resolve_settings
 
 
@@ -26,7 +24,8 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
 
     def check_inputs(request: DataRequest | None) -> None:
         problems.attempt(lambda: _check_other_run(flags.checkpoints.load_training_checkpoint))
-        _check_data(request, rank_info, cache)
+        if request is not None:
+            open_data(request, rank_info, cache, is_trial=True)
 
     cache = problems.attempt(lambda: open_cache(flags.data, rank_info.local_size, problems))
     problems.attempt(lambda: _check_export(flags.checkpoints.export_dir, problems))
@@ -56,11 +55,3 @@ def _check_other_run(folder: Path | None) -> None:
     """A run with checkpoints of its own does not need that folder, so its absence alone is not an error."""
     if folder is not None:
         CheckpointFolder(folder).check_exists()
-
-
-def _check_data(request: DataRequest | None, rank_info: RankInfo, cache: ShardCache | None) -> None:
-    """Find the problems of the data, if the settings have problems already."""
-    if request is not None:
-        # Without a tokenizer the vocabulary size is the JSON's, which may be what is wrong.
-        vocab_size = None if request.tokenizer_digest is None else request.vocab_size
-        open_data(replace(request, vocab_size=vocab_size, verify=False), rank_info, cache)
