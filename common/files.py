@@ -72,13 +72,7 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
             f"{flag} {folder}: the current folder no longer exists; expected one that exists. Change to another (cd)"
         )
         return
-    for there in (place, *place.parents):
-        try:
-            is_there = os.path.lexists(there)
-        except OSError:
-            is_there = False
-        if is_there:
-            break
+    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
     if not there.is_dir():
         kind = "a broken link" if there.is_symlink() else "a file"
         problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder. Remove it, or pass another {flag}")

@@ -25,9 +25,10 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
+from training.build import first_state
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.match import EngineKind, find_mismatches
-from training.checkpoints.state import read_state
+from training.checkpoints.resume import find_mismatches
+from training.checkpoints.state import TrainingState, read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets
 from training.preflight import prepare_run
@@ -142,32 +143,23 @@ def check_phases(request: Request, phases: Sequence[int]) -> dict[int, CheckedPh
     ranks = request.ranks or max(1, torch.cuda.device_count())
     rank_info = RankInfo(0, 0, ranks, ranks)
     first_run = checkpoints_of(request, 0).folder
-    settings: dict[int, Settings] = {}
+    states: dict[int, TrainingState] = {}
     checked, problems = {}, Problems()
     for phase in phases:
         try:
             words, wrong = read_arguments(phase_words(request, phase))
-            settings[phase], datasets = prepare_run(words, rank_info, wrong)
-            checked[phase] = CheckedPhase(settings[phase], datasets, rank_info)
+            settings, datasets = prepare_run(words, rank_info, wrong)
+            checked[phase] = CheckedPhase(settings, datasets, rank_info)
+            states[phase] = first_state(settings, rank_info, datasets)
         except UserError as error:
             for part in error.parts:
                 if not part.startswith(f"{first_run}: no such folder"):  # phase 1 will write it
                     problems.add(f"phase {phase + 1}: {part}")
-    if {0, 1} <= settings.keys():
-        before, now = (engine_kind(settings[phase]) for phase in (0, 1))
-        for mismatch in find_mismatches(before, now):
+    if {0, 1} <= states.keys():
+        for mismatch in find_mismatches(states[0], states[1]):
             problems.add(f"phase 2 cannot start from phase 1's checkpoint, which {mismatch}")
     problems.raise_if_any()
     return checked
-
-
-def engine_kind(settings: Settings) -> EngineKind:
-    return EngineKind.of(
-        settings.deepspeed.zero_stage,
-        settings.precision,
-        settings.model_flags.deepspeed_transformer_kernel,
-        settings.deepspeed.content.get("optimizer"),
-    )
 
 
 def is_finished(request: Request, phase: int, checked: CheckedPhase) -> bool:

@@ -10,7 +10,7 @@ from nvidia.attention.registry import cuda_capability
 from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
 from training.build import Run
-from training.checkpoints.match import ResumePoint
+from training.checkpoints.resume import ResumePoint
 from training.clock import Clock
 from training.engine.movement import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
@@ -40,7 +40,7 @@ def show_banner(run: Run) -> None:
 
 def _find_facts(run: Run, num_parameters: int) -> dict[str, str]:
     """The rows of the table."""
-    settings, batch, clock = run.settings, run.settings.deepspeed.batch, run.clock
+    settings, batch, clock, data = run.settings, run.settings.deepspeed.batch, run.clock, run.datasets
     config, flags, probes = settings.model_config, settings.training_flags, settings.probe_flags
     muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
@@ -51,9 +51,8 @@ def _find_facts(run: Run, num_parameters: int) -> dict[str, str]:
         "batch": f"{counted(batch.total, 'row')} of {settings.data_flags.max_seq_length}: {batch.micro} × "
         f"{counted(batch.accumulation, 'micro-step')} × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
-        "data": describe_phases(run.datasets, clock.horizon.plan)
-        + f", about {format_count(outlook.data_tokens)} tokens",
-        "validation": describe_validation(run.datasets),
+        "data": f"{describe_phases(data, clock.horizon.plan)}, about {format_count(outlook.data_tokens)} tokens",
+        "validation": "none" if data.validation is None else describe_rows(data.validation, data.validation_length),
         **({} if probes.probe is None else {"probes": describe_probes(probes, flags.validate_every_steps)}),
         "length": describe_length(clock, outlook),
         "engine": f"{settings.deepspeed.describe_precision(settings.precision)}, ZeRO stage "
@@ -134,7 +133,3 @@ def describe_phases(datasets: Datasets, plan: StepPlan) -> str:
         + describe_rows(datasets.training[phase.index], phase.length)
         for phase in plan.phases
     )
-
-
-def describe_validation(datasets: Datasets) -> str:
-    return "none" if datasets.validation is None else describe_rows(datasets.validation, datasets.validation_length)

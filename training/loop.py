@@ -5,7 +5,6 @@ from functools import partial
 from typing import NamedTuple
 
 from common.console import console
-from common.hardware import describe_hardware
 from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
@@ -20,7 +19,6 @@ from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.rollback import SpikeResponse
 from training.faults.step_reader import StepReader
 from training.guesses import ModelPreview
-from training.hyperparameters import hyperparameters
 from training.inputs.streams import build_stream
 from training.loop_parts import (
     all_ranks_build_preview,
@@ -34,7 +32,7 @@ from training.metrics.tally import Tally
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import set_learning_rate
 from training.probing import Prober
-from training.report import Reporter
+from training.report import Reporter, finish_sinks
 from training.runtime import collectives
 from training.runtime.collectives import Unreadable
 from training.validation import Validator
@@ -42,12 +40,8 @@ from training.validation import Validator
 
 def all_ranks_train(run: Run) -> bool:
     """Train to the end; report, validate and save on the way. False: stopped on request, with everything saved."""
-    saver, validator, prober, preview = (
-        build_saver(run),
-        build_validator(run),
-        build_prober(run),
-        all_ranks_build_preview(run),
-    )
+    saver, validator = build_saver(run), build_validator(run)
+    prober, preview = build_prober(run), all_ranks_build_preview(run)
     if run.clock.is_finished():
         console.say(f"finished already, at step {run.progress.step}: nothing to do")
         if not all_ranks_complete_end(run, saver, validator, prober, preview):
@@ -62,15 +56,11 @@ def all_ranks_train(run: Run) -> bool:
     if flags.export_dir is not None:
         run.timer.begin("export")
         which = flags.export or (None if flags.keeps_best else "last")
-        metrics = run.settings.runs / "metrics.jsonl"
         request = CardRequest(flags.export_license, flags.export_language)
-        all_ranks_export(run.checkpoints.folder, which, flags.export_dir, run.settings.tokenizer, metrics, request)
+        all_ranks_export(
+            run.checkpoints.folder, which, flags.export_dir, run.settings.tokenizer, run.sinks.lines, request
+        )
     return True
-
-
-def finish_sinks(run: Run) -> None:
-    hardware = describe_hardware(run.device, run.rank_info.world_size)
-    run.sinks.finish(hyperparameters(run.settings), run.progress, hardware)
 
 
 def all_ranks_complete_end(
@@ -241,10 +231,10 @@ class Loop:
 
     def all_ranks_report(self, due: Due) -> bool:
         """Report, or settle the steps before a validation or a save. True: a spike among them caused a rollback."""
-        if due.report and self.reporter.has_steps:
+        if due.report and self.window.num_steps:
             losses = self.reporter.all_ranks_close()
             self.reporter.write()
-        elif (due.validation or due.probe or due.save) and self.reporter.has_unsettled_steps:
+        elif (due.validation or due.probe or due.save) and self.window.num_unsettled:
             losses = self.reporter.all_ranks_settle()
         else:
             return False
@@ -284,13 +274,13 @@ class Loop:
             f"{counted(state.checks_without_gain, 'measurement')}; "
             + ("none was finite" if best is None else f"the best was {best:.4f}")
         )
-        if self.reporter.has_steps:
+        if self.window.num_steps:
             self.reporter.all_ranks_close()
             self.reporter.write()
 
     def all_ranks_save_unsaved(self) -> None:
         """Save the steps since the last checkpoint, before the run ends with an error."""
-        if self.saver.has_unsaved_steps and self.reporter.has_unsettled_steps:
+        if self.saver.has_unsaved_steps and self.window.num_unsettled:
             self.reporter.all_ranks_settle()
         self.saver.all_ranks_save_unsaved()
 
@@ -301,7 +291,7 @@ class Loop:
         """
         reason = self.stop.reason or "another rank was asked to stop"
         is_reported = False
-        if self.reporter.has_steps:
+        if self.window.num_steps:
             is_reported = not self.spikes.all_ranks_respond(self.reporter.all_ranks_close())
             if not is_reported:
                 self.saver.note_rollback()

@@ -4,7 +4,7 @@ from functools import partial
 
 from training.build import Run, retention_of
 from training.checkpoints.saving import SavePolicy, Saver
-from training.guesses import ModelPreview, build_guesses
+from training.guesses import ModelPreview, choose_sentences
 from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
 from training.metrics.window import MetricsWindow
 from training.probing import PREFIX, Prober, choose_probe_tasks, load_probes
@@ -67,9 +67,10 @@ def build_prober(run: Run) -> Prober | None:
 def all_ranks_build_preview(run: Run) -> ModelPreview:
     settings = run.settings
     dataset, path = run.datasets.validation or run.datasets.training[-1], settings.training_flags.sample_sentences
-    read = partial(build_guesses, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
+    choose = partial(choose_sentences, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
     return ModelPreview(
-        collectives.all_ranks_read(read),
+        settings.tokenizer,
+        collectives.all_ranks_read(choose),
         run.engine,
         run.sinks,
         run.device,

@@ -78,7 +78,8 @@ def find_notes(
     if not has_validation:
         notes.append(
             "there is no validation data, so the loss on unseen text is not measured and there is no best checkpoint; "
-            "prepare some (data.prepare --validation_share) and set the model JSON's validation.path to its folder"
+            "prepare the data again with a validation share (data.prepare --validation_share 0.05), in the folder that "
+            "the model JSON's validation.path names"
         )
     folder = next(parent for parent in (output_dir, *output_dir.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, num_parameters * CHECKPOINT_BYTES

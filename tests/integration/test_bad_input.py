@@ -289,6 +289,13 @@ def test_a_wrong_prefix_is_one_problem(tmp_path: Path) -> None:
         assert message.startswith(f"--data_path_prefix {wrong}: contains none of the model JSON's paths (data")
         assert message.endswith(f"pass --data_path_prefix {project}")
         assert "problems were found" not in message
+    for name in ("mine", "yours"):
+        shutil.copytree(project / "data", project / "prepared" / name / "data")
+    for wrong in ("prepared/mien", "lost"):
+        message = refusal([*words, "--data_path_prefix", str(project / wrong)])
+        others = [str(project), *(str(project / "prepared" / name) for name in ("mine", "yours"))]
+        assert set(message.partition("; pass --data_path_prefix ")[2].split(" or ")) == set(others), "all that fit"
+        assert wrong != "prepared/mien" or f"pass --data_path_prefix {others[1]} or" in message, "the nearest is first"
 
 
 def test_problems_of_all_data_are_reported_together(tmp_path: Path) -> None:

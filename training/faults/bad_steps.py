@@ -9,7 +9,7 @@ from data.shards.dataset import PretrainingDataset
 from data.stream.loader import StepBatches
 from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
-from training.checkpoints.skips import Skips
+from training.checkpoints.state import Skips
 
 
 class TooManyBadSteps(UserError):

@@ -7,11 +7,9 @@ from typing import Any
 from common.console import console
 from common.errors import UserError
 from training.checkpoints.loading import all_ranks_load_engine
-from training.checkpoints.match import ResumePoint
 from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
-from training.checkpoints.skips import Ranges, write_skips
-from training.checkpoints.state import read_state
+from training.checkpoints.state import Ranges, read_state, write_skips
 from training.checkpoints.writer import CheckpointWriter, SaveFailed
 from training.faults.spikes import Spike, SpikeDetector
 from training.metrics.sinks import Sinks
@@ -70,9 +68,8 @@ def all_ranks_roll_back(
     tag = collectives.all_ranks_from_main(lambda: checkpoints.newest_valid(before_step=spike.at.step))
     if tag is None:
         return False
-    point = ResumePoint(checkpoints.folder, tag, is_own=True)
-    saved = read_state(point.path)
-    all_ranks_load_engine(engine, point, saved, progress.state.world_size)
+    saved = read_state(checkpoints.folder / tag)
+    all_ranks_load_engine(engine, checkpoints.folder / tag, saved, progress.state.world_size)
     progress.roll_back(saved, ((spike.at.first_sample, spike.at.next_sample),))
     if collectives.is_main():
         write_skips(checkpoints.folder, progress.skips)

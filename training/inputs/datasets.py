@@ -9,10 +9,8 @@ from common.console import console
 from common.errors import Problems, UserError
 from common.words import counted
 from data.shards.cache import ShardCache
-from data.shards.compatibility import check_disjoint, check_masked, check_tokenizer
-from data.shards.dataset import PretrainingDataset, open_dataset
-from data.shards.folder import find_shards
-from data.shards.shard_info import open_shard
+from data.shards.dataset import PretrainingDataset, check_disjoint, check_masked, check_tokenizer, open_dataset
+from data.shards.folder import find_shards, open_shard
 from nvidia.config import BertConfig
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import DataRequest
@@ -52,7 +50,7 @@ def describe_rows(data: PretrainingDataset, length: int | None = None) -> str:
 
 def mean_tokens(data: PretrainingDataset) -> float:
     """Tokens per row without padding, estimated from the first rows."""
-    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].num_rows))
+    rows = data.read(0, 0, min(SAMPLED_ROWS, data.shards[0].layout.num_rows))
     return float(rows.input_mask.sum()) / len(rows)
 
 
@@ -135,7 +133,7 @@ def check_fit(data: PretrainingDataset, config: BertConfig) -> None:
     problems, head = Problems(), config.sentence_head
     mislabelled, checked = set(), set()
     for index, shard in enumerate(data.shards):
-        objective = (shard.attributes or {}).get("objective")
+        objective = (shard.layout.attributes or {}).get("objective")
         if head in PAIRS and objective in tuple(PAIRS) and objective != head and shard.folder not in mislabelled:
             mislabelled.add(shard.folder)
             problems.add(
@@ -145,7 +143,7 @@ def check_fit(data: PretrainingDataset, config: BertConfig) -> None:
             )
         if config.type_vocab_size == 1 and shard.folder not in checked:
             checked.add(shard.folder)
-            if data.read(index, 0, min(CHECKED_ROWS, shard.num_rows)).segment_ids.any():
+            if data.read(index, 0, min(CHECKED_ROWS, shard.layout.num_rows)).segment_ids.any():
                 problems.add(
                     f"{shard.path}: has rows with two segments, but the model JSON's type_vocab_size is 1; set "
                     f"bert_model_config.type_vocab_size to 2, or prepare data with one segment (--objective mlm)"

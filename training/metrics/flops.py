@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from nvidia.config import BertConfig
+from nvidia.cpu.amx import avoid_broken_amx
 from nvidia.cpu.linear import linear
 from training.runtime import collectives
+from training.runtime.precision import DTYPES, find_abilities
 
 # Work of one forward and one backward pass, in forward passes. Recomputation is not useful work and not counted.
 PASSES = 3
 MAX_TOKENS = 4096  # of the measured product: enough for full speed, short enough for a CPU
+PROBED_TOKENS = 2048  # where no run gives a number
 MEASURE_SECONDS = 0.3
 PACE_SECONDS = 0.01  # of each of PACE_TURNS measurements
 PACE_TURNS = 5
@@ -106,6 +109,17 @@ class MatmulProbe:
         """
         num_times = max(1, round(PACE_SECONDS * slowest_speed / self.flops))
         return statistics.median(self.seconds(num_times) for _ in range(PACE_TURNS))
+
+
+def measure_speeds(config: BertConfig, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """FLOP/s of the model's products in each precision that this machine supports. Takes about a second."""
+    avoid_broken_amx()
+    abilities, device = find_abilities(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        name: MatmulProbe(config, PROBED_TOKENS, dtype, device, clock).measure_speed()
+        for name, dtype in DTYPES.items()
+        if abilities.can(name)
+    }
 
 
 class MatmulSpeed(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import Problems, UserError
 from common.words import counted
-from training.runtime.rank_variables import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
+from training.runtime.launchers import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class RankInfo:
 
 
 START_AGAIN = "Start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
-
 OWN_RUN = "set RANK=0 and WORLD_SIZE=1 if every process is a run of its own"
 
 
@@ -66,12 +65,8 @@ def _take_over(environment: MutableMapping[str, str]) -> bool:
     if found is None:
         _refuse_unplaced(environment)
         return False
-    numbers = {
-        "RANK": environment[found.rank],
-        "WORLD_SIZE": environment[found.world_size],
-        "LOCAL_RANK": environment[found.local_rank],
-        "LOCAL_SIZE": environment[found.local_size],
-    }
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    numbers = {name: environment[variable] for name, variable in zip(names, found[1:], strict=True)}
     contradicting = [
         f"{name} is {environment[name]}" for name in numbers if environment.get(name, numbers[name]) != numbers[name]
     ]
@@ -108,18 +103,16 @@ def _is_started_by_srun(environment: Mapping[str, str]) -> bool:
 
 def _refuse_unplaced(environment: Mapping[str, str]) -> None:
     for known in KNOWN_LAUNCHERS:
-        if not known.is_in(environment) or environment.get(known.world_size) == "1":
+        if known.rank not in environment or environment.get(known.world_size) == "1":
             continue
         if known is SRUN and not _is_started_by_srun(environment):
             continue
-        missing = known.list_missing(environment)
-        advice = "Start with `deepspeed`, `torchrun` or srun"
-        if known is SRUN:
-            advice = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
+        by_srun = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
         raise UserError(
             f"environment variables: {known.launcher} started this process ({known.rank} is "
-            f"{environment[known.rank]}), but these are not set: {', '.join(missing)}; expected them, because every "
-            f"process would train alone and overwrite the others' files otherwise. {advice}, or {OWN_RUN}"
+            f"{environment[known.rank]}), but these are not set: {', '.join(known.list_missing(environment))}; "
+            f"expected them, because every process would train alone and overwrite the others' files otherwise. "
+            f"{by_srun if known is SRUN else 'Start with `deepspeed`, `torchrun` or srun'}, or {OWN_RUN}"
         )
     signs = [f"{name} is {environment[name]}" for name in SIGNS if environment.get(name, "0") != "0"]
     if signs and not any(environment.get(known.world_size) == "1" for known in KNOWN_LAUNCHERS):

@@ -1,10 +1,10 @@
 """The folders of a run's data: lengths of rows and their folders, what paths are relative to, mirrors of URLs."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
 from common.errors import Problems, UserError, nearest
@@ -24,6 +24,7 @@ DATA = "--data_path_prefix"
 VALIDATION = "--validation_data_path_prefix"
 EXPECTED = "expected the one that the model JSON's folders are relative to"
 MAX_FOLDERS = 100  # that are tried, of a folder with many
+MAX_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,14 @@ def check_prefixes(flags: CommandLine, model_file: ModelFile | None, problems: P
     """Whether the folders exist, and any of the model JSON's paths in them."""
     found = [
         problems.attempt(lambda: _check_data_prefix(flags.data, model_file)),
-        problems.attempt(lambda: _check_folder(VALIDATION, flags.data.validation_data_folder, "pass it")),
+        problems.attempt(lambda: _check_folder(VALIDATION, flags.data.validation_data_folder, [])),
     ]
     return all(found)
 
 
-def _check_folder(flag: str, folder: Path | None, remedy: str) -> bool:
+def _check_folder(flag: str, folder: Path | None, folders: list[str]) -> bool:
     if folder is not None and not folder.is_dir():
-        raise UserError(f"{flag} {folder}: no such folder; {EXPECTED}; {remedy}")
+        raise UserError(f"{flag} {folder}: no such folder; {EXPECTED}; {_remedy(flag, _find_fitting(folder, folders))}")
     return True
 
 
@@ -132,16 +133,21 @@ def _check_data_prefix(flags: DataFlags, model_file: ModelFile | None) -> bool:
     if model_file is not None:
         folders = list(model_file.data.mixed_seq_datasets.get(str(flags.max_seq_length), {}).values())
         others = list(_other_paths(model_file, flags))
-    fitting = _find_fitting(prefix, folders)
-    remedy = "pass it" if fitting is None else f"pass {DATA} {fitting}"
-    _check_folder(DATA, prefix, remedy)
+    _check_folder(DATA, prefix, folders)
     named = dict.fromkeys([*folders, *others])
     missing = [name for name in named if not (prefix / name).exists()]
-    if folders and len(missing) == len(named) and (fitting is not None or len(missing) > 1):
-        raise UserError(
-            f"{DATA} {prefix}: contains none of the model JSON's paths ({', '.join(missing)}); {EXPECTED}; {remedy}"
-        )
+    if folders and len(missing) == len(named):
+        fitting = _find_fitting(prefix, folders)
+        if fitting or len(missing) > 1:
+            raise UserError(
+                f"{DATA} {prefix}: contains none of the model JSON's paths ({', '.join(missing)}); {EXPECTED}; "
+                f"{_remedy(DATA, fitting)}"
+            )
     return True
+
+
+def _remedy(flag: str, fitting: list[str]) -> str:
+    return f"pass {flag} {' or '.join(fitting)}" if fitting else "pass it"
 
 
 def _other_paths(model_file: ModelFile, flags: DataFlags) -> Iterator[str]:
@@ -153,21 +159,21 @@ def _other_paths(model_file: ModelFile, flags: DataFlags) -> Iterator[str]:
         yield model_file.validation.path
 
 
-def _find_fitting(prefix: Path, folders: list[str]) -> Path | None:
-    """A folder near `prefix`, or the current one, in which all of `folders` have shards."""
-    near = list(islice(prefix.absolute().parents, 3))
-    above = prefix if prefix.is_dir() else prefix.absolute().parent  # a name that does not exist may be misspelt
-    if above.is_dir() and os.access(above, os.R_OK):
-        near += sorted(path for path in islice(above.iterdir(), MAX_FOLDERS) if path.is_dir())
-    fitting = (
-        place
-        for place in [*near, Path()]
-        if folders and all((place / name).is_dir() and list_shards(place / name) for name in folders)
-    )
+def _find_fitting(prefix: Path, folders: list[str]) -> list[str]:
+    """Folders near `prefix` in which all of `folders` have shards, those with the most similar path first."""
+    prefix = prefix.absolute()
+    base = next(path for path in (prefix, *prefix.parents) if path.is_dir())  # a name that does not exist: misspelt
+    below = islice(chain(base.glob("*/"), base.glob("*/*/")), MAX_FOLDERS)
+    near = dict.fromkeys([*below, base, *islice(base.parents, 3), Path().absolute()])
+    fitting = [str(place) for place in near if folders and all(_has_shards(place / name) for name in folders)]
+    return get_close_matches(str(prefix), fitting, n=MAX_SHOWN, cutoff=0.0)
+
+
+def _has_shards(folder: Path) -> bool:
     try:
-        return next(fitting, None)
+        return folder.is_dir() and bool(list_shards(folder))
     except OSError:  # a folder that may not be read: there is only no hint
-        return None
+        return False
 
 
 def open_cache(flags: DataFlags, num_readers: int, problems: Problems) -> ShardCache | None:
