@@ -128,10 +128,7 @@ class Prober:
             self._all_ranks_report()
 
     def all_ranks_probe(self, *, is_save_due: bool) -> Best | None:
-        """Probe and report. Returns the mark of the checkpoint that --keep_best_by asks for, or None.
-
-        A stop request ends it without figures.
-        """
+        """Probe and report, unless a stop request comes. The mark of the checkpoint that --keep_best_by asks for."""
         figures = self._all_ranks_report()
         if figures is None or self.watched is None:
             return None

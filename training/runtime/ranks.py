@@ -3,7 +3,7 @@
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +55,14 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
 
 
 def _take_over(environment: MutableMapping[str, str]) -> bool:
-    """Set torch's variables from those of the launcher; False if there is none and the process is alone.
-
-    UserError if a launcher has started this process among others, and not said as which.
-    """
-    found = next((known for known in KNOWN_LAUNCHERS if not known.list_missing(environment)), None)
-    if found is SRUN and not _is_started_by_srun(environment):
-        found = None
+    """Set torch's variables from those of the launcher; False if there is none and the process is alone."""
+    # Whether srun started one of several tasks, or a single one with MASTER_ADDR set. A batch script has srun's
+    # variables too, but not those of a step.
+    is_by_srun = "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    launchers = [known for known in KNOWN_LAUNCHERS if known is not SRUN or is_by_srun]
+    found = next((known for known in launchers if not known.list_missing(environment)), None)
     if found is None:
-        _refuse_unplaced(environment)
+        _refuse_unplaced(launchers, environment)
         return False
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     numbers = {name: environment[variable] for name, variable in zip(names, found[1:], strict=True)}
@@ -93,19 +92,10 @@ def _missing_address(found: LauncherVariables) -> str:
     )
 
 
-def _is_started_by_srun(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several tasks of srun, or a single one with MASTER_ADDR set.
-
-    A batch script has srun's variables too, but not those of a step.
-    """
-    return "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-
-
-def _refuse_unplaced(environment: Mapping[str, str]) -> None:
-    for known in KNOWN_LAUNCHERS:
+def _refuse_unplaced(launchers: Sequence[LauncherVariables], environment: Mapping[str, str]) -> None:
+    """UserError if a launcher has started this process among others, and not said as which."""
+    for known in launchers:
         if known.rank not in environment or environment.get(known.world_size) == "1":
-            continue
-        if known is SRUN and not _is_started_by_srun(environment):
             continue
         by_srun = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
         raise UserError(
@@ -197,10 +187,7 @@ def free_port() -> int:
 
 
 def share_cores(rank_info: RankInfo, environment: MutableMapping[str, str] = os.environ) -> int:
-    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS or a core binding is set.
-
-    Returns the number of threads.
-    """
+    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS is set; the threads of this one."""
     threads = environment.get("OMP_NUM_THREADS")
     if threads is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", threads):
         raise UserError(
