@@ -28,9 +28,9 @@ from training.micro_batch import all_ranks_find_micro_batch
 from training.plan.time_budget import process_start
 from training.preflight import prepare_run
 from training.runtime import collectives
-from training.runtime.installation import describe_installation
 from training.runtime.lock import all_ranks_check_shared, lock_folder
 from training.runtime.logs import begin_logs, send_logs
+from training.runtime.machine_check import describe_installation
 from training.runtime.meeting import open_store, sharing_failures
 from training.runtime.pulse import MAX_SILENT_SECONDS, Pulse
 from training.runtime.ranks import RankInfo, pick_device, read_rank_info, share_cores

@@ -31,12 +31,11 @@ from common.console import console
 from common.errors import UserError, run_command
 from common.memory import keep_freed_memory
 from data.masking import MaskingPolicy, mask_rows
-from data.shards.cooccurrence import word_vectors
 from data.shards.dataset import open_dataset
 from data.shards.folder import find_shards
-from data.shards.frequencies import log_frequencies
 from data.shards.reader import ShardFile
 from data.shards.schema import NO_LABEL, Rows
+from data.shards.statistics import log_frequencies, word_vectors
 from data.stream.batches import Batch, batch_from_rows
 from data.tokenizer import BertTokenizer, load_tokenizer
 from evaluation.pseudo_likelihood.likelihood import Scorer, StockScorer

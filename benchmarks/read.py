@@ -155,7 +155,7 @@ def _simulate_jobs(folder: Path) -> list[dict[str, float]]:
     from data.stream.row_source import RowSource
 
     dataset, jobs = _open(folder), []
-    units = min(INTERLEAVED_WINDOW_ROWS, dataset.num_rows) // dataset.shards[0].unit_rows
+    units = min(INTERLEAVED_WINDOW_ROWS, dataset.num_rows) // dataset.shards[0].layout.unit_rows
     for ranks in RANKS:
         for batch in (batch for batch in GLOBAL_BATCHES if ranks <= batch <= dataset.num_rows):
             decoded, delivered, seconds = 0, 0, 0.0

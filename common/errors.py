@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
 from common.console import console, write_error
-from common.processes import USER_ERROR_EXIT_CODE
+from common.processes import STUCK_EXIT_CODE, USER_ERROR_EXIT_CODE
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class ReportedElsewhere(Exception):
 class RankLost(Exception):
     """Another rank is lost or never joined. `code` asks for a restart: there is nothing to fix on this rank."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int = STUCK_EXIT_CODE) -> None:
         super().__init__(message)
         self.code = code
 
@@ -62,15 +62,12 @@ class Problems:
             return action()
         except Unsure:
             return None
-        except UserError as error:
-            for part in error.parts:
-                self.add(part)
-            return None
-        except OSError as error:
-            message = describe_system_error(error)
+        except (UserError, OSError) as error:
+            message = describe_error(error)
             if message is None:
                 raise
-            self.add(message)
+            for part in getattr(error, "parts", (message,)):
+                self.add(part)
             return None
 
     def raise_if_any(self) -> None:
@@ -131,35 +128,29 @@ SYSTEM_REMEDIES = {
 }
 
 
-def describe_system_error(error: OSError) -> str | None:
-    """The message for an error of the system; None if it may be a bug of this program."""
-    remedy = SYSTEM_REMEDIES.get(error.errno or 0)
-    if remedy is None or error.filename is None:
-        return None
-    return f"{error.filename}: {error.strerror}; {remedy}"
+def describe_error(error: BaseException) -> str | None:
+    """The message for a mistake of the user or an error of the system; None if it may be a bug of this program."""
+    if isinstance(error, OSError) and error.errno in SYSTEM_REMEDIES and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; {SYSTEM_REMEDIES[error.errno]}"
+    return str(error) if isinstance(error, UserError) else None
 
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with `error` in run_command()."""
-    is_user_error = isinstance(error, UserError) or (
-        isinstance(error, OSError) and describe_system_error(error) is not None
-    )
-    return USER_ERROR_EXIT_CODE if is_user_error else 1
+    return 1 if describe_error(error) is None else USER_ERROR_EXIT_CODE
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     """Run a command's main() and exit: a UserError becomes one message and exit code 2."""
     try:
         sys.exit(main(None))
-    except UserError as error:
-        _end_with(str(error))
     except RankLost as error:
         _end_with(str(error), error.code)
     except ReportedElsewhere as error:
         _wait_for_report(error.code)
         sys.exit(error.code)
-    except OSError as error:
-        message = describe_system_error(error)
+    except (UserError, OSError) as error:
+        message = describe_error(error)
         if message is None:
             raise
         _end_with(message)

@@ -50,10 +50,7 @@ def append_whole(path: Path, content: str) -> None:
 
 @contextmanager
 def temporary_folders(folder: Path) -> Generator[list[Path]]:
-    """Afterwards remove `folder` and those of its parents that did not exist before, as far as they are empty.
-
-    Yields the folders that do not exist yet.
-    """
+    """Yields those of `folder` and its parents that do not exist; afterwards removes them, or `folder`, if empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield missing
@@ -72,13 +69,7 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
             f"{flag} {folder}: the current folder no longer exists; expected one that exists. Change to another (cd)"
         )
         return
-    for there in (place, *place.parents):
-        try:
-            is_there = os.path.lexists(there)
-        except OSError:
-            is_there = False
-        if is_there:
-            break
+    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
     if not there.is_dir():
         kind = "a broken link" if there.is_symlink() else "a file"
         problems.add(f"{flag} {folder}: {there} is {kind}; expected a folder. Remove it, or pass another {flag}")
@@ -90,16 +81,13 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
 
 
 def lock_file(stream: IO[Any], kind: int) -> bool:
-    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False if another process has it.
-
-    On a file system without locks this always succeeds.
-    """
+    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False if another process has it."""
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
             raise
     return True
 

@@ -53,6 +53,7 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse the known flags; the remaining words are returned."""
         arguments, rest = self._read(args)
+        self._report_missing()
         self._problems.raise_if_any()
         return arguments, rest
 
@@ -71,6 +72,7 @@ class Parser(argparse.ArgumentParser):
                     f"unexpected word {word!r} on the command line; expected flags and their values, as --help lists "
                     f"them; remove it"
                 )
+        self._report_missing()
         for name in self._wrong & vars(arguments).keys():
             delattr(arguments, name)
         return arguments, self._problems
@@ -95,7 +97,12 @@ class Parser(argparse.ArgumentParser):
             arguments, rest = super().parse_known_args(args)
         finally:
             self._set_required(True)
-        absent = [item for item in self._required if self._given.isdisjoint(getattr(item, "_group_actions", (item,)))]
+        return arguments, rest
+
+    def _report_missing(self) -> None:
+        """Report required flags that are absent, but not those that a misspelt flag stands for."""
+        answered = {action for action in self._actions if action in self._given or action.dest in self._wrong}
+        absent = [item for item in self._required if answered.isdisjoint(getattr(item, "_group_actions", (item,)))]
         flags = [item for item in absent if isinstance(item, argparse.Action)]
         self._wrong.update(action.dest for action in flags)
         if flags:
@@ -104,7 +111,6 @@ class Parser(argparse.ArgumentParser):
         for group in (item for item in absent if item not in flags):
             names = " ".join(map(_name_of, group._group_actions))
             self._problems.add(f"one of the arguments {names} is required; see --help")
-        return arguments, rest
 
     def print_help(self, file: Any = None) -> None:
         self._set_required(True)  # --help is printed while arguments are read

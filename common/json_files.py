@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError, describe_system_error
+from common.errors import UserError, describe_error
 
 
 def load_json(path: Path, what: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def load_json(path: Path, what: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error.reason}); expected {what}; save it as UTF-8") from None
     except OSError as error:
-        described = describe_system_error(error) or f"{path}: cannot be read ({error})"
+        described = describe_error(error) or f"{path}: cannot be read ({error})"
         raise UserError(f"{described}; expected {what}") from None
     try:
         content = parse_json(text)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import UserError, describe_system_error
+from common.errors import UserError, describe_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,5 +49,5 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
             pass
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        described = describe_system_error(error) if isinstance(error, OSError) else None
-        raise UserError(described or f"{path}: cannot be read as safetensors ({error}); {EXPORT_AGAIN}") from None
+        unreadable = f"{path}: cannot be read as safetensors ({error}); {EXPORT_AGAIN}"
+        raise UserError(describe_error(error) or unreadable) from None

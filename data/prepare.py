@@ -10,6 +10,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from common.console import console
 from common.errors import run_command
 from common.files import write_atomically
+from common.stores import is_url
 from common.words import counted
 from data.preparation import output as output_
 from data.preparation import work_folder
@@ -19,7 +20,6 @@ from data.preparation.pipeline import SAMPLE_BYTES, Pipeline, Summary, describe_
 from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS
 from data.text.documents import check_text_fields
-from data.text.files import is_url
 from data.text.sources import describe_formats, describe_sources, find_sources
 from data.tokenizer import BertTokenizer, load_tokenizer
 

@@ -1,4 +1,4 @@
-"""Reports: JSON with everything, Markdown for people, a section for the model card."""
+"""What a run writes: report.json with everything, Markdown for people (results.py), gold labels."""
 
 import json
 import math
@@ -14,16 +14,17 @@ import torch
 
 from common.files import write_atomically
 from common.hardware import cpu_name
-from common.words import counted, markdown_table
+from common.words import counted
 from evaluation.cells import CellStore
 from evaluation.finetuning.models import ModelFolder
-from evaluation.results import REPORT, Json, card_section, describe_setting, find_result, percent, shown_score
+from evaluation.results import MIN_ROWS, MIN_STEPS, REPORT, Json, card_section, find_result, markdown
 from evaluation.runner import PROTOCOLS, Plan, TaskResult
-from evaluation.scoring.scores import gold_of, majority_scores, metrics_of, parts_of
+from evaluation.scoring.scores import gold_of, majority_scores, metrics_of
 from evaluation.scoring.significance import NUM_RESAMPLES, summarize
 from evaluation.tasks.task_data import TaskData
 
 FORMAT = 1
+AVERAGED_FIRST = ({"accuracy", "f1"}, {"pearson", "spearman"})  # metrics of one task, by GLUE's convention
 
 
 def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, command: str) -> Json:
@@ -38,6 +39,7 @@ def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, com
             "seeds": list(plan.seeds),
             "untrained_seeds": list(plan.untrained_seeds),
             "masking": plan.masking,
+            "num_resamples": NUM_RESAMPLES,
         },
         "machine": _machine(),
         "models": [_model_entry(model) for model in plan.models],
@@ -98,7 +100,7 @@ def _result_entry(result: TaskResult, split: str, store: CellStore) -> Json:
     entry |= {
         "seeds": [cell.seed for cell in result.cells],
         "setting": None if result.setting is None else asdict(result.setting),
-        "values": {name: [r["scores"][split][name] for r in result.results] for name in metrics},
+        "values": {},
         "summary": {},
         "num_collapsed": sum(r["collapsed"] is not None for r in result.results),
         "collapsed": {str(c.seed): r["collapsed"] for c, r in zip(result.cells, result.results, strict=True)
@@ -110,8 +112,9 @@ def _result_entry(result: TaskResult, split: str, store: CellStore) -> Json:
         "cells": [str(store.path_of(cell).relative_to(store.root.parent)) for cell in result.cells],
     }  # fmt: skip
     for name, metric in metrics.items():
-        parts = [parts_of(metric, gold, r["predictions"][split]) for r in result.results]
-        entry["summary"][name] = summarize(metric, parts, entry["values"][name])._asdict()
+        parts = [metric.parts(gold, r["predictions"][split]) for r in result.results]
+        entry["values"][name] = [float(metric.of_sums(part.sum(0))) for part in parts]
+        entry["summary"][name] = summarize(metric, parts)._asdict()
     if result.selection:
         entry["selection"] = result.selection
     if result.setting is None:
@@ -131,22 +134,30 @@ def _groups(result: TaskResult, split: str) -> dict[str, float]:
 
 
 def _average(tasks: Sequence[Json], model: str) -> float | None:
-    """Mean over tasks of the mean of each task's metrics, as in GLUE; None where a task is missing."""
+    """Mean over tasks of the first metric, or of both that GLUE averages first; None where a task is missing."""
     values: dict[str, list[float]] = {}
     for task in tasks:
         entry = find_result(task, model)
         if entry is None or "unavailable" in entry:
             return None
-        means = [entry["summary"][name]["mean"] for name in task["metrics"]]
-        values.setdefault(task["task"], []).append(statistics.fmean(means))
+        names = task["metrics"] if set(task["metrics"]) in AVERAGED_FIRST else task["metrics"][:1]
+        values.setdefault(task["task"], []).append(statistics.fmean(entry["summary"][name]["mean"] for name in names))
     return statistics.fmean(statistics.fmean(part) for part in values.values())
 
 
 def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
     """What a reader of the scores must know."""
     found = [note for data in plan.tasks for note in data.notes]
+    found += [
+        f"{data.task.shown_name}: scored on {counted(len(rows), 'row')} of {split}; a score on less than {MIN_ROWS} "
+        "says next to nothing"
+        for data in plan.tasks
+        for split, rows in data.dev.items()
+        if len(rows) < MIN_ROWS
+    ]
     for result in results:
-        name = f"{result.data.task.shown_name}, {result.model.name}{' (untrained)' if result.untrained else ''}"
+        task = result.data.task
+        name = f"{task.shown_name}, {result.model.name}{' (untrained)' if result.untrained else ''}"
         for cell, one in zip(result.cells, result.results, strict=True):
             if "unavailable" in one:
                 found.append(f"{name}: not scored, because {one['unavailable']}")
@@ -154,15 +165,21 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
                 found.append(
                     f"{name}: seed {cell.seed} collapsed: {one['collapsed']}; it counts in the mean; {_remedy(one)}"
                 )
-        shortened = {} if result.untrained else result.results[0].get("num_shortened", {})
-        limit = min(result.data.task.max_length, result.model.max_positions)
-        if result.data.task.is_zero_shot:
-            limit = result.model.max_positions
-        unit = "sentence" if result.data.task.kind == "minimal_pairs" else "row"
-        for split, count in shortened.items():
-            if count:
-                cut = counted(count, unit)
-                found.append(f"{name}: {cut} of {split} shortened to {limit} tokens")
+        if result.untrained:
+            continue
+        steps = result.results[0].get("steps", 0)
+        if not task.is_zero_shot and steps < MIN_STEPS:
+            found.append(
+                f"{name}: trained for {counted(steps, 'step')}; a score after less than {MIN_STEPS} says next to "
+                "nothing; more rows, more --epochs or a smaller --batch_size give more"
+            )
+        limit = result.model.max_positions if task.is_zero_shot else min(task.max_length, result.model.max_positions)
+        unit = "sentence" if task.kind == "minimal_pairs" else "row"
+        found += [
+            f"{name}: {counted(count, unit)} of {split} shortened to {limit} tokens"
+            for split, count in result.results[0].get("num_shortened", {}).items()
+            if count
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -195,69 +212,3 @@ def write_gold(tasks: Sequence[TaskData], output: Path) -> None:
             "gold": {split: gold_of(data, split) for split in data.dev},
         }
         write_atomically(output / "gold" / f"{data.task.name}.json", json.dumps(content))
-
-
-def markdown(report: Json) -> str:
-    protocol, names = report["protocol"], [model["name"] for model in report["models"]]
-    lines = [
-        "# Evaluation",
-        "",
-        f"Protocol `{protocol['name']}`: {protocol['meaning']}.",
-        f"{describe_setting(protocol)} {counted(len(protocol['seeds']), 'seed')}.",
-        "Scores are mean ± standard deviation over seeds and, in brackets, a 95 % bootstrap interval over seeds and "
-        f"rows ({NUM_RESAMPLES} resamples), all × 100. *Majority* needs no model; *untrained* is the same architecture "
-        "with fresh weights, fine-tuned alike.",
-        "",
-        *_scores_table(report, names),
-        "",
-        *_chosen_settings(report),
-        *_times(report),
-    ]
-    if report["warnings"]:
-        lines += ["## Warnings", "", *(f"- {text}" for text in report["warnings"]), ""]
-    machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    lines += ["## How", "", f"    {report['command']}", "", f"{machine}.", ""]
-    return "\n".join(lines)
-
-
-def _scores_table(report: Json, names: Sequence[str]) -> list[str]:
-    rows = []
-    for task in report["tasks"]:
-        for metric in task["metrics"]:
-            found = [find_result(task, name, untrained) for name in names for untrained in (False, True)]
-            baseline = percent(task["majority"][metric])
-            scores = [shown_score(entry, metric) for entry in found]
-            rows.append([task["title"], metric, f"{task['num_rows']:,}", baseline, *scores])
-    averages = [cell for name in names for cell in (percent(report["averages"][name]), "")]
-    header = ["task", "metric", "n", "majority", *(cell for name in names for cell in (name, "untrained"))]
-    return markdown_table(header, [*rows, ["**average**", "", "", "", *averages]])
-
-
-def _chosen_settings(report: Json) -> list[str]:
-    rows = [
-        (
-            *(task["title"], entry["model"], f"{entry['setting']['learning_rate']:g}"),
-            *(entry["setting"]["batch_size"], len(entry["selection"])),
-        )
-        for task in report["tasks"]
-        for entry in task["results"]
-        if not entry["untrained"] and entry.get("selection")
-    ]
-    if not rows:
-        return []
-    table = markdown_table(["task", "model", "learning rate", "batch", "settings tried"], rows)
-    return ["## Chosen on rows held out of train", "", *table, ""]
-
-
-def _times(report: Json) -> list[str]:
-    rows, seen = [], set()
-    for task in report["tasks"]:
-        for entry in task["results"]:
-            if entry["untrained"] or "unavailable" in entry or (task["task"], entry["model"]) in seen:
-                continue
-            seen.add((task["task"], entry["model"]))
-            seconds, cpu = (statistics.fmean(entry[key]) for key in ("seconds", "cpu_seconds"))
-            how = entry.get("scorer") or entry["steps"][0]
-            rows.append((task["title"], f"{task['num_train']:,}", entry["model"], how, f"{seconds:.1f}", f"{cpu:.1f}"))
-    header = ["task", "train rows", "model", "steps", "seconds", "CPU seconds"]
-    return ["## Time per cell", "", *markdown_table(header, rows), ""]

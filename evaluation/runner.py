@@ -22,8 +22,6 @@ PROTOCOLS: dict[Protocol, str] = {
     "transfer": "as fixed, but tasks that name a task to start from are fine-tuned from its model of the same seed",
 }
 
-DEFAULT_SETTING = Setting()
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -31,13 +29,13 @@ class Plan:
     tasks: Sequence[TaskData]
     seeds: Sequence[int]
     untrained_seeds: Sequence[int]
-    protocol: Protocol = "fixed"
-    setting: Setting = DEFAULT_SETTING
-    learning_rates: Sequence[float] = ()  # of sweep
-    batch_sizes: Sequence[int] = ()
-    masking: Masking = "token"
-    scorer: str = "auto"
-    keep_models: bool = False
+    protocol: Protocol
+    setting: Setting
+    learning_rates: Sequence[float]  # of sweep
+    batch_sizes: Sequence[int]
+    masking: Masking
+    scorer: str
+    keep_models: bool
 
     def candidates(self) -> list[Setting]:
         if self.protocol != "sweep":
@@ -57,14 +55,8 @@ class Plan:
 
     def starts(self) -> dict[str, str]:
         """Under "transfer": task → the task whose model it starts from."""
-        if self.protocol != "transfer":
-            return {}
-        names = {data.task.name for data in self.tasks}
-        return {
-            data.task.name: data.task.starts_from
-            for data in self.tasks
-            if data.task.starts_from in names and data.task.starts_from is not None
-        }
+        tasks = [data.task for data in self.tasks if self.protocol == "transfer"]
+        return {task.name: task.starts_from for task in tasks if task.starts_from is not None}
 
 
 @dataclass(frozen=True)
@@ -107,9 +99,6 @@ class ProgressLine:
         """A cell that was finished before takes no time, and must not make the others look fast."""
         self.bar.total = max(self.bar.total - cost, self.bar.n)
 
-    def close(self) -> None:
-        self.bar.close()
-
 
 class Runner:
     def __init__(self, plan: Plan, store: CellStore, machine: Machine) -> None:
@@ -117,25 +106,26 @@ class Runner:
         self.starts = plan.starts()
         self.done: dict[str, Result] = {}
         self.num_computed = self.num_resumed = 0
-        self.progress: ProgressLine | None = None
+        self.progress = ProgressLine(
+            sum(
+                plan.num_cells(data) * Cell(model, data, 0, None if data.task.is_zero_shot else plan.setting).cost
+                for data in plan.tasks
+                for model in plan.models
+            )
+        )
 
     def all_ranks_run(self) -> list[TaskResult]:
-        self.progress = ProgressLine(self._total_cost())
         try:
             return [
                 self._all_ranks_run_task(model, data, untrained, seeds)
-                for data in self._ordered()
+                # Tasks that others start from come first.
+                for data in sorted(self.plan.tasks, key=lambda data: data.task.name not in self.starts.values())
                 for untrained, seeds in ((False, self.plan.seeds), (True, self.plan.untrained_seeds))
                 for model in self.plan.models
                 if seeds
             ]
         finally:
-            self.progress.close()
-
-    def _ordered(self) -> list[TaskData]:
-        """Tasks that others start from come first."""
-        sources = set(self.starts.values())
-        return sorted(self.plan.tasks, key=lambda data: data.task.name not in sources)
+            self.progress.bar.close()
 
     def _all_ranks_run_task(
         self, model: ModelFolder, data: TaskData, untrained: bool, seeds: Sequence[int]
@@ -174,16 +164,8 @@ class Runner:
         best = max(range(len(candidates)), key=lambda i: tried[i]["score"])
         return candidates[best], tried
 
-    def _total_cost(self) -> float:
-        return sum(
-            self.plan.num_cells(data) * Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting).cost
-            for data in self.plan.tasks
-            for model in self.plan.models
-        )
-
     def all_ranks_obtain(self, cell: Cell) -> Result:
         """A cell's result: of this run, of an earlier one, or computed now."""
-        assert self.progress is not None
         if cell.key in self.done:
             self.progress.leave_out(cell.cost)
             return self.done[cell.key]
@@ -202,7 +184,6 @@ class Runner:
         return result
 
     def _all_ranks_compute(self, cell: Cell) -> Result:
-        assert self.progress is not None
         if cell.setting is None:
             try:
                 outcome, scorer = all_ranks_score_zero_shot(
@@ -218,27 +199,17 @@ class Runner:
             start = self.store.model_path(cell.start)
             self.progress.begin(cell)
         outcome = all_ranks_fine_tune(
-            cell.model,
-            cell.data,
-            cell.setting,
-            cell.seed,
-            self.machine,
-            self.progress.advance,
+            cell.model, cell.data, cell.setting, cell.seed, self.machine, self.progress.advance,
             untrained=cell.untrained and start is None,
             start=start,
             keep=self.store.model_path(cell) if cell.keeps_model else None,
-        )
+        )  # fmt: skip
         return _as_result(cell, outcome)
 
 
 def _as_result(cell: Cell, outcome: Outcome) -> Result:
-    return {
-        "predictions": outcome.predictions,
+    values = asdict(outcome)
+    return values | {
         "scores": score(cell.data, outcome.predictions),
-        "collapsed": collapse_reason(cell.data, outcome.predictions, outcome.failure),
-        "losses": outcome.losses,
-        "steps": outcome.steps,
-        "seconds": outcome.seconds,
-        "cpu_seconds": outcome.cpu_seconds,
-        "num_shortened": outcome.num_shortened,
+        "collapsed": collapse_reason(cell.data, outcome.predictions, values.pop("failure")),
     }

@@ -37,9 +37,6 @@ class BertBlock(nn.Module):
         self.chunk_size = config.chunk_size_feed_forward
         self.checkpointing = Checkpointing()
 
-    def set_checkpointing(self, choice: Checkpointing) -> None:
-        self.checkpointing = choice
-
     def compile_feed_forward(self) -> None:
         """Compile the second half of the block, for any number of rows: it differs between batches."""
         self.add_feed_forward = torch.compile(self.add_feed_forward, dynamic=True)  # type: ignore[method-assign]

@@ -11,8 +11,8 @@ from common.console import console
 from common.errors import UserError, run_command
 from common.help import Parser, positive_int
 from data.shards.dataset import PretrainingDataset, open_dataset
-from data.shards.frequencies import count_ids, read_in_parts, smoothed_log_shares
 from data.shards.report import text_tokens
+from data.shards.statistics import count_ids, read_in_parts, smoothed_log_shares
 from training.metrics.reader import A_RUNS_METRICS, last_validation
 
 MAX_TRAINING_ROWS = 200_000  # enough to know the frequencies

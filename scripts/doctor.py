@@ -28,24 +28,16 @@ from common.memory import CONTROL_GROUPS, OWN_GROUP, find_control_groups
 from common.stores import is_url
 from common.words import counted
 from scripts.doctor_hosts import MAX_SECONDS, all_ranks_check_machines, check_hosts, read_hosts
-from training.runtime.launchers import find_deepspeed
-from training.runtime.rank_variables import has_launcher
+from training.runtime.launchers import find_deepspeed, given_rank
 
 try:
     choose_accelerator()
     import torch
 
     from nvidia.config import BertConfig
-    from nvidia.cpu.amx import (
-        HALF_MATMUL,
-        ISA_LIMIT,
-        ISA_WITHOUT_AMX,
-        avoid_broken_amx,
-        dies_of_illegal_instruction,
-        read_cpu_flags,
-    )
-    from training.metrics.flops import MatmulProbe
-    from training.runtime.precision import DTYPES, find_abilities
+    from nvidia.cpu.amx import HALF_MATMUL, ISA_LIMIT, ISA_WITHOUT_AMX, dies_of_illegal_instruction, read_cpu_flags
+    from training.metrics.flops import measure_speeds
+    from training.runtime.precision import find_abilities
     from training.runtime.ranks import read_rank_info
 except (ImportError, OSError):  # missing or broken, which the report lists like any other problem
     torch = None  # type: ignore[assignment]
@@ -113,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = [] if flags.data_path_prefix is None else ["--data_path_prefix", str(flags.data_path_prefix.absolute())]
         words = ["--output_dir", str(flags.output_dir.absolute()), "--timeout", str(flags.timeout), *data]
         return check_hosts(read_hosts(flags.hostfile), flags.master_port, words, flags.timeout)
-    if torch is not None and has_launcher(os.environ) and (rank_info := read_rank_info()).world_size > 1:
+    if torch is not None and given_rank() is not None and (rank_info := read_rank_info()).world_size > 1:
         return all_ranks_check_machines(rank_info, flags.data_path_prefix, flags.output_dir, flags.timeout)
     findings = check_machine(flags.ranks or max(1, torch.cuda.device_count() if torch else 1), flags.output_dir)
     if flags.accelerator:
@@ -171,19 +163,8 @@ def check_versions(requirements: str) -> list[Finding]:
 
 
 def check_computing() -> list[Finding]:
-    return [check_accelerator(), check_instructions(read_cpu_flags()), check_speed(measure_speeds())]
-
-
-def measure_speeds() -> dict[str, float]:
-    """FLOP/s of the matrix products of BERT-base in each precision this machine supports. Takes about a second."""
-    avoid_broken_amx()
-    abilities, base = find_abilities(), BertConfig(vocab_size=30528)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {
-        name: MatmulProbe(base, 2048, kind, device).measure_speed()
-        for name, kind in DTYPES.items()
-        if abilities.can(name)
-    }
+    speeds = measure_speeds(BertConfig(vocab_size=30528))
+    return [check_accelerator(), check_instructions(read_cpu_flags()), check_speed(speeds)]
 
 
 def check_speed(speeds: dict[str, float]) -> Finding:

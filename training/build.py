@@ -3,31 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from common.console import console
 from data.randomness import seed_of
-from data.shards.cooccurrence import word_vectors
-from data.shards.frequencies import log_frequencies
-from data.tokenizer import BertTokenizer
+from data.shards.statistics import log_frequencies, word_vectors
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.compiling import compile_blocks
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
+from training.checkpoints.folder import Best, Retention
 from training.checkpoints.loading import all_ranks_load_engine
-from training.checkpoints.match import ResumePoint, find_changes
 from training.checkpoints.progress import Progress
-from training.checkpoints.remote import RemoteCheckpoints
-from training.checkpoints.resume import ResumeRequest, all_ranks_lock_resume_point
-from training.checkpoints.retention import Best, Retention
-from training.checkpoints.skips import Skips, read_skips
-from training.checkpoints.state import TrainingState, read_state
-from training.checkpoints.upload import Uploader
+from training.checkpoints.remote import RemoteCheckpoints, Uploader
+from training.checkpoints.resume import ResumePoint, ResumeRequest, all_ranks_lock_resume_point
+from training.checkpoints.state import Skips, TrainingState, read_skips, read_state
 from training.checkpoints.writer import CheckpointWriter
 from training.clock import Clock, all_ranks_count_lost_time, build_clock
 from training.engine.build import build_engine, detach_monitor
@@ -114,7 +108,15 @@ def all_ranks_build_run(
         clock=clock,
         checkpoints=checkpoints,
         uploader=uploader,
-        sinks=build_sinks(settings, rank_info, progress, engine, is_writing),
+        sinks=Sinks(
+            settings.runs,
+            is_writing,
+            progress.step,
+            progress.samples,
+            detach_monitor(engine),
+            num_ranks=rank_info.world_size,
+            with_details=settings.training_flags.log_details,
+        ),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
     )
@@ -133,7 +135,10 @@ def all_ranks_prepare_model(
     note("preparing the model", 0)
     torch.manual_seed(settings.training_flags.seed)
     model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
-    load_first_weights(model, settings.first_weights, settings.tokenizer, point)
+    if point is not None and point.is_only_weights:  # --finetune
+        model.load_state_dict(read_weights(point.path))
+    elif point is None and settings.first_weights is not None:  # --use_pretrain
+        load_hugging_face_weights(model, settings.first_weights, settings.tokenizer)
     note("choosing the libraries of matrix products", 0)
     with torch.random.fork_rng(devices=[]):  # after everything that can be refused, because it writes a file
         fresh, libraries = all_ranks_choose_libraries(fresh, point, settings, device)
@@ -142,12 +147,6 @@ def all_ranks_prepare_model(
         all_ranks_start_from_data(model, datasets)
     replace_blocks(model, settings, rank_info.rank)
     return model, fresh, libraries
-
-
-def build_sinks(settings: Settings, rank_info: RankInfo, progress: Progress, engine: Any, is_writing: bool) -> Sinks:
-    num_ranks, with_details = rank_info.world_size, settings.training_flags.log_details
-    monitor = detach_monitor(engine)
-    return Sinks(settings.runs, is_writing, progress, monitor, num_ranks=num_ranks, with_details=with_details)
 
 
 def retention_of(flags: CheckpointFlags) -> Retention:
@@ -176,8 +175,7 @@ def resume_request(settings: Settings, remote: RemoteCheckpoints | None) -> Resu
 
 def build_model(config: BertConfig, flags: ModelFlags, recomputed_layers: int | None) -> PreTrainingModel:
     """`recomputed_layers` are recomputed together: 0 for the default number, None for no gradient checkpointing."""
-    model_class = BertForPreTrainingPreLN if flags.preln else BertForPreTraining
-    model = model_class(config)
+    model = (BertForPreTrainingPreLN if flags.preln else BertForPreTraining)(config)
     layers = default_chunk(config.num_hidden_layers) if recomputed_layers == 0 else recomputed_layers or 0
     model.set_checkpointing(
         Checkpointing(
@@ -188,16 +186,6 @@ def build_model(config: BertConfig, flags: ModelFlags, recomputed_layers: int | 
         )
     )
     return model
-
-
-def load_first_weights(
-    model: PreTrainingModel, folder: Path | None, tokenizer: BertTokenizer | None, point: ResumePoint | None
-) -> None:
-    """Load the first weights: --use_pretrain from a Hugging Face folder, --finetune from another run."""
-    if point is None and folder is not None:
-        load_hugging_face_weights(model, folder, tokenizer)
-    if point is not None and point.is_only_weights:
-        model.load_state_dict(read_weights(point.path))
 
 
 def all_ranks_start_from_data(model: PreTrainingModel, datasets: Datasets) -> None:
@@ -277,11 +265,13 @@ def all_ranks_resume(
     if point is None or point.is_only_weights:
         return fresh
     saved = read_state(point.path)
-    all_ranks_load_engine(engine, point, saved, rank_info.world_size)
+    all_ranks_load_engine(engine, point.path, saved, rank_info.world_size)
     if not point.is_own:
         return replace(fresh, step=saved.step, start_step=saved.step)
-    for change in find_changes(saved.recipe or {}, fresh.recipe or {}):
-        console.say(f"changed since {point.tag}: {change}")
+    before, now = saved.recipe or {}, fresh.recipe or {}
+    for key in before:
+        if key in now and before[key] != now[key]:
+            console.say(f"changed since {point.tag}: {key} was {before[key]!r}, is {now[key]!r}")
     # Either may lack a range: skips.json cannot be written on a full disk, and the checkpoint may be from before it.
     skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.folder))
     best = point.best or Best(point.tag)

@@ -11,9 +11,8 @@ from training.checkpoints.paths import TIME_SPENT
 from training.checkpoints.progress import Progress
 from training.checkpoints.state import TrainingState, note_time_spent, read_time_spent
 from training.inputs.datasets import Datasets
-from training.plan.horizon import Horizon
+from training.plan.horizon import Horizon, find_early_end
 from training.plan.learning_rate import Schedule
-from training.plan.outlook import find_early_end
 from training.plan.step_plan import Phase, plan_steps
 from training.plan.time_budget import Budget, Duration
 from training.runtime import collectives

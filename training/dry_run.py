@@ -16,7 +16,7 @@ from training.inputs.streams import build_stream
 from training.loop_parts import all_ranks_build_window
 from training.metrics.tally import Tally
 from training.metrics.window import peak_memory_gib
-from training.plan.outlook import look_ahead
+from training.plan.horizon import look_ahead
 from training.runtime import collectives
 
 TIMED_STEPS = 2

@@ -16,7 +16,7 @@ from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows
 from data.special_tokens import MASK
 from data.tokenizer import BertTokenizer
-from evaluation.pseudo_likelihood.native import evaluating
+from evaluation.pseudo_likelihood.likelihood import evaluating
 from training.metrics.sinks import Sinks
 
 MASK_WORD = MASK  # in files and tables, whatever the tokenizer calls it
@@ -34,42 +34,34 @@ class Sentence(NamedTuple):
     answer: str  # "" where it is not known
 
 
-class Guesses:
-    """Sentences with one mask each, and the words that a model finds most likely there."""
-
-    def __init__(self, tokenizer: BertTokenizer | None, sentences: Sequence[Sentence]) -> None:
-        self.tokenizer, self.sentences = tokenizer, sentences
-
-    @torch.no_grad()
-    def table(self, model: Any, device: torch.device) -> str | None:
-        """A Markdown table of each sentence, its answer and the most likely words; None without sentences."""
-        if not self.sentences:
-            return None
-        with evaluating(model):
-            rows = [(each.text, each.answer, ", ".join(self.guess(model, each.ids, device))) for each in self.sentences]
-        return "\n".join(markdown_table(["sentence", "answer", "guesses"], rows))
-
-    def guess(self, model: Any, row: list[int], device: torch.device) -> list[str]:
-        assert self.tokenizer is not None
-        ids = torch.tensor([row], device=device)
-        position = torch.tensor([[row.index(self.tokenizer.mask_id)]], device=device)
-        scores = model.masked_lm_logits(ids, torch.ones_like(ids), torch.zeros_like(ids), positions=position)
-        shares, tokens = scores[0, 0].float().softmax(-1).topk(min(NUM_GUESSES, scores.shape[-1]))
-        words = [self.tokenizer.show(token) or str(token) for token in tokens.tolist()]
-        return [f"{word} {share:.0%}" for word, share in zip(words, shares.tolist(), strict=True)]
+@torch.no_grad()
+def guess_table(model: Any, tokenizer: BertTokenizer, sentences: Sequence[Sentence], device: torch.device) -> str:
+    """A Markdown table of each sentence, its answer and the words that the model finds most likely."""
+    with evaluating(model):
+        rows = [(each.text, each.answer, ", ".join(_guess(model, tokenizer, each.ids, device))) for each in sentences]
+    return "\n".join(markdown_table(["sentence", "answer", "guesses"], rows))
 
 
-def build_guesses(
+def _guess(model: Any, tokenizer: BertTokenizer, row: list[int], device: torch.device) -> list[str]:
+    ids = torch.tensor([row], device=device)
+    position = torch.tensor([[row.index(tokenizer.mask_id)]], device=device)
+    scores = model.masked_lm_logits(ids, torch.ones_like(ids), torch.zeros_like(ids), positions=position)
+    shares, tokens = scores[0, 0].float().softmax(-1).topk(min(NUM_GUESSES, scores.shape[-1]))
+    words = [tokenizer.show(token) or str(token) for token in tokens.tolist()]
+    return [f"{word} {share:.0%}" for word, share in zip(words, shares.tolist(), strict=True)]
+
+
+def choose_sentences(
     tokenizer: BertTokenizer | None, dataset: PretrainingDataset, path: Path | None, max_length: int
-) -> Guesses:
-    """Guesses for the sentences of --sample_sentences, else of `dataset`."""
+) -> list[Sentence]:
+    """The sentences of --sample_sentences, else of `dataset`; none without a tokenizer."""
     if tokenizer is None:
         if path is not None:
             console.warn(f"--sample_sentences {path}: no effect, because the model JSON has no bert_token_file")
-        return Guesses(None, [])
+        return []
     if path is not None:
-        return Guesses(tokenizer, encode_sentences(tokenizer, read_sentences(path), max_length))
-    return Guesses(tokenizer, sentences_of_data(tokenizer, dataset, max_length))
+        return encode_sentences(tokenizer, read_sentences(path), max_length)
+    return sentences_of_data(tokenizer, dataset, max_length)
 
 
 def sentences_of_data(tokenizer: BertTokenizer, dataset: PretrainingDataset, max_length: int) -> list[Sentence]:
@@ -150,7 +142,8 @@ def encode(tokenizer: BertTokenizer, sentence: str) -> list[int]:
 class ModelPreview:
     """What TensorBoard shows of the model itself: guesses, and histograms of its weights on request."""
 
-    guesses: Guesses
+    tokenizer: BertTokenizer | None
+    sentences: Sequence[Sentence]
     engine: Any
     sinks: Sinks
     device: torch.device
@@ -165,8 +158,8 @@ class ModelPreview:
         """
         if not (self.is_main or self.is_partitioned):
             return
-        table = self.guesses.table(self.engine.module, self.device)
-        if table is not None:
+        if self.tokenizer is not None and self.sentences:
+            table = guess_table(self.engine.module, self.tokenizer, self.sentences, self.device)
             self.sinks.text("guesses", table, step)
         if self.with_histograms and not self.is_partitioned:
             self.sinks.histograms(self.engine.module, step)

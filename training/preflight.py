@@ -1,11 +1,10 @@
 """What a run needs before anything is built: checked settings and opened data. All problems are reported at once."""
 
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from typing import TypeVar
 
 from common.errors import Problems
 from common.stores import Store
-from data.shards.cache import ShardCache
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.remote import FLAG as UPLOAD_FLAG
 from training.export.folder import check_export_folder
@@ -13,9 +12,11 @@ from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
 from training.probing import check_probes
 from training.runtime.ranks import RankInfo
+from training.settings.data_folders import open_cache
 from training.settings.flags import CommandLine
-from training.settings.mirrors import open_cache
 from training.settings.resolve import DataRequest, Settings, resolve_settings
+
+T = TypeVar("T")
 
 
 def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> tuple[Settings, Datasets]:
@@ -24,43 +25,24 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
     Reading a wrongly given flag raises Unsure, so each is read where it is attempted.
     """
 
+    def check_given(read: Callable[[], T | None], check: Callable[[T], object]) -> None:
+        problems.attempt(lambda: None if (value := read()) is None else check(value))
+
     def check_inputs(request: DataRequest | None) -> None:
-        problems.attempt(lambda: _check_other_run(flags.checkpoints.load_training_checkpoint))
-        _check_data(request, rank_info, cache)
+        """Find the problems of what a run reads, if the settings have problems already."""
+        # A run with checkpoints of its own does not need that folder, so its absence alone is not an error.
+        check_given(
+            lambda: flags.checkpoints.load_training_checkpoint, lambda folder: CheckpointFolder(folder).check_exists()
+        )
+        if request is not None:
+            open_data(request, rank_info, cache, is_trial=True)
 
     cache = problems.attempt(lambda: open_cache(flags.data, rank_info.local_size, problems))
-    problems.attempt(lambda: _check_export(flags.checkpoints.export_dir, problems))
-    problems.attempt(lambda: _check_upload(flags.checkpoints.upload_checkpoints))
-    problems.attempt(lambda: _check_sentences(flags.training.sample_sentences))
+    check_given(
+        lambda: flags.checkpoints.export_dir, lambda folder: check_export_folder(folder, "--export_dir", problems)
+    )
+    check_given(lambda: flags.checkpoints.upload_checkpoints, lambda url: Store(url, UPLOAD_FLAG))
+    check_given(lambda: flags.training.sample_sentences, read_sentences)
     problems.attempt(lambda: check_probes(flags.probes, flags.checkpoints.keep_best_by))
     settings = resolve_settings(flags, rank_info, problems, check_inputs, cache)
     return settings, open_data(settings.data, rank_info, cache)
-
-
-def _check_export(export_dir: Path | None, problems: Problems) -> None:
-    if export_dir is not None:
-        check_export_folder(export_dir, "--export_dir", problems)
-
-
-def _check_upload(url: str | None) -> None:
-    if url is not None:
-        Store(url, UPLOAD_FLAG)
-
-
-def _check_sentences(path: Path | None) -> None:
-    if path is not None:
-        read_sentences(path)
-
-
-def _check_other_run(folder: Path | None) -> None:
-    """A run with checkpoints of its own does not need that folder, so its absence alone is not an error."""
-    if folder is not None:
-        CheckpointFolder(folder).check_exists()
-
-
-def _check_data(request: DataRequest | None, rank_info: RankInfo, cache: ShardCache | None) -> None:
-    """Find the problems of the data, if the settings have problems already."""
-    if request is not None:
-        # Without a tokenizer the vocabulary size is the JSON's, which may be what is wrong.
-        vocab_size = None if request.tokenizer_digest is None else request.vocab_size
-        open_data(replace(request, vocab_size=vocab_size, verify=False), rank_info, cache)

@@ -7,7 +7,9 @@ from typing import Any
 from tqdm import tqdm
 
 from common.console import console
+from common.hardware import describe_hardware
 from data.stream.loader import StepBatches
+from training.build import Run
 from training.clock import Clock
 from training.engine.gradients import GradientNorm, GradientWatch
 from training.metrics.formatting import first_live_text, live_text, train_line
@@ -15,8 +17,22 @@ from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
 from training.metrics.tally import Tally
 from training.metrics.window import MetricsWindow, Settled, StepLoss, WindowReport
+from training.plan.learning_rate import effective_recipe
+from training.settings.resolve import Settings
 
 WATCHED_STEPS = 2  # in which every parameter should get a gradient
+# What people vary between runs, beside the recipe: for TensorBoard's table of runs.
+MODEL_KEYS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "sentence_head",
+)
 
 
 class Reporter:
@@ -47,16 +63,6 @@ class Reporter:
         total, step = clock.last_step(), clock.progress.step
         self.bar: tqdm = console.progress(total=total, initial=step, unit="step", dynamic_ncols=True)
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether steps were counted since the last report."""
-        return self.window.num_steps > 0
-
-    @property
-    def has_unsettled_steps(self) -> bool:
-        """Whether the training state lacks the tokens of steps."""
-        return self.window.num_unsettled > 0
-
     def count(self, tally: Tally, batches: StepBatches, epoch: int, lr: float) -> None:
         """Count a step that was applied, and that `progress` includes. `epoch`: in which it began."""
         self.lr = lr
@@ -71,9 +77,9 @@ class Reporter:
 
     def all_ranks_settle(self) -> list[StepLoss]:
         """Count the tokens of the steps since the last settled one, without a report. Returns each step's loss."""
-        return self._settle(self.window.all_ranks_settle())
+        return self._add_tokens(self.window.all_ranks_settle())
 
-    def _settle(self, settled: Settled) -> list[StepLoss]:
+    def _add_tokens(self, settled: Settled) -> list[StepLoss]:
         self.progress.add_tokens(settled.num_tokens)
         return settled.step_losses
 
@@ -85,7 +91,7 @@ class Reporter:
     def all_ranks_close(self) -> list[StepLoss]:
         """Turn the counts since the last report into figures. Returns the loss of each step not settled before."""
         self.closed = self.window.all_ranks_close()
-        losses = self._settle(self.closed.settled)
+        losses = self._add_tokens(self.closed.settled)
         norm = self.grad_norm.value()
         self.figures = {
             **self.closed.figures,
@@ -131,3 +137,25 @@ class Reporter:
             first_report = step + self.print_steps - step % self.print_steps
             self.bar.set_postfix_str(first_live_text(epoch, loss, self.lr, first_report), refresh=False)
         self.bar.update(step - self.bar.n)
+
+
+def finish_sinks(run: Run) -> None:
+    """Write the end of a run, with its line in TensorBoard's table of runs."""
+    hardware = describe_hardware(run.device, run.rank_info.world_size)
+    run.sinks.finish(hyperparameters(run.settings), run.progress.step, run.progress.samples, hardware)
+
+
+def hyperparameters(settings: Settings) -> dict[str, Any]:
+    """Settings by name, without those that have no effect in this run."""
+    flags, model = settings.training_flags, settings.model_config.to_dict()
+    found = {
+        **effective_recipe(settings.recipe()),
+        "max_steps": flags.max_steps,
+        "max_seq_length": settings.data_flags.max_seq_length,
+        "precision": settings.precision,
+        "zero_stage": settings.deepspeed.zero_stage,
+        "seed": flags.seed,
+        "is_preln": settings.model_flags.preln,
+        **{key: model[key] for key in MODEL_KEYS},
+    }
+    return {key: value for key, value in found.items() if value is not None}

@@ -13,14 +13,14 @@ from common.words import counted
 from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import evaluation_batches
-from training.checkpoints.retention import Best
+from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import to_device
 from training.metrics.formatting import validation_line
 from training.metrics.sinks import Sinks
 from training.metrics.tally import BatchSpread, Tally, summarize
 from training.metrics.timing import SectionTimer
-from training.runtime.collectives import Unreadable
+from training.runtime.collectives import Unreadable, attempt
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests
 
@@ -120,11 +120,7 @@ class Validator:
 
 def _all_ranks_next(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:
     """None: there are no more, or all ranks have agreed to stop. Every rank has the same number of batches."""
-    batch, failure = None, None
-    try:
-        batch = next(batches, None)
-    except Exception as error:  # raised on all ranks below
-        failure = error
+    batch, failure = attempt(lambda: next(batches, None))
     if batch is None and failure is None:
         return None
     is_stopped, is_unreadable = stop.all_ranks_agree(failure is not None)

@@ -10,12 +10,12 @@ from typing import Any
 from common.errors import Problems, UserError
 from common.files import check_folder_to_write
 from common.help import HelpFormatter, Parser, positive_int, seed_number
+from common.stores import is_url
 from data.instances.segments import OBJECTIVES
 from data.masking import UNITS
 from data.preparation.executors import EXECUTORS
 from data.preparation.settings import Settings, default_predictions
 from data.preparation.work_folder import check_work_folder
-from data.text.files import is_url
 from data.text.layouts import LAYOUTS
 from data.tokenizer_training import TOKENIZER_TYPES
 

@@ -26,14 +26,13 @@ from data.preparation.reading import count_files, extract_archive, read_sources,
 from data.preparation.settings import Settings
 from data.preparation.splits import check_splits, with_validation_share
 from data.preparation.tasks import cut, encode, release_encoder, write
-from data.preparation.text_sample import TextSample
 from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS
 from data.text import sources as sources_
-from data.text.compression import DAMAGED
+from data.text.files import DAMAGED
 from data.text.sources import Source, count_formats, pack_sources
 from data.tokenizer import BertTokenizer
-from data.tokenizer_training import DEFAULT_TYPE, train_tokenizer
+from data.tokenizer_training import DEFAULT_TYPE, TextSample, train_tokenizer
 
 SAMPLE_BYTES = "tokenizer_sample_bytes"  # of the text that the tokenizer was trained on
 _MAX_NAMED_FILES = 5  # in a message

@@ -11,9 +11,8 @@ import numpy as np
 from data.preparation.duplicates import DocumentHash, sign
 from data.preparation.work_folder import Job, WorkFolder
 from data.text.archives import extract
-from data.text.compression import DAMAGED
 from data.text.documents import read_documents, unpack
-from data.text.files import guess_encoding
+from data.text.files import DAMAGED, guess_encoding
 from data.text.sentences import has_words
 from data.text.sources import Source
 from data.text.tables import count_shards
@@ -40,19 +39,15 @@ def unpack_stream(job: Job, number: int, source: Source, part_bytes: int) -> dic
     counts: Counter[str] = Counter()
     parts: list[str] = []
     found = unpack(source, counts, job.settings.text_field)
-    for first in found:
+    for content, may_end in found:
         parts.append(str(job.folder.root / "raw" / f"{number:06d}-{len(parts):06d}"))
         with Path(parts[-1]).open("wb") as stream:
-            size, item = stream.write(first.content), first
-            while not (item.may_end and size >= part_bytes) and (following := next(found, None)) is not None:
-                size, item = size + stream.write(following.content), following
+            size = stream.write(content)
+            while not (may_end and size >= part_bytes) and (following := next(found, None)) is not None:
+                size, may_end = size + stream.write(following[0]), following[1]
+    damaged = [source.path] if counts[DAMAGED] else []
     encodings = {source.path: guess_encoding(source.path)} if _num_bad_utf8(counts) else {}
-    return {
-        "parts": parts,
-        "counts": counts,
-        "damaged": [source.path] if counts[DAMAGED] else [],
-        "encodings": encodings,
-    }
+    return {"parts": parts, "counts": counts, "damaged": damaged, "encodings": encodings}
 
 
 def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, Any]:

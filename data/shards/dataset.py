@@ -1,4 +1,4 @@
-"""A dataset on disk: the shards of one or more folders, checked when opened, read in blocks."""
+"""A dataset on disk: the shards of one or more folders, checked when opened and against a run, read in blocks."""
 
 import hashlib
 import json
@@ -12,10 +12,18 @@ import numpy as np
 
 from common.errors import Problems, UserError
 from data.shards.cache import ShardCache
-from data.shards.folder import check_complete, find_shards, read_manifest
-from data.shards.reader import ShardFile, ShardLayout
+from data.shards.folder import (
+    ShardInfo,
+    check_complete,
+    check_like,
+    check_shard,
+    describe_fetched,
+    find_shards,
+    open_fetched,
+    read_manifest,
+)
+from data.shards.reader import PREPARE_COMMAND, ShardFile, ShardLayout
 from data.shards.schema import NO_LABEL, Rows, Split, concatenate_rows
-from data.shards.shard_info import ShardInfo, check_like, check_shard, describe_fetched, open_fetched
 
 _MAX_OPEN_FILES = 32
 _NUM_FIRST_ROWS = 64  # read when a dataset is opened
@@ -35,17 +43,16 @@ class PretrainingDataset:
         cache: ShardCache | None = None,
     ) -> None:
         """`cache` has the shards that are fetched from a store, which cannot be removed while they are open."""
-        self.shards = tuple(replace(shard, layout=None) for shard in shards)
+        self.shards = tuple(replace(shard, layout=shard.layout.without_tables()) for shard in shards)
         self._cache = cache
         self._layouts: dict[int, ShardLayout] = {}  # of files that were checked, by shard
         self._table_bytes = 0  # in these layouts
         for number, shard in enumerate(shards):
-            if shard.layout is not None:
-                self._remember(number, shard.layout)
+            self._remember(number, shard.layout)
         self.max_predictions_per_seq = max_predictions_per_seq
         self.vocab_size = vocab_size  # larger ids are refused; None: not known
         self.weights = None if weights is None else tuple(weights)  # one per folder
-        self._first_rows = np.cumsum([0] + [shard.num_rows for shard in self.shards])
+        self._first_rows = np.cumsum([0] + [shard.layout.num_rows for shard in self.shards])
         self._open: OrderedDict[int, ShardFile] = OrderedDict()  # by shard, least recently used first
         self._last_block: tuple[tuple[int, int], Rows] | None = None  # ((shard, start), rows)
 
@@ -60,18 +67,18 @@ class PretrainingDataset:
     @property
     def tokenizer_digest(self) -> str | None:
         """Digest of the tokenizer that made the shards; None if no shard states it."""
-        return next((shard.tokenizer_digest for shard in self.shards if shard.tokenizer_digest is not None), None)
+        return next((digest for shard in self.shards if (digest := shard.layout.tokenizer_digest) is not None), None)
 
     @property
     def digest(self) -> str:
         """Identity of the data: names, row counts and digests of all shards, in order, and the weights."""
-        identity = [[shard.path.name, shard.num_rows, shard.digest] for shard in self.shards]
+        identity = [[shard.path.name, shard.layout.num_rows, shard.digest] for shard in self.shards]
         return hashlib.sha256(json.dumps([identity, self.weights]).encode()).hexdigest()
 
     @property
     def is_masked(self) -> bool:
         """Whether every shard was prepared with masks."""
-        return all(shard.is_masked for shard in self.shards)
+        return all(shard.layout.is_masked for shard in self.shards)
 
     @property
     def is_fetched(self) -> bool:
@@ -90,8 +97,7 @@ class PretrainingDataset:
     def read(self, shard: int, start: int, stop: int, *, with_words: bool = True) -> Rows:
         """Rows [start, stop) of one shard, padded to `max_predictions_per_seq`."""
         rows = self._shard_file(shard).read(start, stop, vocab_size=self.vocab_size, with_words=with_words)
-        attributes = self.shards[shard].attributes
-        if attributes is not None and attributes.get("objective") == "mlm":
+        if (self.shards[shard].layout.attributes or {}).get("objective") == "mlm":
             # Without sentence pairs the zeros in the shard are not labels.
             rows = rows.replace(next_sentence_labels=np.full(len(rows), NO_LABEL, dtype=np.int8))
         return rows.padded_to_predictions(self.max_predictions_per_seq)
@@ -104,7 +110,7 @@ class PretrainingDataset:
         parts: list[Rows] = []
         while start < stop:
             shard, row = self._locate(start)
-            block, offset = divmod(row, self.shards[shard].block_rows)
+            block, offset = divmod(row, self.shards[shard].layout.block_rows)
             rows = self._read_block(shard, block)
             count = min(stop - start, len(rows) - offset)
             parts.append(rows.take(np.arange(offset, offset + count)))  # a copy: a view would keep the whole block
@@ -150,9 +156,9 @@ class PretrainingDataset:
         if self._last_block is None or self._last_block[0] != (shard, block):
             self._last_block = None  # free the memory before the next block is read
             self.fetch_ahead(range(shard, min(shard + _FETCHED_AHEAD, len(self.shards))))
-            info = self.shards[shard]
-            start = block * info.block_rows
-            rows = self.read(shard, start, min(start + info.block_rows, info.num_rows))
+            layout = self.shards[shard].layout
+            start = block * layout.block_rows
+            rows = self.read(shard, start, min(start + layout.block_rows, layout.num_rows))
             self._last_block = (shard, block), rows
         return self._last_block[1]
 
@@ -171,7 +177,7 @@ class PretrainingDataset:
             file = open_fetched(self._cache, info.remote, known)
             check_like(file.layout, info)
         self._remember(shard, file.layout)
-        if file.layout.num_rows != info.num_rows:
+        if file.layout.num_rows != info.layout.num_rows:
             raise UserError(f"{file.path}: has changed since the run began. Stop writing to it, or restart the run.")
         self._open[shard] = file
         return file
@@ -233,19 +239,22 @@ def open_dataset(
     dataset = PretrainingDataset(shards, max_predictions_per_seq, vocab_size, weights, cache)
     if vocab_size is not None:
         # Every read checks its values; reading a few rows now reports a wrong tokenizer early.
-        first = next((i for i, shard in enumerate(shards) if shard.layout), 0)  # one that is on this machine
-        dataset.read(first, 0, min(_NUM_FIRST_ROWS, shards[first].num_rows))
+        first = next((i for i, shard in enumerate(shards) if shard.layout.identity), 0)  # one that is on this machine
+        dataset.read(first, 0, min(_NUM_FIRST_ROWS, shards[first].layout.num_rows))
     return dataset
 
 
 def check_same_tokenizer(shards: Sequence[ShardInfo]) -> None:
     """Refuse shards that state different tokenizers: the same id is another word in each."""
-    stated = [shard for shard in shards if shard.tokenizer_digest is not None]
-    other = next((shard for shard in stated if shard.tokenizer_digest != stated[0].tokenizer_digest), None)
-    if other is not None:
+    first_of: dict[str, Path] = {}  # by tokenizer
+    for shard in shards:
+        if shard.layout.tokenizer_digest is not None:
+            first_of.setdefault(shard.layout.tokenizer_digest, shard.path)
+    if len(first_of) > 1:
+        first, other, *_ = first_of.values()
         raise UserError(
-            f"{other.path}: was made with another tokenizer than {stated[0].path}. Prepare both with the same "
-            f"--vocab_file, or train on one of them."
+            f"{other}: was made with another tokenizer than {first}. Prepare both with the same --vocab_file, or train "
+            f"on one of them."
         )
 
 
@@ -267,3 +276,41 @@ def _check_folders(folders: Sequence[Path], weights: Sequence[float] | None, pro
             f"dataset weights: found {list(weights)}, expected positive numbers. Remove a folder instead of giving it "
             f"the weight 0."
         )
+
+
+def check_tokenizer(datasets: Sequence[PretrainingDataset], digest: str | None) -> None:
+    """Refuse data made with another tokenizer than `digest`, if it is known, or than the other datasets."""
+    for data in datasets:
+        if None not in (digest, data.tokenizer_digest) and data.tokenizer_digest != digest:
+            raise UserError(
+                f"{data.files[0].parent}: was made with another tokenizer than the model JSON's bert_token_file. Use "
+                f"the tokenizer that prepared the data, or prepare the data again."
+            )
+    check_same_tokenizer([shard for data in datasets for shard in data.shards])
+
+
+def check_masked(data: PretrainingDataset, remedy: str) -> None:
+    """Refuse shards that were prepared without masks; `remedy`: what else helps than preparing them with masks."""
+    unmasked = next((shard for shard in data.shards if not shard.layout.is_masked), None)
+    if unmasked is not None:
+        raise UserError(
+            f"{unmasked.path}: was prepared without masks (--dupe_factor 0). To use it, {remedy}, or prepare it with "
+            f"--dupe_factor 1 or more."
+        )
+
+
+def check_disjoint(training: Sequence[PretrainingDataset], validation: PretrainingDataset) -> None:
+    """Refuse a validation file that is also training data: the same file, or the same content by its digest."""
+    trained = {identity: path for data in training for path, identity in _identities(data)}
+    for path, identity in _identities(validation):
+        if identity in trained:
+            raise UserError(
+                f"{path}: is validation data, but {trained[identity]} is the same file and is training data, so the "
+                f"validation loss would mean nothing. Prepare a separate split with "
+                f"`{PREPARE_COMMAND} --validation_share 0.01`."
+            )
+
+
+def _identities(data: PretrainingDataset) -> list[tuple[Path, Path | str]]:
+    """Two identities of each file: its path with links resolved, and its digest."""
+    return [(shard.path, identity) for shard in data.shards for identity in (shard.path.resolve(), shard.digest)]

@@ -40,6 +40,15 @@ class ShardLayout:
     columns: dict[str, StoredRows] | None  # by dataset; None: not every dataset has a table, or it was dropped
 
     @property
+    def is_masked(self) -> bool:
+        return self.attributes is None or bool(self.attributes.get("masked", True))
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        found = (self.attributes or {}).get("tokenizer_digest")
+        return None if found is None else str(found)
+
+    @property
     def table_bytes(self) -> int:
         tables = [rows.table for rows in (self.columns or {}).values()]
         return sum(part.nbytes for table in tables if table is not None for part in table)
@@ -79,13 +88,12 @@ class ShardFile:
         identity = _identity(self._stream)
         self._is_checked = known is not None and known.identity == identity
         self._tables: dict[str, ChunkTable] = {}
-        datasets = {name: self._open_dataset(self._file, name) for name in DATASETS}
-        num_rows, max_seq_length, max_predictions_per_seq = _check_shapes(self.path, datasets)
+        names = [*DATASETS, *([WORD_STARTS] if WORD_STARTS in self._file else [])]
+        datasets = {name: self._open_dataset(self._file, name) for name in names}
+        sizes = _check_shapes(self.path, datasets)
         attributes = _read_attributes(self.path, self._file, self._is_checked)
         unit_rows = 0 if attributes is None else _find_unit_rows(datasets)
         block_rows = _choose_block_rows(datasets, unit_rows)
-        if WORD_STARTS in self._file:
-            datasets[WORD_STARTS] = self._open_word_starts(self._file, num_rows, max_seq_length)
         if not self._is_checked and have_overlap(self._tables.values()):
             raise UserError(f"{self.path}: is damaged (two datasets or chunks share the same bytes). {REMEDY}")
         tables = {} if self._file.userblock_size else self._tables  # their offsets begin after the user block
@@ -95,7 +103,6 @@ class ShardFile:
         }
         has_tables = all(rows.table is not None for rows in self._columns.values())
         columns = self._columns if has_tables else None
-        sizes = num_rows, max_seq_length, max_predictions_per_seq
         return ShardLayout(identity, *sizes, attributes, unit_rows, block_rows, columns)
 
     def close(self) -> None:
@@ -145,16 +152,6 @@ class ShardFile:
             raise UserError(f"{self.path}: {name!r} {error}, which is refused. {REMEDY}") from error
         return dataset
 
-    def _open_word_starts(self, file: h5py.File, num_rows: int, max_seq_length: int) -> h5py.Dataset:
-        dataset = self._open_dataset(file, WORD_STARTS)
-        expected = (num_rows, math.ceil(max_seq_length / 8))
-        if dataset.shape != expected or dataset.dtype != np.uint8:
-            raise UserError(
-                f"{self.path}: {WORD_STARTS!r} has a wrong type or shape (found {dataset.dtype} {dataset.shape}, "
-                f"expected uint8 {expected}). {REMEDY}"
-            )
-        return dataset
-
 
 def _find_unit_rows(datasets: dict[str, h5py.Dataset]) -> int:
     """Rows that are decoded together, if these are a part of a block, else 0."""
@@ -171,11 +168,13 @@ def _choose_block_rows(datasets: dict[str, h5py.Dataset], unit_rows: int) -> int
     return min(MAX_BLOCK_ROWS, max([_MIN_BLOCK_ROWS, *heights]))
 
 
-def layout_like(unit_rows: int, block_rows: int, num_rows: int) -> tuple[int, int]:
-    """`unit_rows` and `block_rows` of a shard of `num_rows`, by those of a larger one that was written alike."""
-    if unit_rows and unit_rows < min(_MIN_BLOCK_ROWS, num_rows):
-        return unit_rows, block_rows
-    return 0, _MIN_BLOCK_ROWS if unit_rows else max(_MIN_BLOCK_ROWS, min(block_rows, num_rows))
+def layout_like(layout: ShardLayout, num_rows: int) -> ShardLayout:
+    """The layout of a shard of `num_rows` that was not checked, by that of a larger one that was written alike."""
+    expected = replace(layout, identity=(), num_rows=num_rows, columns=None)
+    if layout.unit_rows and layout.unit_rows < min(_MIN_BLOCK_ROWS, num_rows):
+        return expected
+    block_rows = 0 if layout.unit_rows else min(layout.block_rows, num_rows)
+    return replace(expected, unit_rows=0, block_rows=max(_MIN_BLOCK_ROWS, block_rows))
 
 
 def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:
@@ -242,15 +241,17 @@ def _identity(stream: IO[bytes]) -> Identity:
 
 
 def _check_shapes(path: Path, datasets: dict[str, h5py.Dataset]) -> tuple[int, int, int]:
-    """Return (N, S, P), which all six datasets must agree on."""
+    """Return (N, S, P), which all datasets must agree on."""
     num_rows, width = datasets["input_ids"].shape[0], datasets["input_ids"].shape[-1]
     num_predictions = datasets["masked_lm_positions"].shape[-1]
-    sizes = {"N": num_rows, "S": width, "P": num_predictions}
-    for name, (letters, _) in DATASETS.items():
+    sizes = {"N": num_rows, "S": width, "P": num_predictions, "W": math.ceil(width / 8)}
+    for name, dataset in datasets.items():
+        letters, kind = (DATASETS[name][0], dataset.dtype) if name in DATASETS else ("NW", np.dtype(np.uint8))
         expected = tuple(sizes[letter] for letter in letters)
-        if datasets[name].shape != expected:
+        if dataset.shape != expected or dataset.dtype != kind:
             raise UserError(
-                f"{path}: {name!r} has a wrong shape (found {datasets[name].shape}, expected {expected}). {REMEDY}"
+                f"{path}: {name!r} has a wrong type or shape (found {dataset.dtype} {dataset.shape}, expected {kind} "
+                f"{expected}). {REMEDY}"
             )
     if width > MAX_ROW_LENGTH or num_predictions > MAX_ROW_LENGTH:
         raise UserError(

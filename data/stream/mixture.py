@@ -40,8 +40,9 @@ class Mixture:
         else:
             numbers = range(len(dataset.weights))
             groups = [(np.flatnonzero(folders == folder), derive_key(seed, "part", folder)) for folder in numbers]
-        sizes = [ShardSize(shard.num_rows, shard.block_rows, shard.unit_rows) for shard in dataset.shards]
-        length = dataset.shards[0].max_seq_length
+        layouts = [shard.layout for shard in dataset.shards]
+        sizes = [ShardSize(each.num_rows, each.block_rows, each.unit_rows) for each in layouts]
+        length = layouts[0].max_seq_length
         self.components = [
             Component(SampleOrder([sizes[i] for i in shards], key, length), shards) for shards, key in groups
         ]

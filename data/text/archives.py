@@ -10,8 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from common.errors import UserError
-from data.text.compression import DAMAGED, is_damage
-from data.text.files import open_source
+from data.text.files import DAMAGED, is_damage, open_source
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst")
 _UNSAFE = re.compile(r"[^\w.-]+")

@@ -9,8 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from common.errors import SYSTEM_REMEDIES, UserError
-from data.text.compression import DAMAGED, is_damage
-from data.text.files import open_source, open_text
+from data.text.files import DAMAGED, is_damage, is_unreadable, open_source, open_text
 from data.text.html_pages import html_text
 from data.text.layouts import LAYOUTS, heading_level
 from data.text.lines import MAX_RECORD, LinePart, is_blank, lines_of_range, read_line_parts
@@ -38,10 +37,9 @@ def read_documents(source: Source, counts: Counter[str], *, language: str, text_
     """Yield the documents of a source in order, long ones in parts. `counts` collects what was found on the way."""
     try:
         if source.format in LAYOUTS:
-            sentences = _sentences_of_text(source, counts, language)
+            yield from _documents(_sentences_of_text(source, counts, language), counts)
         else:
-            sentences = _sentences_of_records(source, counts, language, text_field)
-        yield from _documents(sentences, counts)
+            yield from _documents(_sentences_of_records(source, counts, language, text_field), counts)
     except Exception as error:
         _count_damage(error, source, counts)
 
@@ -68,30 +66,22 @@ def _count_damage(error: Exception, source: Source, counts: Counter[str]) -> Non
     """Count a damaged file, whose readable beginning is used; raise any other error."""
     if is_damage(error):
         counts[DAMAGED] += 1
-    elif isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
-        raise UserError(
-            f"{source.path}: cannot be read ({error.strerror}); expected a file that this user may read; grant this "
-            f"user the right to read it, or leave it out of --input"
-        ) from error
-    elif isinstance(error, OSError):
-        remedy = SYSTEM_REMEDIES.get(error.errno or 0, "make sure that it can be read")
-        raise UserError(
-            f"{source.path}: cannot be read ({error.strerror or error}); {remedy}, and run the same command again: it "
-            f"resumes where it stopped"
-        ) from error
-    else:
+        return
+    if not isinstance(error, OSError):
         raise error
+    remedy = SYSTEM_REMEDIES.get(error.errno or 0, "make sure that it can be read")
+    remedy += ", and run the same command again: it resumes where it stopped"
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
+        remedy = "expected a file that this user may read; grant this user that right, or leave it out of --input"
+    raise UserError(f"{source.path}: cannot be read ({error.strerror or error}); {remedy}") from error
 
 
 def _sentences_of_text(source: Source, counts: Counter[str], language: str) -> Sentences:
     with open_text(source.path) as stream:
         separates = is_title if source.format == "articles" else is_blank
         lines = lines_of_range(stream, source.start, source.stop, counts, separates)
-        if source.format == "articles":
-            yield from _articles(lines, counts, language)
-            return
-        if source.format == "running":
-            yield from _running_text(lines, counts, language)
+        if source.format in _READERS:
+            yield from _READERS[source.format](lines, counts, language)
             return
         for line in lines:
             text = clean_line(line.content, counts)
@@ -133,6 +123,9 @@ def _running_text(lines: Iterator[LinePart], counts: Counter[str], language: str
     yield split_sentences(" ".join(paragraph), language)
 
 
+_READERS = {"articles": _articles, "running": _running_text}
+
+
 def _sentences_of_records(source: Source, counts: Counter[str], language: str, text_field: str) -> Sentences:
     for text in _texts_of_records(source, counts, text_field):
         if isinstance(text, str):
@@ -167,46 +160,36 @@ def _texts_of_records(source: Source, counts: Counter[str], text_field: str) -> 
                 yield record and record.get(text_field)
 
 
-class Unpacked(NamedTuple):
-    content: bytes
-    may_end: bool  # whether a part that another task reads may end here
-
-
-def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> Iterator[Unpacked]:
+def unpack(source: Source, counts: Counter[str], text_field: str = "text") -> Iterator[tuple[bytes, bool]]:
     """Yield the raw content of a stream, which only one process can read; cleaning it is most of the work.
 
     The articles of a dump and the records of a dataset, an array or a table become JSON lines; lines of text and
-    of JSON stay as they are.
+    of JSON stay as they are. With each content, whether a part that another task reads may end after it.
     """
+    is_end = is_title if source.format == "articles" else is_blank
     try:
         if source.is_named:
             assert source.stop is not None, "a dataset by name is cut into its files first"
             records = named_records(source.path, source.start, source.stop, text_field)
-            yield from (_json_line(record, text_field) for record in records)
-            return
-        with open_source(source.path) if source.format == "wiki" else open_text(source.path) as stream:
-            if source.format == "wiki":
-                for article in read_articles(stream, counts):
-                    yield Unpacked(json.dumps(article).encode() + b"\n", True)
-                return
-            if source.format in RECORD_FORMATS and source.format != "jsonl":
-                for record in read_records(stream, source.path, source.format, counts):
-                    yield _json_line(record or {}, text_field)
-                return
-            for part in read_line_parts(stream, 0):
-                if source.format == "jsonl":
-                    may_end = part.ends_line
+            yield from ((_json_line(record, text_field), True) for record in records)
+        elif source.format == "wiki":
+            with open_source(source.path) as stream:
+                yield from ((json.dumps(article).encode() + b"\n", True) for article in read_articles(stream, counts))
+        else:
+            with open_text(source.path) as stream:
+                if source.format in RECORD_FORMATS and source.format != "jsonl":
+                    for record in read_records(stream, source.path, source.format, counts):
+                        yield _json_line(record or {}, text_field), True
                 else:
-                    may_end = is_title(part) if source.format == "articles" else part.is_blank_line
-                yield Unpacked(part.content, may_end)
+                    for part in read_line_parts(stream, 0):
+                        yield part.content, part.ends_line and (source.format == "jsonl" or is_end(part))
     except Exception as error:
         _count_damage(error, source, counts)
 
 
-def _json_line(record: dict[str, Any], text_field: str) -> Unpacked:
+def _json_line(record: dict[str, Any], text_field: str) -> bytes:
     text = record.get(text_field)
-    content = json.dumps({text_field: text if isinstance(text, str) else None})
-    return Unpacked(content.encode() + b"\n", True)
+    return json.dumps({text_field: text if isinstance(text, str) else None}).encode() + b"\n"
 
 
 def check_text_fields(sources: Sequence[Source], text_field: str, names: Mapping[str, str] | None = None) -> None:
@@ -217,5 +200,5 @@ def check_text_fields(sources: Sequence[Source], text_field: str, names: Mapping
                 with open_text(source.path) as stream:
                     check_text_field(stream, (names or {}).get(source.path, source.path), source.format, text_field)
             except Exception as error:
-                if not isinstance(error, OSError) and not is_damage(error):
-                    raise  # reading counts the others, or reports them
+                if not is_unreadable(error):
+                    raise

@@ -1,33 +1,61 @@
-"""Opens local files and URLs: decompressed, and as UTF-8."""
+"""Opens local files and URLs, decompressed and as UTF-8; distinguishes damaged files from errors of the system."""
 
+import bz2
 import codecs
+import gzip
 import io
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
+import zstandard
 
-from data.text.compression import is_damage, open_binary, open_generated
+from common.stores import is_url
 from data.text.encodings import likely_encoding, wide_encoding
 
+DAMAGED = "files_cut_short"  # the count of truncated or malformed files
+COMPRESSIONS = {".gz", ".bz2", ".zst", ".zstd"}
+# `zstd --long=31` declares a window of 2 GB. The library refuses windows above 128 MB unless this is raised.
+_MAX_WINDOW = 2**31
+_INPUT_BYTES = 2**10  # 4 compressed bytes can expand to 128 kB, so one call yields at most 32 MB
 _SAMPLE_BYTES = 2**16
 _BUFFER_BYTES = 2**17
 _HEAD_BYTES = 2**12  # from which the encoding is recognised
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError, zipfile.BadZipFile, tarfile.TarError)
 
 
-def is_url(path: str) -> bool:
-    return "://" in path
+def is_damage(error: BaseException) -> bool:
+    """Whether an error means that a file is truncated or malformed, as opposed to a failure of the system.
+
+    bz2 and pyarrow raise a plain OSError without an errno for a malformed file; errors of the system or the network
+    have an errno or a subclass. pyarrow is optional, so its own error is recognised by name. The column names of a
+    damaged table may not be valid UTF-8.
+    """
+    if isinstance(error, (*_DAMAGE, UnicodeDecodeError)) or type(error).__name__ == "ArrowInvalid":
+        return True
+    return type(error) is OSError and error.errno is None
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether the task that reads the file will count or report the error, so that others can leave it alone."""
+    return isinstance(error, OSError) or is_damage(error)
 
 
 def open_source(path: str) -> IO[bytes]:
-    """Open the uncompressed content of a local file or a URL."""
-    if not is_url(path):
-        return open_binary(Path(path).open("rb"), path)
-    stream = fsspec.open(path, "rb").open()
+    """Open a local file or a URL, decompressed if its name ends in .gz, .bz2, .zst or .zstd (in any case)."""
+    stream: IO[bytes] = fsspec.open(path, "rb").open() if is_url(path) else Path(path).open("rb")  # noqa: SIM115
     if isinstance(stream, fsspec.spec.AbstractBufferedFile):  # its `readline` is slow and takes no limit
         stream = io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
-    return open_binary(stream, path)
+    name = path.lower()
+    if name.endswith((".gz", ".tgz")):
+        return cast(IO[bytes], gzip.open(stream, "rb"))
+    if name.endswith((".bz2", ".tbz2")):
+        return cast(IO[bytes], bz2.open(stream, "rb"))
+    return _as_stream(stream, _decompress_frames(stream)) if name.endswith((".zst", ".zstd")) else stream
 
 
 def open_text(path: str) -> IO[bytes]:
@@ -36,7 +64,57 @@ def open_text(path: str) -> IO[bytes]:
     if not hasattr(stream, "peek"):
         stream = io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
     encoding = wide_encoding(cast(io.BufferedReader, stream).peek(_HEAD_BYTES)[:_HEAD_BYTES])
-    return stream if encoding is None else open_generated(stream, _recode(stream, encoding))
+    return stream if encoding is None else _as_stream(stream, _recode(stream, encoding))
+
+
+class _GeneratedStream(io.RawIOBase):
+    def __init__(self, stream: IO[bytes], contents: Iterator[bytes]) -> None:
+        self._stream, self._contents = stream, contents
+        self._unread = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._unread:
+            content = next(self._contents, None)
+            if content is None:
+                return 0
+            self._unread = memoryview(content)
+        size = min(len(buffer), len(self._unread))
+        buffer[:size] = self._unread[:size]
+        self._unread = self._unread[size:]
+        return size
+
+
+def _as_stream(stream: IO[bytes], contents: Iterator[bytes]) -> IO[bytes]:
+    """Return `contents`, which a generator makes of `stream`, as a stream."""
+    return io.BufferedReader(_GeneratedStream(stream, contents), _BUFFER_BYTES)
+
+
+def _decompress_frames(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content of all frames. A truncated last frame raises; zstandard's own reader hides it."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+    frame = None
+    while packed := stream.read(_INPUT_BYTES):
+        while packed:
+            frame = frame or decompressor.decompressobj()
+            yield frame.decompress(packed)
+            packed = frame.unused_data
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the last zstd frame is truncated")
+
+
+def _recode(stream: IO[bytes], encoding: str) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    while content := stream.read(_BUFFER_BYTES):
+        yield decoder.decode(content).encode()
+    yield decoder.decode(b"", final=True).encode()
 
 
 def is_wide(path: str) -> bool:
@@ -46,13 +124,6 @@ def is_wide(path: str) -> bool:
             return wide_encoding(stream.read(_HEAD_BYTES)) is not None
     except OSError:
         return False  # reading it reports the error
-
-
-def _recode(stream: IO[bytes], encoding: str) -> Iterator[bytes]:
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    while content := stream.read(_BUFFER_BYTES):
-        yield decoder.decode(content).encode()
-    yield decoder.decode(b"", final=True).encode()
 
 
 def url_info(path: str) -> dict[str, Any]:
@@ -85,6 +156,6 @@ def _read_head(path: str) -> bytes:
         with open_text(path) as stream:
             return stream.read(_SAMPLE_BYTES)
     except Exception as error:
-        if isinstance(error, OSError) or is_damage(error):
+        if is_unreadable(error):
             return b""
         raise

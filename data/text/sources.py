@@ -12,11 +12,11 @@ import fsspec
 
 from common.console import console
 from common.errors import Problems, UserError
+from common.stores import is_url
 from common.words import counted
 from data.shards.schema import SUFFIXES
 from data.text.archives import is_archive
-from data.text.compression import COMPRESSIONS, is_damage
-from data.text.files import can_seek, is_url, is_wide, open_source, read_sample, url_info
+from data.text.files import COMPRESSIONS, can_seek, is_unreadable, is_wide, open_source, read_sample, url_info
 from data.text.html_pages import is_html
 from data.text.layouts import layout_of
 from data.text.records import json_kind, looks_like_json, table_kind
@@ -25,12 +25,12 @@ from data.text.tables import HF_PREFIX, cut_parquet, cut_saved
 RANGE_BYTES = 4 * 2**20  # of a plain file; where it is cut depends on the file alone, not on the number of workers
 _FORMATS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
     ".csv": "csv",
     ".tsv": "tsv",
     ".xml": "wiki",
     ".parquet": "parquet",
 }
-_FORMATS |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
 # Files that are found in folders of text, and would only give junk. Named as --input, they are refused.
 _NOT_TEXT = set(
     """.pdf .ps .djvu .doc .docx .odt .rtf .epub .mobi .xls .xlsx .ods .ppt .pptx .png .jpg .jpeg .gif .webp .tif .tiff
@@ -138,7 +138,6 @@ def pack_sources(sources: Sequence[Source]) -> Iterator[tuple[Source, ...]]:
 
 
 def count_formats(sources: Sequence[Source]) -> Counter[str]:
-    """Return the number of files per format."""
     return Counter(kind for _, kind in sorted({(source.path, source.format) for source in sources}))
 
 
@@ -267,7 +266,7 @@ def _cut_table(path: str, found: str) -> list[Source]:
             with open_source(path) as stream:
                 ranges = cut_parquet(stream, RANGE_BYTES)
     except Exception as error:
-        if isinstance(error, OSError) or is_damage(error):
-            return [Source(path, found)]
-        raise
+        if not is_unreadable(error):
+            raise
+        ranges = []
     return [Source(path, found, *rows) for rows in ranges] or [Source(path, found)]

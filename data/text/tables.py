@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from common.errors import UserError
-from data.text.compression import is_damage
+from data.text.files import is_unreadable
 
 HF_PREFIX = "hf:"
 _ROWS_AT_ONCE = 256  # of a Parquet file
@@ -130,7 +130,7 @@ def _saved_splits(path: str) -> list[Any]:
             folders = [Path(path) / split for split in splits]
         return [datasets.load_from_disk(str(folder)) for folder in folders if _has_files(folder)]
     except Exception as error:  # `datasets` and its dependencies each raise their own
-        if isinstance(error, OSError) or is_damage(error):
+        if is_unreadable(error):
             raise
         raise UserError(
             f"{path}: cannot be loaded ({_reason(error)}); expected a dataset written by save_to_disk(); save it "

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import IO, NamedTuple
 from xml.etree import ElementTree
 
-from data.text.compression import DAMAGED
+from data.text.files import DAMAGED
 
 _REDIRECT = re.compile(r"\s*#redirect", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # an unclosed comment hides the rest, as on the wiki

@@ -142,7 +142,7 @@ def all_ranks_fine_tune(
         trainer = Trainer(
             model=network,
             args=arguments,
-            train_dataset=_inputs_of(train),
+            train_dataset=train.inputs,
             data_collator=Collator(model.tokenizer.pad_token_id),
             compute_loss_func=mean_loss,
             callbacks=[watcher],
@@ -198,10 +198,6 @@ def _name_classes(config: Any, data: TaskData) -> None:
         config.label2id = {label: number for number, label in enumerate(data.labels)}
 
 
-def _inputs_of(features: Features) -> list[dict[str, Any]]:
-    return [{key: value for key, value in item.items() if key != "first_of"} for item in features.inputs]
-
-
 def _predict_splits(trainer: Trainer, model: ModelFolder, data: TaskData, outcome: Outcome, progress: Progress) -> None:
     """Add the predictions for every split of data.dev to `outcome`."""
     task = data.task
@@ -217,9 +213,8 @@ def _predict_splits(trainer: Trainer, model: ModelFolder, data: TaskData, outcom
 def _predict(trainer: Trainer, features: Features) -> Any:
     """Outputs in the order of the inputs; the longest are computed first, so that batches have little padding."""
     order = sorted(range(len(features.inputs)), key=lambda i: -len(features.inputs[i]["input_ids"]))
-    inputs = _inputs_of(features)
     trainer.args.train_sampling_strategy = "sequential"  # grouping by length would reorder the predictions too
-    outputs = trainer.predict([inputs[i] for i in order]).predictions  # type: ignore[arg-type]
+    outputs = trainer.predict([features.inputs[i] for i in order]).predictions  # type: ignore[arg-type]
     back = np.argsort(order)
     if isinstance(outputs, tuple):
         return tuple(part[back] for part in outputs[:2])
@@ -229,13 +224,10 @@ def _predict(trainer: Trainer, features: Features) -> Any:
 def deepspeed_settings(content: dict[str, Any]) -> dict[str, Any]:
     """A DeepSpeed JSON for the stock Trainer. Sizes, rates and precision come from the protocol."""
     adapted = copy.deepcopy(content)
-    for key in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-    ):
-        adapted[key] = "auto"
+    adapted |= dict.fromkeys(
+        ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+        "auto",
+    )
     for key in ("optimizer", "scheduler"):  # the Trainer's own follow the protocol
         adapted.pop(key, None)
     for key in ("fp16", "bf16"):

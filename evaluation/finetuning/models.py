@@ -14,16 +14,13 @@ from common.errors import Problems, UserError
 from common.files import file_digest
 from common.words import counted
 from evaluation.finetuning.identity import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
-from evaluation.tasks.task import Kind
+from evaluation.tasks.task import ZERO_SHOT, Kind
 
 HEADS: dict[Kind, str] = {
-    "classify": "AutoModelForSequenceClassification",
-    "pair": "AutoModelForSequenceClassification",
-    "regress": "AutoModelForSequenceClassification",
+    **dict.fromkeys(("classify", "pair", "regress"), "AutoModelForSequenceClassification"),
+    **dict.fromkeys(ZERO_SHOT, "AutoModelForMaskedLM"),
     "tokens": "AutoModelForTokenClassification",
     "span": "AutoModelForQuestionAnswering",
-    "minimal_pairs": "AutoModelForMaskedLM",
-    "cloze": "AutoModelForMaskedLM",
 }
 # Positions of these start after the padding token's id, so that many rows of their tables are never used.
 _OFFSET_POSITIONS = frozenset(

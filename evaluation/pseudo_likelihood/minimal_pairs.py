@@ -8,8 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.errors import UserError
-from evaluation.pseudo_likelihood.encoding import Encoded, encode, mask_id_of
-from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, make_queries, score_sentences
+from evaluation.pseudo_likelihood.likelihood import (
+    Encoded,
+    Masking,
+    Scorer,
+    encode,
+    make_queries,
+    mask_id_of,
+    score_sentences,
+)
 
 GAP = re.compile(r"\[MASK\]|<mask>|_{3,}")
 SENTENCES_AT_ONCE = 2000  # between two reports of progress
@@ -58,13 +65,6 @@ def score_pairs(
 def preferred(scores: np.ndarray) -> np.ndarray:
     """[P, 2] scores of good and bad sentences → [P]: 1, 0, or ½ for a tie."""
     return (np.sign(scores[:, 0] - scores[:, 1]) + 1) / 2
-
-
-def minimal_pair_accuracy(
-    scorer: Scorer, tokenizer: Any, pairs: Sequence[tuple[str, str]], masking: Masking = "token"
-) -> float:
-    """Share of pairs whose good sentence is the more probable one."""
-    return score_pairs(scorer, tokenizer, pairs, masking=masking).accuracy
 
 
 @dataclass(frozen=True)

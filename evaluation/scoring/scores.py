@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.scoring.metrics import Array, Metric, make_metric
+from evaluation.scoring.metrics import Metric, make_metric
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData
 
@@ -26,25 +26,20 @@ def gold_of(data: TaskData, split: str) -> Any:
     return [row["label"] for row in rows]
 
 
-def parts_of(metric: Metric, gold: Any, predictions: Any) -> Array:
-    """The metric's per-row numbers [N, K]."""
-    return metric.parts(gold, predictions[metric.name] if isinstance(predictions, dict) else predictions)
-
-
 def score(data: TaskData, predictions: dict[str, Any]) -> dict[str, dict[str, float]]:
     """{split: {metric: value}}"""
     metrics = metrics_of(data.task, len(data.labels))
-    result = {}
-    for split, found in predictions.items():
-        gold = gold_of(data, split)
-        result[split] = {
-            name: metric.value(gold, found[name] if isinstance(found, dict) else found)
-            for name, metric in metrics.items()
-        }
-    return result
+    return {
+        split: {name: metric.value(gold_of(data, split), found) for name, metric in metrics.items()}
+        for split, found in predictions.items()
+    }
 
 
-def majority_predictions(data: TaskData, split: str) -> Any:
+def majority_scores(data: TaskData) -> dict[str, dict[str, float]]:
+    return score(data, {split: _majority_predictions(data, split) for split in data.dev})
+
+
+def _majority_predictions(data: TaskData, split: str) -> Any:
     """What needs no model: the most frequent class, the mean, no entity, no answer; chance where choices are given."""
     rows, kind = data.dev[split], data.task.kind
     if kind == "minimal_pairs":
@@ -65,10 +60,6 @@ def _chance(row: dict[str, Any], metric: str) -> float:
     if size == 0:
         return 0.0
     return 1 / size if metric == "accuracy" else float(np.mean([1 / rank for rank in range(1, size + 1)]))
-
-
-def majority_scores(data: TaskData) -> dict[str, dict[str, float]]:
-    return score(data, {split: majority_predictions(data, split) for split in data.dev})
 
 
 def collapse_reason(data: TaskData, predictions: dict[str, Any], failure: str | None) -> str | None:

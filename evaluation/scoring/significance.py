@@ -22,18 +22,19 @@ class Summary(NamedTuple):
     high: float
 
 
-def summarize(metric: Metric, parts: Sequence[Array], values: Sequence[float], seed: int = 0) -> Summary:
-    """`parts`: the metric's per-row numbers [N, K] for each seed; `values`: its value for each seed.
+def summarize(metric: Metric, parts: Sequence[Array]) -> Summary:
+    """`parts`: the metric's per-row numbers [N, K] for each seed.
 
     The interval is a percentile bootstrap in which a resample draws seeds and rows, the same rows for every seed.
     """
     stacked = np.stack(parts)  # [S, N, K]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     resampled = np.concatenate(
         [metric.of_sums(_weighted(counts, stacked)) for counts in _row_counts(stacked.shape[1], generator)]
     )  # [R, S]
     drawn = generator.integers(0, len(parts), resampled.shape)
     low, high = np.percentile(np.take_along_axis(resampled, drawn, axis=1).mean(1), [2.5, 97.5])
+    values = metric.of_sums(stacked.sum(1))
     std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Summary(float(np.mean(values)), std, float(low), float(high))
 
@@ -61,14 +62,14 @@ class Comparison(NamedTuple):
     p_value: float  # of the permutation test, two-sided
 
 
-def compare(metric: Metric, first: Sequence[Array], second: Sequence[Array], seed: int = 0) -> Comparison:
+def compare(metric: Metric, first: Sequence[Array], second: Sequence[Array]) -> Comparison:
     """Paired over rows and seeds: both have the same rows and the same number of seeds.
 
     The interval is a bootstrap over rows. The test permutes: were both models alike, their results on a row could be
     exchanged; p is how often such an exchange gives a difference at least as large as the observed one.
     """
     a, b = np.stack(first), np.stack(second)  # [S, N, K]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
 
     def difference(sums_a: Array, sums_b: Array) -> Array:
         return metric.of_sums(sums_b).mean(-1) - metric.of_sums(sums_a).mean(-1)

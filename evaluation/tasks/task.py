@@ -14,6 +14,7 @@ Kind = Literal["classify", "pair", "regress", "tokens", "span", "minimal_pairs",
 Format = Literal["tsv", "csv", "jsonl", "conll", "squad", "folders", "dataset"]
 
 TASK_FOLDER = Path(__file__).parent
+TABLES = (".csv", ".tsv", ".jsonl")
 HELD_OUT = "<held out of train>"  # as a file name: the split is cut from the training file
 GROUPS = {
     "glue": ("cola", "sst2", "mrpc", "stsb", "rte", "wnli", "qnli", "qqp", "mnli"),
@@ -22,24 +23,15 @@ GROUPS = {
     "squad": ("squad1", "squad2"),
 }
 ZERO_SHOT: tuple[Kind, ...] = ("minimal_pairs", "cloze")
-# The fields that each kind reads; those after "|" may be left out.
-FIELDS: dict[Kind, str] = {
-    "classify": "text label",
-    "pair": "text text_pair label",
-    "regress": "text label | text_pair",
-    "tokens": "tokens label",
-    "span": "",  # the SQuAD reader fills all of them
-    "minimal_pairs": "good bad | group",
-    "cloze": "text answer | choices group",
-}
-METRICS: dict[Kind, tuple[str, ...]] = {
-    "classify": ("accuracy", "matthews", "f1", "macro_f1"),
-    "pair": ("accuracy", "matthews", "f1", "macro_f1"),
-    "regress": ("pearson", "spearman"),
-    "tokens": ("entity_f1",),
-    "span": ("exact_match", "span_f1"),
-    "minimal_pairs": ("accuracy", "accuracy_of_mean"),
-    "cloze": ("accuracy", "reciprocal_rank"),
+# Of each kind: the fields that it reads, of which those after "|" may be left out, and its metrics.
+KINDS: dict[Kind, tuple[str, str]] = {
+    "classify": ("text label", "accuracy matthews f1 macro_f1"),
+    "pair": ("text text_pair label", "accuracy matthews f1 macro_f1"),
+    "regress": ("text label | text_pair", "pearson spearman"),
+    "tokens": ("tokens label", "entity_f1"),
+    "span": ("", "exact_match span_f1"),  # the SQuAD reader fills all fields
+    "minimal_pairs": ("good bad | group", "accuracy accuracy_of_mean"),
+    "cloze": ("text answer | choices group", "accuracy reciprocal_rank"),
 }
 
 
@@ -74,11 +66,12 @@ class Task(BaseModel):
             raise ValueError('"dev" names no file')
         if not self.train and self.kind not in ZERO_SHOT:
             raise ValueError(f'"train" names no file, but a task of kind "{self.kind}" is fine-tuned')
+        fields, metrics = KINDS[self.kind]
         for metric in self.metrics:
-            if metric not in METRICS[self.kind]:
-                expected = ", ".join(METRICS[self.kind])
+            if metric not in metrics.split():
+                expected = ", ".join(metrics.split())
                 raise ValueError(f'metric "{metric}" does not fit kind "{self.kind}" (expected one of {expected})')
-        needed, _, optional = (part.split() for part in FIELDS[self.kind].partition("|"))
+        needed, _, optional = (part.split() for part in fields.partition("|"))
         known = [*needed, *optional]
         for field in self.columns:
             if field not in known:
@@ -158,15 +151,15 @@ def _tasks_of(word: str, columns: Mapping[str, str | None]) -> list[Task]:
     if word in shipped_tasks():
         return [load_task(TASK_FOLDER / f"{word}.json")]
     path = Path(word)
-    if path.suffix == ".json" and path.is_file():
-        return [load_task(path)]
-    if path.suffix.lower() in (".csv", ".tsv", ".jsonl") and path.is_file():
-        return [task_of_table(path, columns)]
+    if (suffix := path.suffix.lower()) in (".json", *TABLES):
+        if not path.is_file():
+            raise UserError(f"--tasks {word}: no such file; expected an existing one. Correct the path.")
+        return [load_task(path) if suffix == ".json" else task_of_table(path, columns)]
     known = [*GROUPS, *shipped_tasks()]
-    if path.suffix:
+    if suffix:
         raise UserError(
-            f"--tasks {word}: no such file, or not a kind of file that is read here. Expected a task file (.json), a "
-            f"labelled table (.csv, .tsv, .jsonl), or one of {', '.join(known)}."
+            f"--tasks {word}: not a kind of file that is read here. Expected a task file (.json), a labelled table "
+            f"({', '.join(TABLES)}), or the name of a task that --help lists."
         )
     raise UserError(f"--tasks {word}: unknown task{nearest(word, known)} Known: {', '.join(known)}.")
 

@@ -14,8 +14,7 @@ import numpy as np
 from common.errors import Problems, UserError, nearest
 from common.files import file_digest
 from common.words import counted
-from evaluation.tasks.conll import to_bio
-from evaluation.tasks.readers import NO_LABELS, Row, Table, read_files
+from evaluation.tasks.readers import NO_LABELS, Row, Table, read_files, to_bio
 from evaluation.tasks.task import HELD_OUT, Task
 
 HELD_OUT_SHARE = 0.1

@@ -10,8 +10,8 @@ import torch
 from common.console import console
 from tests.cluster.machines import wait_until
 from training.runtime import collectives
-from training.runtime.installation import describe_installation, digest_of_data
 from training.runtime.lock import all_ranks_check_shared, lock_folder
+from training.runtime.machine_check import describe_installation, digest_of_data
 from training.runtime.ranks import read_rank_info
 
 if __name__ == "__main__":

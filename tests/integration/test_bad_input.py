@@ -186,7 +186,7 @@ def test_problems_of_every_kind_are_reported_in_one_run(tmp_path: Path) -> None:
         "argument --time_budget: found 'soon'",
         "--finetune loads weights only",
         "--batch_schedule",
-        "--stochastic_mode is a mode",
+        "--stochastic_mode needs --deepspeed_transformer_kernel",
         "job name 'a/b'",
         "--export_dir",
         "did you mean 'hidden_size'?",
@@ -226,8 +226,9 @@ def test_what_depends_on_a_wrongly_given_flag_is_not_checked(tmp_path: Path) -> 
     """Its default, rows of 512, would lead to three more problems."""
     words = write_project(tmp_path)
     assert refusal([*words, "--max_seq_length", "x"]).startswith("argument --max_seq_length: found 'x'")
-    misspelt = ["--max_seq_lenght" if word == "--max_seq_length" else word for word in words]
-    assert refusal(misspelt).startswith("unknown flag '--max_seq_lenght'; did you mean '--max_seq_length'?")
+    for flag, wrong in (("--max_seq_length", "--max_seq_lenght"), ("--output_dir", "--outputdir")):  # one is required
+        misspelt = [wrong if word == flag else word for word in words]
+        assert refusal(misspelt) == f"unknown flag {wrong!r}; did you mean {flag!r}?"
 
 
 def test_swapped_json_files_are_reported_in_one_line(tmp_path: Path) -> None:
@@ -288,6 +289,13 @@ def test_a_wrong_prefix_is_one_problem(tmp_path: Path) -> None:
         assert message.startswith(f"--data_path_prefix {wrong}: contains none of the model JSON's paths (data")
         assert message.endswith(f"pass --data_path_prefix {project}")
         assert "problems were found" not in message
+    for name in ("mine", "yours"):
+        shutil.copytree(project / "data", project / "prepared" / name / "data")
+    for wrong in ("prepared/mien", "lost"):
+        message = refusal([*words, "--data_path_prefix", str(project / wrong)])
+        others = [str(project), *(str(project / "prepared" / name) for name in ("mine", "yours"))]
+        assert set(message.partition("; pass --data_path_prefix ")[2].split(" or ")) == set(others), "all that fit"
+        assert wrong != "prepared/mien" or f"pass --data_path_prefix {others[1]} or" in message, "the nearest is first"
 
 
 def test_problems_of_all_data_are_reported_together(tmp_path: Path) -> None:

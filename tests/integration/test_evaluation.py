@@ -80,6 +80,12 @@ def test_a_run_reports_scores_with_all_that_makes_them_readable(finished: Path) 
     text = (finished / "report.md").read_text()
     assert "Protocol `fixed`" in text
     assert "| reviews | accuracy | 12 |" in text
+    assert re.search(r"\| reviews \| accuracy .* ± .*\], few rows \| [^±]*, few rows \|", text)  # trained, untrained
+    assert "over 2 seeds and, in brackets" in text
+    assert "fine-tuned alike, with 1 seed." in text
+    assert "reviews: scored on 12 rows of held_out" in text
+    means = [result_of(report, name, "ours")["summary"]["accuracy"]["mean"] for name in ("reviews", "blimp")]
+    assert report["averages"]["ours"] == pytest.approx(sum(means) / 2)
     assert "held out of training" in text
     section = (finished / "model_card_ours.md").read_text()
     assert "| BLiMP | accuracy | 20 |" in section
@@ -216,6 +222,10 @@ def test_tags_and_spans_from_files_to_scores(folder: Path, tmp_path: Path) -> No
     ) == 0  # fmt: skip
     report = read_report(output)
     assert result_of(report, "tags", "ours")["values"]["entity_f1"][0] > 0.9
+    text = (output / "report.md").read_text()
+    assert "Scores of one seed and, in brackets, a 95 % bootstrap interval over rows" in text
+    assert "±" not in text
+    assert re.search(r"answers, ours: trained for \d steps", text)
     (task,) = (item for item in report["tasks"] if item["name"] == "answers")
     assert task["majority"]["exact_match"] == 0.5  # "no answer" is right for half of the questions
     assert 0 <= result_of(report, "answers", "ours")["values"]["span_f1"][0] <= 1

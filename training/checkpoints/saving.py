@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.console import console
 from common.errors import UserError
 from common.words import counted
+from training.checkpoints.folder import Best, Retention
 from training.checkpoints.paths import step_of
 from training.checkpoints.progress import Progress
-from training.checkpoints.retention import Best, Retention
 from training.checkpoints.writer import CheckpointWriter, SaveFailed
 from training.plan.horizon import Horizon
 from training.plan.time_budget import Budget
@@ -152,7 +152,9 @@ class Saver:
             self.checkpoints.all_ranks_finish()
         except SaveFailed as failure:
             console.warn(str(failure))
-        state = self.progress.state_to_save(self.budget.used(), self.budget.longest_pause)
+        # By rank 0's clock, which differs from that of other ranks and must not enter their state.
+        used, pause = self.budget.used(), self.budget.longest_pause
+        state = replace(self.progress.state, seconds=used, longest_pause=pause)
         self.checkpoints.all_ranks_save(self.engine, state, self.sources, self.policy.retention, best)
         if not self.is_commit_timed:
             # The run waits for the commit of its last checkpoint, so the time of one commit must be known before.

@@ -48,7 +48,7 @@ class MovementWatch:
         self.before = self._sums() if is_watched else None
 
     def all_ranks_after_step(self, is_applied: bool) -> list[str]:
-        """Descriptions of the groups that did not move on any rank; [] except after the one step that is watched."""
+        """A warning for each group that did not move on any rank; [] except after the one step that is watched."""
         if self.before is None or not is_applied:
             return []
         self.is_done = True
@@ -57,7 +57,7 @@ class MovementWatch:
         has_moved = collectives.all_ranks_any(*has_moved)
         groups = inner_optimizer(self.engine).param_groups
         return [
-            describe_group(index, group)
+            describe_unmoved(index, group)
             for index, group in enumerate(groups)
             if group["lr"] > 0 and not has_moved[index]
         ]
@@ -80,14 +80,10 @@ class MovementWatch:
         return [(index, weights) for index, group in enumerate(groups) for weights in group["params"]]
 
 
-def describe_unmoved(group: str) -> str:
-    """The warning about a group that `MovementWatch` found unchanged."""
-    return (
-        f"the optimizer did not change any weight of its parameter {group} in the first step: these weights are not "
-        f"trained. Check the optimizer and zero_optimization in the DeepSpeed JSON"
-    )
-
-
-def describe_group(index: int, group: dict[str, Any]) -> str:
+def describe_unmoved(index: int, group: dict[str, Any]) -> str:
     kind = {True: "Muon's matrices", False: "updated by AdamW", None: "of the optimizer"}[group.get("use_muon")]
-    return f"group {index} ({kind}, weight decay {group.get('weight_decay', 0.0):g}, learning rate {group['lr']:.1e})"
+    return (
+        f"the optimizer did not change any weight of its parameter group {index} ({kind}, weight decay "
+        f"{group.get('weight_decay', 0.0):g}, learning rate {group['lr']:.1e}) in the first step: these weights are "
+        f"not trained. Check the optimizer and zero_optimization in the DeepSpeed JSON"
+    )

@@ -20,10 +20,9 @@ from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
 from nvidia.interop.padded_layers import with_block_names
 from nvidia.interop.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.folder import CheckpointFolder, read_lock
+from training.checkpoints.loading import ZeroCheckpoint
 from training.checkpoints.paths import MODEL_FILE, optimizer_files
-from training.checkpoints.reshard import ZeroCheckpoint
-from training.checkpoints.retention import read_lock
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
 from training.export.card_facts import CardRequest, read_card_facts

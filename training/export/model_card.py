@@ -10,9 +10,9 @@ from nvidia.config import BertConfig
 from training.checkpoints.state import TrainingState
 from training.export.card_facts import CardFacts, CardRequest
 from training.export.folder import CARD_HEADING
-from training.inputs.data_fit import PAIRS
+from training.inputs.datasets import PAIRS
 from training.metrics.reader import shared_probes
-from training.plan.recipe import effective_recipe
+from training.plan.learning_rate import effective_recipe
 from training.settings.first_weights import EXTRA_WEIGHTS
 
 OBJECTIVES = {

@@ -74,9 +74,10 @@ def read_valid_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The figures of one line; None where it is not a JSON object, or has a step that is not a number."""
+    """The figures of one line; None where it is not a JSON object, or its step or samples are not numbers."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step", 0), int) else None
+    is_row = isinstance(row, dict) and all(isinstance(row.get(key, 0), int) for key in ("step", "samples"))
+    return row if is_row else None

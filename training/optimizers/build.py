@@ -18,27 +18,20 @@ def parameter_groups(model: nn.Module, weight_decay: float, split_muon: bool = F
     """
     hidden_ids = {id(p) for p in hidden_matrices(model)} if split_muon else set()
     hidden, decayed, plain = [], [], []
-    seen: set[int] = set()
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) in seen or not parameter.requires_grad:
-                continue
-            seen.add(id(parameter))  # a tied parameter belongs to several modules
-            if parameter.ndim < 2:
-                plain.append(parameter)
-            elif id(parameter) in hidden_ids:
-                hidden.append(parameter)
-            else:
-                decayed.append(parameter)
-    groups = [
-        {"params": hidden, "weight_decay": weight_decay, "use_muon": True},
-        {"params": decayed, "weight_decay": weight_decay, "use_muon": False},
-        {"params": plain, "weight_decay": 0.0, "use_muon": False},
+    for parameter in model.parameters():  # a tied one comes once
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2:
+            plain.append(parameter)
+        elif id(parameter) in hidden_ids:
+            hidden.append(parameter)
+        else:
+            decayed.append(parameter)
+    return [
+        {"params": part, "weight_decay": decay, **({"use_muon": part is hidden} if split_muon else {})}
+        for part, decay in ((hidden, weight_decay), (decayed, weight_decay), (plain, 0.0))
+        if part
     ]
-    if not split_muon:
-        for group in groups:
-            group.pop("use_muon")
-    return [group for group in groups if group["params"]]
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

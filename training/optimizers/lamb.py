@@ -10,41 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.optimizers.grouped_optimizer import GroupedOptimizer
+DEFAULTS = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "max_coeff": 10.0,
+    "min_coeff": 0.01,
+    "bias_correction": True,
+    "use_trust_ratio": True,
+}
 
 
-class Lamb(GroupedOptimizer):
+class Lamb(torch.optim.Optimizer):
     """r = m̂ / (√v̂ + ε) + λ·w, then w ← w - lr · ratio · r, with ratio = ‖w‖ / ‖r‖ clamped to the two coefficients.
 
     The ratio is 1 if the norm of the parameter or of its update is zero. Without `bias_correction`, m̂ and v̂ are the
     plain running means. Without `use_trust_ratio` this is AdamW; torch has none without bias correction.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_coeff: float = 10.0,
-        min_coeff: float = 0.01,
-        bias_correction: bool = True,
-        use_trust_ratio: bool = True,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_coeff": max_coeff,
-            "min_coeff": min_coeff,
-            "bias_correction": bias_correction,
-            "use_trust_ratio": use_trust_ratio,
-        }
-        super().__init__(params, defaults)
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, DEFAULTS | options)
 
-    def update_group(self, group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # nobody passes a closure
+        for group in self.param_groups:
+            self._update_group(group)
+
+    def _update_group(self, group: dict[str, Any]) -> None:
         by_age: dict[int, list[Tensor]] = {}  # parameters without a gradient are not updated
         for parameter in group["params"]:
             if parameter.grad is not None:

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from training.optimizers.grouped_optimizer import GroupedOptimizer
-
 # Coefficients of a quintic iteration with a steep slope at zero, so five rounds are enough.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
+DEFAULTS = {
+    "lr": 1e-3,
+    "momentum": 0.95,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "use_muon": False,
+}
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -34,36 +40,22 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
-class MuonWithAdamW(GroupedOptimizer):
+class MuonWithAdamW(torch.optim.Optimizer):
     """Groups with `use_muon` get Muon's update, the others AdamW's (torch's fused implementation).
 
     Muon's update is scaled to the typical size of AdamW's, so both use the same learning rate and weight decay.
     """
 
-    def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "use_muon": False,
-        }
-        super().__init__(params, defaults)
+    def __init__(self, params: Iterable[dict[str, Any]], **options: Any) -> None:
+        super().__init__(params, DEFAULTS | options)
 
-    def update_group(self, group: dict[str, Any]) -> None:
-        if group["use_muon"]:
-            self._muon_step(group)
-        else:
-            self._adamw_step(group)
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # nobody passes a closure
+        for group in self.param_groups:
+            if group["use_muon"]:
+                self._muon_step(group)
+            else:
+                self._adamw_step(group)
 
     def _muon_step(self, group: dict[str, Any]) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -87,27 +79,20 @@ class MuonWithAdamW(GroupedOptimizer):
         return state["momentum_buffer"]
 
     def _adamw_step(self, group: dict[str, Any]) -> None:
-        parameters, gradients, means, squares, steps = [], [], [], [], []
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if "exp_avg" not in state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            parameters.append(parameter)
-            gradients.append(parameter.grad)
-            means.append(state["exp_avg"])
-            squares.append(state["exp_avg_sq"])
-            steps.append(state["step"])
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+                self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
+        states = [self.state[parameter] for parameter in parameters]
         adamw(
             parameters,
-            gradients,
-            means,
-            squares,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             [],
-            steps,
+            [state["step"] for state in states],
             fused=True,
             amsgrad=False,
             beta1=group["betas"][0],

@@ -1,8 +1,12 @@
-"""The learning rate as a pure function of the optimizer step."""
+"""The learning rate as a pure function of the optimizer step, and the settings of a run that have an effect."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+# What effective_recipe() always reports, beside the schedule.
+OTHER_KEYS = ("batch_schedule", "length_schedule", "masking_rate", "masking_unit", "gradient_clipping")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Schedule:
 
     def rate(self, step: float) -> float:
         """The learning rate of the optimizer step after `step` completed ones."""
-        warmup, decay = SCHEDULES[self.shape]
+        warmup, decay, _ = SCHEDULES[self.shape]
         elapsed = max(0, step - self.origin)
         if elapsed < self.warmup_steps:
             return self.peak * warmup(elapsed / self.warmup_steps) + self.offset
@@ -37,13 +41,13 @@ class Schedule:
     def warmup_steps(self) -> float:
         return self.warmup_proportion * self.total_steps
 
-    def fall(self, elapsed: float, start: float) -> float:
-        """A share that falls linearly from 1 at `start` to 0 at the last step, and stays there."""
-        return min(1.0, max(0.0, (self.total_steps - elapsed) / max(1.0, self.total_steps - start)))
+    def fall(self, elapsed: float, start: float, bend: Callable[[float], float] = lambda left: left) -> float:
+        """A share of the peak that falls from 1 at `start` to `final_share` at the last step, and stays there.
 
-    def above_floor(self, share: float) -> float:
-        """A share that falls from 1 to 0, rescaled to fall from 1 to `final_share`."""
-        return self.final_share + (1.0 - self.final_share) * share
+        `bend` is the shape of the fall, as a function of what is left of it, from 1 to 0.
+        """
+        left = min(1.0, max(0.0, (self.total_steps - elapsed) / max(1.0, self.total_steps - start)))
+        return self.final_share + (1.0 - self.final_share) * bend(left)
 
 
 def _exponential(schedule: Schedule, elapsed: float) -> float:
@@ -55,39 +59,49 @@ def _quadratic_to_zero(schedule: Schedule, elapsed: float) -> float:
 
 
 def _linear(schedule: Schedule, elapsed: float) -> float:
-    return schedule.above_floor(schedule.fall(elapsed, schedule.warmup_steps))
+    return schedule.fall(elapsed, schedule.warmup_steps)
 
 
 def _polynomial(schedule: Schedule, elapsed: float) -> float:
-    return schedule.above_floor(schedule.fall(elapsed, schedule.warmup_steps) ** schedule.decay_power)
+    return schedule.fall(elapsed, schedule.warmup_steps, lambda left: left**schedule.decay_power)
 
 
 def _cosine(schedule: Schedule, elapsed: float) -> float:
-    done = 1.0 - schedule.fall(elapsed, schedule.warmup_steps)
-    return schedule.above_floor(0.5 * (1.0 + math.cos(math.pi * done)))
-
-
-def _constant(schedule: Schedule, elapsed: float) -> float:
-    return 1.0
+    return schedule.fall(elapsed, schedule.warmup_steps, lambda left: 0.5 * (1.0 + math.cos(math.pi * (1.0 - left))))
 
 
 def _stable_then_linear(schedule: Schedule, elapsed: float) -> float:
-    start = max(schedule.warmup_steps, (1.0 - schedule.decay_proportion) * schedule.total_steps)
-    return schedule.above_floor(schedule.fall(elapsed, start))
+    return schedule.fall(elapsed, max(schedule.warmup_steps, (1.0 - schedule.decay_proportion) * schedule.total_steps))
 
 
 def _linear_warmup(share: float) -> float:
     return share
 
 
-# name → (warm-up as a function of its completed share, decay after it), both as shares of the peak
-SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[Schedule, float], float]]] = {
-    "LE": (_linear_warmup, _exponential),
-    "EE": (lambda share: share**2, _exponential),
-    "EP": (lambda share: share**1.5, _quadratic_to_zero),
-    "linear": (_linear_warmup, _linear),
-    "polynomial": (_linear_warmup, _polynomial),
-    "cosine": (_linear_warmup, _cosine),
-    "constant": (_linear_warmup, _constant),
-    "wsd": (_linear_warmup, _stable_then_linear),
+# name → (warm-up as a function of its completed share, decay after it, both as shares of the peak; and the keys of the
+# model JSON's training section that have an effect on the decay)
+SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[Schedule, float], float], tuple[str, ...]]] = {
+    "LE": (_linear_warmup, _exponential, ("decay_rate", "decay_step")),
+    "EE": (lambda share: share**2, _exponential, ("decay_rate", "decay_step")),
+    "EP": (lambda share: share**1.5, _quadratic_to_zero, ()),
+    "linear": (_linear_warmup, _linear, ("final_share",)),
+    "polynomial": (_linear_warmup, _polynomial, ("decay_power", "final_share")),
+    "cosine": (_linear_warmup, _cosine, ("final_share",)),
+    "constant": (_linear_warmup, lambda _schedule, _elapsed: 1.0, ()),
+    "wsd": (_linear_warmup, _stable_then_linear, ("decay_proportion", "final_share")),
 }
+
+
+def effective_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `recipe`, as a checkpoint saves it, without those that have no effect or were not given."""
+    # With a time budget the schedule is stretched to the clock.
+    end = "total_training_steps" if recipe.get("time_budget") is None else "time_budget"
+    *_, schedule_keys = SCHEDULES.get(str(recipe.get("lr_schedule")), ((),))
+    keys = ("learning_rate", "lr_schedule", "warmup_proportion", *schedule_keys, "weight_decay", end, *OTHER_KEYS)
+    optimizer = recipe.get("optimizer")
+    found = {
+        **{key: recipe.get(key) for key in keys},
+        "batch_size": recipe.get("batch"),
+        "optimizer": optimizer.get("type", "AdamW") if isinstance(optimizer, dict) else "AdamW",
+    }
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,14 +1,47 @@
-"""Launchers: where `deepspeed` is installed, and whether the processes that started this one are still running."""
+"""Launchers: how they number the processes they start, and whether those that started this one are still running.
+
+Imports nothing that takes time.
+"""
 
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from training.runtime.rank_variables import has_launcher
 
+class LauncherVariables(NamedTuple):
+    """What a launcher calls the environment variables that torch's launchers set."""
+
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: str
+
+    def list_missing(self, environment: Mapping[str, str]) -> list[str]:
+        return [name for name in self[1:] if name not in environment]
+
+
+def _with_prefix(launcher: str, prefix: str) -> LauncherVariables:
+    return LauncherVariables(launcher, *(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+
+
+SRUN = LauncherVariables("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+# The first of which all variables are set counts. srun is behind those that start their processes through it, and
+# before the bare PMI variables that it sets itself.
+KNOWN_LAUNCHERS = (
+    _with_prefix("mpirun of Open MPI", "OMPI_COMM_WORLD_"),
+    _with_prefix("mpirun of MVAPICH", "MV2_COMM_WORLD_"),
+    LauncherVariables("mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    SRUN,
+    _with_prefix("a PMI launcher", "PMI_"),
+    _with_prefix("jsrun", "JSM_NAMESPACE_"),
+)
+# Set for each process by launchers that do not give all four numbers.
+SIGNS = ("PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
 NODE_LAUNCHER = "deepspeed.launcher.launch"  # the process that `deepspeed` starts on each machine
 LAUNCHERS = (
     *(NODE_LAUNCHER, "deepspeed.launcher.runner"),
@@ -16,6 +49,12 @@ LAUNCHERS = (
 )
 PROCESSES = Path("/proc")
 MAX_ANCESTORS = 6  # rank, helper, proxy of mpirun, mpirun, deepspeed; rank, deepspeed.launcher.launch, shell, sshd
+
+
+def given_rank() -> str | None:
+    """The rank that a launcher has given this process, as it writes it; None without a launcher."""
+    names = ("RANK", *(known.rank for known in KNOWN_LAUNCHERS))
+    return next((os.environ[name] for name in names if name in os.environ), None)
 
 
 def is_launcher(command_line: Sequence[str]) -> bool:
@@ -39,7 +78,7 @@ class Launcher:
 
     def __init__(self) -> None:
         above = _list_ancestors(os.getpid())
-        watched = 1 if has_launcher(os.environ) else 0
+        watched = 0 if given_rank() is None else 1
         watched = max([watched, *(place for place, process in enumerate(above) if place and _is_launcher(process))])
         words = _words_of(above[watched])
         is_behind_pdsh = NODE_LAUNCHER in words

@@ -39,7 +39,8 @@ def lock_folder(folder: Path) -> Generator[None]:
                     f"{folder}: another run is writing there ({holder}); expected a folder that no other run uses. "
                     f"Wait for that run, stop it, or pass another --job_name"
                 )
-            _sign(folder / LOCK)
+            with suppress(OSError):  # for the message of the next process; a full disk does not matter
+                (folder / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
             try:
                 yield
             except UserError:
@@ -75,9 +76,3 @@ def _sees(folder: Path, signature: str) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.5)
-
-
-def _sign(path: Path) -> None:
-    """Write which process has the lock, for the message of the next one. A full disk does not matter."""
-    with suppress(OSError), path.open("w") as stream:
-        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -21,15 +21,8 @@ import torch
 from deepspeed.constants import default_pg_timeout
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from common.errors import (
-    Problems,
-    RankLost,
-    ReportedElsewhere,
-    UserError,
-    describe_system_error,
-    exit_code_of,
-)
-from common.processes import STUCK_EXIT_CODE
+from common.errors import Problems, RankLost, ReportedElsewhere, UserError, describe_error, exit_code_of
+from common.processes import USER_ERROR_EXIT_CODE
 from training.runtime.ranks import RankInfo, is_agent_store
 
 T = TypeVar("T")
@@ -64,11 +57,10 @@ def meet(rank_info: RankInfo, facts: Mapping[str, str], timeout: timedelta | Non
             store.add(NUM_READ, 1)
         except torch.distributed.DistStoreError:
             hosts = [_read(store.get(key)).host if store.check([key]) else None for key in keys]
-            raise RankLost(_describe_missing(hosts, timeout), STUCK_EXIT_CODE) from None
+            raise RankLost(_describe_missing(hosts, timeout)) from None
     except torch.distributed.DistNetworkError:
         raise RankLost(
-            f"rank 0 has left {_meeting_point()} while it waited for other ranks; its own message says why",
-            STUCK_EXIT_CODE,
+            f"rank 0 has left {_meeting_point()} while it waited for other ranks; its own message says why"
         ) from None
     _compare(arrivals, rank_info, store)
     return store, [arrival.host for arrival in arrivals]
@@ -76,18 +68,16 @@ def meet(rank_info: RankInfo, facts: Mapping[str, str], timeout: timedelta | Non
 
 def _compare(arrivals: Sequence[Arrival], rank_info: RankInfo, store: Store) -> None:
     """Rank 0 raises a UserError with all that is wrong, the others ReportedElsewhere."""
-    problems, code = Problems(), exit_code_of(UserError(""))
-    for rank, arrival in enumerate(arrivals):
-        if arrival.error is not None:
-            problems.add(f"{arrival.host} (rank {rank}): {arrival.error}")
-            code = arrival.code
-    for difference in find_differences(arrivals):
-        problems.add(difference)
-    if problems.messages and rank_info.is_main:
-        _wait_for_readers(store, rank_info)
-        problems.raise_if_any()
-    if problems.messages:
+    failed = [(rank, arrival) for rank, arrival in enumerate(arrivals) if arrival.error is not None]
+    problems = Problems()
+    problems.messages += [f"{arrival.host} (rank {rank}): {arrival.error}" for rank, arrival in failed]
+    problems.messages += find_differences(arrivals)
+    if problems.messages and not rank_info.is_main:
+        code = failed[-1][1].code if failed else USER_ERROR_EXIT_CODE
         raise ReportedElsewhere("rank 0 reports what differs between the machines", code)
+    if problems.messages:
+        _wait_for_readers(store, rank_info)
+    problems.raise_if_any()
 
 
 def find_differences(arrivals: Sequence[Arrival]) -> list[str]:
@@ -111,7 +101,7 @@ def sharing_failures(rank_info: RankInfo) -> Generator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        text = describe_system_error(error) if isinstance(error, OSError) else str(error)
+        text = describe_error(error)
         is_one_machine = rank_info.local_size == rank_info.world_size
         if text is None or is_one_machine or not _bring_failure(rank_info, text, exit_code_of(error)):
             raise
@@ -177,8 +167,7 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
         raise RankLost(
             f"rank 0 did not answer at {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
             f"{timeout.total_seconds():.0f} s, though the port is open there. If another program uses it, choose a "
-            f"free one (`deepspeed --master_port N`), the same on all machines",
-            STUCK_EXIT_CODE,
+            f"free one (`deepspeed --master_port N`), the same on all machines"
         ) from None
     except torch.distributed.DistNetworkError as error:
         text, here = str(error), socket.gethostname()
@@ -191,8 +180,7 @@ def open_store(rank_info: RankInfo, is_served_here: bool = False, timeout: timed
         if not rank_info.is_main:
             raise RankLost(
                 f"rank 0 did not join at {_meeting_point()} (MASTER_ADDR and MASTER_PORT) within "
-                f"{timeout.total_seconds():.0f} s, or cannot be reached there from {here}. {REMEDY}",
-                STUCK_EXIT_CODE,
+                f"{timeout.total_seconds():.0f} s, or cannot be reached there from {here}. {REMEDY}"
             ) from None
         raise UserError(
             f"{variables}: {here} (rank 0) cannot reach {_meeting_point()}; expected an address of the machine of rank "

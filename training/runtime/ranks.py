@@ -3,14 +3,14 @@
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from common.errors import Problems, UserError
 from common.words import counted
-from training.runtime.rank_variables import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
+from training.runtime.launchers import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class RankInfo:
 
 
 START_AGAIN = "Start with `deepspeed`, `torchrun` or scripts/slurm.sh, which set it, or unset RANK and WORLD_SIZE"
-
 OWN_RUN = "set RANK=0 and WORLD_SIZE=1 if every process is a run of its own"
 
 
@@ -56,22 +55,17 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
 
 
 def _take_over(environment: MutableMapping[str, str]) -> bool:
-    """Set torch's variables from those of the launcher; False if there is none and the process is alone.
-
-    UserError if a launcher has started this process among others, and not said as which.
-    """
-    found = next((known for known in KNOWN_LAUNCHERS if not known.list_missing(environment)), None)
-    if found is SRUN and not _is_started_by_srun(environment):
-        found = None
+    """Set torch's variables from those of the launcher; False if there is none and the process is alone."""
+    # Whether srun started one of several tasks, or a single one with MASTER_ADDR set. A batch script has srun's
+    # variables too, but not those of a step.
+    is_by_srun = "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    launchers = [known for known in KNOWN_LAUNCHERS if known is not SRUN or is_by_srun]
+    found = next((known for known in launchers if not known.list_missing(environment)), None)
     if found is None:
-        _refuse_unplaced(environment)
+        _refuse_unplaced(launchers, environment)
         return False
-    numbers = {
-        "RANK": environment[found.rank],
-        "WORLD_SIZE": environment[found.world_size],
-        "LOCAL_RANK": environment[found.local_rank],
-        "LOCAL_SIZE": environment[found.local_size],
-    }
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    numbers = {name: environment[variable] for name, variable in zip(names, found[1:], strict=True)}
     contradicting = [
         f"{name} is {environment[name]}" for name in numbers if environment.get(name, numbers[name]) != numbers[name]
     ]
@@ -98,28 +92,17 @@ def _missing_address(found: LauncherVariables) -> str:
     )
 
 
-def _is_started_by_srun(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several tasks of srun, or a single one with MASTER_ADDR set.
-
-    A batch script has srun's variables too, but not those of a step.
-    """
-    return "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-
-
-def _refuse_unplaced(environment: Mapping[str, str]) -> None:
-    for known in KNOWN_LAUNCHERS:
-        if not known.is_in(environment) or environment.get(known.world_size) == "1":
+def _refuse_unplaced(launchers: Sequence[LauncherVariables], environment: Mapping[str, str]) -> None:
+    """UserError if a launcher has started this process among others, and not said as which."""
+    for known in launchers:
+        if known.rank not in environment or environment.get(known.world_size) == "1":
             continue
-        if known is SRUN and not _is_started_by_srun(environment):
-            continue
-        missing = known.list_missing(environment)
-        advice = "Start with `deepspeed`, `torchrun` or srun"
-        if known is SRUN:
-            advice = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
+        by_srun = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
         raise UserError(
             f"environment variables: {known.launcher} started this process ({known.rank} is "
-            f"{environment[known.rank]}), but these are not set: {', '.join(missing)}; expected them, because every "
-            f"process would train alone and overwrite the others' files otherwise. {advice}, or {OWN_RUN}"
+            f"{environment[known.rank]}), but these are not set: {', '.join(known.list_missing(environment))}; "
+            f"expected them, because every process would train alone and overwrite the others' files otherwise. "
+            f"{by_srun if known is SRUN else 'Start with `deepspeed`, `torchrun` or srun'}, or {OWN_RUN}"
         )
     signs = [f"{name} is {environment[name]}" for name in SIGNS if environment.get(name, "0") != "0"]
     if signs and not any(environment.get(known.world_size) == "1" for known in KNOWN_LAUNCHERS):
@@ -204,10 +187,7 @@ def free_port() -> int:
 
 
 def share_cores(rank_info: RankInfo, environment: MutableMapping[str, str] = os.environ) -> int:
-    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS or a core binding is set.
-
-    Returns the number of threads.
-    """
+    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS is set; the threads of this one."""
     threads = environment.get("OMP_NUM_THREADS")
     if threads is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", threads):
         raise UserError(

@@ -13,8 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from common.processes import STOP_SIGNALS, STOPPED_EXIT_CODE, handle_stop_signals
-from training.runtime.launchers import Launcher
-from training.runtime.rank_variables import printed_rank
+from training.runtime.launchers import Launcher, given_rank
 
 LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
 
@@ -87,7 +86,7 @@ class Start:
         """End the process, which has nothing to save."""
         if self._before_leaving is not None:
             self._before_leaving()
-        if printed_rank(os.environ) == "0":
+        if given_rank() in ("0", None):
             with suppress(OSError):
                 os.write(2, f"stopped before the first step ({reason}): there was nothing to save\n".encode())
         os._exit(STOPPED_EXIT_CODE)

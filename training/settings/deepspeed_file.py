@@ -13,8 +13,14 @@ from common.errors import Problems, UserError, shortened
 from common.json_files import load_json
 from common.validation import describe_errors
 from common.words import counted
-from training.engine.block_states import KEYS_WITHOUT_EFFECT, REFUSED_KEYS, is_off
-from training.engine.json_blocks import DeepSpeedJson, LayerDropBlock, find_refusal
+from training.engine.json_blocks import (
+    KEYS_WITHOUT_EFFECT,
+    REFUSED_KEYS,
+    DeepSpeedJson,
+    LayerDropBlock,
+    find_refusal,
+    is_off,
+)
 from training.optimizers.block import check_optimizer
 from training.runtime.precision import SPELLINGS
 from training.settings.overrides import Override, apply_overrides, describe_source

@@ -26,7 +26,7 @@ def documents_of(path: Path | str, counts: Counter[str] | None = None, **options
             if source.is_stream:
                 for number in range(count_shards(source.path) if source.is_named else 1):
                     stream = source._replace(start=number, stop=number + 1) if source.is_named else source
-                    unpacked.writelines(part.content for part in unpack(stream, counts, settings["text_field"]))
+                    unpacked.writelines(content for content, _ in unpack(stream, counts, settings["text_field"]))
                 unpacked.flush()
                 source = Source(unpacked.name, source.unpacked_format)
             found += [document.sentences for document in read_documents(source, counts, **settings)]

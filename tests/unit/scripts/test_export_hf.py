@@ -15,8 +15,7 @@ from evaluation.finetuning.identity import folder_digest
 from scripts.export_hf import main
 from tests.support import VOCAB, read_metrics, write_json, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.retention import Best, Retention, retire, write_best
+from training.checkpoints.folder import Best, CheckpointFolder, Retention, retire, write_best
 from training.export import hugging_face
 
 
@@ -64,12 +63,13 @@ def evaluation_report(digest: str, score: float) -> dict[str, Any]:
     setting = {"learning_rate": 3e-5, "batch_size": 16, "epochs": 3, "warmup": 0.1, "weight_decay": 0.01}
     protocol = {"name": "fixed", "meaning": "one setting", "setting": setting | {"precision": "fp32"}, "seeds": [1]}
     summary = {"accuracy": {"mean": score, "std": None, "low": score, "high": score}}
+    result = {"model": "mine", "untrained": False, "summary": summary, "num_collapsed": 0, "seeds": [1], "steps": [90]}
     task = {
         "title": "Reviews",
         "metrics": ["accuracy"],
         "num_rows": 12,
         "majority": {"accuracy": 0.5},
-        "results": [{"model": "mine", "untrained": False, "summary": summary, "num_collapsed": 0}],
+        "results": [result | {"setting": setting}],
     }
     return {"models": [{"name": "mine", "digest": digest}], "protocol": protocol, "tasks": [task]}
 

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
-from data.shards.cooccurrence import word_vectors
 from data.shards.dataset import open_dataset
 from data.shards.report import text_tokens
+from data.shards.statistics import word_vectors
 from data.tokenizer import load_tokenizer
 from tests.support import write_project
 from tests.unit.training.in_process import run_here

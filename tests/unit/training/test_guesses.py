@@ -13,7 +13,7 @@ from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import write_project
 from tests.unit.nvidia.helpers import spread_weights, tiny_config
 from tests.unit.training.metrics.test_sinks import write_vocab
-from training.guesses import Guesses, encode, encode_sentences, read_sentences, sentences_of_data
+from training.guesses import encode, encode_sentences, guess_table, read_sentences, sentences_of_data
 
 LINES = "the cat sat on the [MASK] .\tword1\n\nparis | is [MASK] .\nthe cat sat on the cat on the cat [MASK] .\tcat\n"
 
@@ -33,8 +33,7 @@ def test_sentences_of_a_file_with_answers(tokenizer: BertTokenizer, tmp_path: Pa
     tables = []
     for longest in (15, 9):  # one that is too long is left out, and the others keep their guesses
         sentences = encode_sentences(tokenizer, read, longest)
-        table = Guesses(tokenizer, sentences).table(model, torch.device("cpu"))
-        assert table is not None
+        table = guess_table(model, tokenizer, sentences, torch.device("cpu"))
         tables.append(table.splitlines()[2:])
     assert [len(table) for table in tables] == [3, 2]
     assert tables[1] == tables[0][:2]

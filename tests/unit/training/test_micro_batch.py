@@ -11,9 +11,8 @@ import torch
 from common.errors import UserError
 from tests.support import write_project, write_two_lengths
 from tests.unit.training.in_process import run_here
-from training import micro_batch, micro_batch_trial
-from training.micro_batch import Outcome, Trials, largest_that_fits
-from training.micro_batch_trial import full_rows
+from training import micro_batch
+from training.micro_batch import Outcome, Trials, full_rows, largest_that_fits
 from training.runtime.ranks import RankInfo
 from training.settings.flags import read_arguments
 from training.settings.micro_batch import find_sizes, read_found, with_micro_batch
@@ -153,12 +152,12 @@ def test_a_child_that_runs_out_of_gpu_memory_says_so(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(micro_batch_trial.os, "_exit", leave)
+    monkeypatch.setattr(micro_batch.os, "_exit", leave)
     for name in ("end_with_parent", "guard_compiles", "send_logs", "share_cores", "limit_memory"):
-        monkeypatch.setattr(micro_batch_trial, name, lambda *_: 0)
-    monkeypatch.setattr(micro_batch_trial.collectives, "start", fail)
+        monkeypatch.setattr(micro_batch, name, lambda *_: 0)
+    monkeypatch.setattr(micro_batch.collectives, "start", fail)
     monkeypatch.setenv("MASTER_PORT", "1")
-    request = micro_batch_trial.TrialRequest(resolve(write_project(tmp_path)), RankInfo(0, 0, 1, 1), 1, 100)
+    request = micro_batch.TrialRequest(resolve(write_project(tmp_path)), RankInfo(0, 0, 1, 1), 1, 100)
     with pytest.raises(Left):
-        micro_batch_trial.run_trials(request, FakePipe())  # type: ignore[arg-type]
-    assert codes == [micro_batch_trial.NO_MEMORY]
+        micro_batch.run_trials(request, FakePipe())  # type: ignore[arg-type]
+    assert codes == [micro_batch.NO_MEMORY]

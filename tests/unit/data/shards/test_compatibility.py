@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data.shards.compatibility import check_disjoint, check_masked, check_tokenizer
+from data.shards.dataset import check_disjoint, check_masked, check_tokenizer
 from data.shards.schema import MANIFEST_NAME
 from tests.unit.data.shards_on_disk import make_rows, opened, write_nvidias, write_ours
 

@@ -13,9 +13,9 @@ from data.shards import dataset as shards
 from data.shards import reader, report, structure
 from data.shards.chunks import ChunkTable
 from data.shards.folder import split_of
-from data.shards.frequencies import log_frequencies
 from data.shards.report import text_tokens
 from data.shards.schema import DATASETS, MANIFEST_NAME, concatenate_rows
+from data.shards.statistics import log_frequencies
 from tests.unit.data.shards_on_disk import (
     VOCAB_SIZE,
     equal,
@@ -185,8 +185,8 @@ def test_frequencies_come_from_rows_over_the_whole_dataset(tmp_path: Path, monke
     assert every.sum() == pytest.approx(1.0)
     counts = np.bincount(text_tokens(data.read_range(0, 100)), minlength=VOCAB_SIZE)
     assert every == pytest.approx((counts + 1) / (counts + 1).sum())
-    monkeypatch.setattr("data.shards.frequencies.SAMPLED_PLACES", 4)
-    monkeypatch.setattr("data.shards.frequencies.SAMPLED_ROWS", 5)
+    monkeypatch.setattr("data.shards.statistics.SAMPLED_PLACES", 4)
+    monkeypatch.setattr("data.shards.statistics.SAMPLED_ROWS", 5)
     sampled = [data.read_range(start, start + 5) for start in (0, 25, 50, 75)]
     counts = np.bincount(np.concatenate([text_tokens(rows) for rows in sampled]), minlength=VOCAB_SIZE)
     assert np.exp(log_frequencies(data, VOCAB_SIZE)) == pytest.approx((counts + 1) / (counts + 1).sum())

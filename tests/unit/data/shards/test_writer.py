@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from data.shards import writer
-from data.shards.deflate import deflate_chunks
 from data.shards.schema import DATASETS
-from data.shards.writer import _add_dataset, shard_bytes
+from data.shards.writer import _add_dataset, deflate_chunks, shard_bytes
 from tests.unit.data.shards_on_disk import equal, make_rows, read_all
 
 

@@ -124,7 +124,7 @@ def test_ranks_share_the_units_of_a_window(
     monkeypatch.setattr("data.stream.order.INTERLEAVED_WINDOW_ROWS", 2048)
     write_ours(tmp_path, [2048, 2000, 2048])
     dataset = opened(tmp_path)
-    assert dataset.shards[0].unit_rows == (32 if chunk_rows == 32 else 0)
+    assert dataset.shards[0].layout.unit_rows == (32 if chunk_rows == 32 else 0)
     decoded, delivered = 0, []
     for rank in range(world_size):
         source = RowSource(dataset, 5, None, rank=rank, world_size=world_size)

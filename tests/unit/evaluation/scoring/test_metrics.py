@@ -1,4 +1,4 @@
-"""Metrics agree with scikit-learn, with their form over sums, and with the official scripts' cases."""
+"""Metrics, computed from sums over rows, agree with scikit-learn and with the official scripts' cases."""
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ ANSWERS, TEXTS = [["the cat"], [], ["a b", "c d e"]], ["cat", "", "d e"]
     [
         ("accuracy", GOLD, FOUND, reference.accuracy_score(GOLD, FOUND)),
         ("macro_f1", GOLD, FOUND, reference.f1_score(GOLD, FOUND, average="macro")),
+        ("macro_f1", GOLD % 2, FOUND % 2, reference.f1_score(GOLD % 2, FOUND % 2, average="macro")),
         ("matthews", GOLD, FOUND, reference.matthews_corrcoef(GOLD, FOUND)),
         ("matthews", GOLD, np.ones_like(GOLD), 0.0),
         ("pearson", X, Y, np.corrcoef(X, Y)[0, 1]),
@@ -38,18 +39,20 @@ ANSWERS, TEXTS = [["the cat"], [], ["a b", "c d e"]], ["cat", "", "d e"]
         ("span_f1", ANSWERS, TEXTS, (1 + 1 + 0.8) / 3),
     ],
 )
-def test_a_metric_and_its_form_over_sums(name: str, gold: object, found: object, expected: float) -> None:
-    metric = make_metric(name, num_labels=3)
-    assert metric.value(gold, found) == pytest.approx(expected)
-    assert float(metric.of_sums(metric.parts(gold, found).sum(0))) == pytest.approx(expected)
+def test_a_metric(name: str, gold: object, found: object, expected: float) -> None:
+    assert make_metric(name, num_labels=3).value(gold, found) == pytest.approx(expected)
+
+
+def test_constant_predictions_have_no_correlation() -> None:
+    for name in ("pearson", "spearman"):
+        assert make_metric(name).value(X, np.full(97, 0.1)) == 0.0  # the mean of which is not exactly 0.1
 
 
 def test_f1_is_of_the_positive_class() -> None:
     gold, found = GOLD % 2, FOUND % 2
     for positive in (0, 1):
-        metric = make_metric("f1", 2, positive)
-        assert metric.value(gold, found) == pytest.approx(reference.f1_score(gold, found, pos_label=positive))
-        assert metric.of_sums(metric.parts(gold, found).sum(0)) == pytest.approx(metric.value(gold, found))
+        expected = reference.f1_score(gold, found, pos_label=positive)
+        assert make_metric("f1", 2, positive).value(gold, found) == pytest.approx(expected)
 
 
 def test_entities_count_only_with_type_and_both_ends() -> None:
@@ -69,13 +72,19 @@ def test_an_interval_covers_seeds_and_rows() -> None:
     metric = make_metric("accuracy")
     gold = np.zeros(400, dtype=int)
     runs = [(np.arange(400) % 10 < wrong).astype(int) for wrong in (1, 2, 3)]
-    summary = summarize(metric, [metric.parts(gold, run) for run in runs], [0.9, 0.8, 0.7])
+    summary = summarize(metric, [metric.parts(gold, run) for run in runs])
     assert summary.mean == pytest.approx(0.8)
     assert summary.std == pytest.approx(0.1)
     assert 0.7 < summary.low < 0.76 < 0.84 < summary.high < 0.9
-    alone = summarize(metric, [metric.parts(gold, runs[0])], [0.9])
+    alone = summarize(metric, [metric.parts(gold, runs[0])])
     assert alone.std is None
     assert alone.high - alone.low == pytest.approx(2 * 1.96 * (0.09 / 400) ** 0.5, rel=0.15)  # as the binomial has it
+
+
+def test_a_class_that_a_resample_lacks_does_not_count_as_wrong() -> None:
+    gold = np.arange(6) % 2
+    metric = make_metric("macro_f1")
+    assert summarize(metric, [metric.parts(gold, gold)])[:3] == (1.0, None, 1.0)
 
 
 def test_the_paired_test_finds_what_is_there_and_nothing_else() -> None:

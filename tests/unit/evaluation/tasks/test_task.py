@@ -53,7 +53,11 @@ def test_mistakes_in_a_task_file_are_named(tmp_path: Path, change: dict[str, obj
 
 @pytest.mark.parametrize(
     ("word", "part"),
-    [("colla", "did you mean 'cola'"), ("nowhere.csv", "no such file"), ("x.parquet", "labelled table")],
+    [
+        ("colla", "did you mean 'cola'"),
+        ("nowhere.csv", "no such file; expected an existing one. Correct the path.$"),
+        ("x.parquet", "labelled table"),
+    ],
 )
 def test_unknown_words_get_a_hint(word: str, part: str) -> None:
     with pytest.raises(UserError, match=part.replace("'", ".")):

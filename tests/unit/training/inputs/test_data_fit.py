@@ -12,7 +12,7 @@ from data.shards.dataset import open_dataset
 from data.shards.schema import ATTRIBUTE, FORMAT_VERSION
 from nvidia.config import BertConfig
 from tests.support import make_rows, write_nvidia_shard
-from training.inputs.data_fit import check_fit
+from training.inputs.datasets import check_fit
 
 
 def write(folder: Path, objective: str | None) -> Path:

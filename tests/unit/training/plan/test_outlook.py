@@ -2,9 +2,8 @@
 
 import pytest
 
-from training.plan.horizon import Horizon
+from training.plan.horizon import Horizon, find_early_end, look_ahead
 from training.plan.learning_rate import Schedule
-from training.plan.outlook import find_early_end, look_ahead
 from training.plan.step_plan import Phase, plan_steps
 from training.plan.time_budget import Budget
 

@@ -10,8 +10,14 @@ import pytest
 from common.errors import UserError
 from scripts import doctor_hosts
 from scripts.doctor_hosts import read_hosts
-from training.runtime.installation import digest_of_data, read_versions
-from training.runtime.machine_check import MISSING, MachineReport, find_interface, find_problems
+from training.runtime.machine_check import (
+    MISSING,
+    MachineReport,
+    digest_of_data,
+    find_interface,
+    find_problems,
+    read_versions,
+)
 
 GOOD = MachineReport(
     host="worker-0",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import Problems, UserError
-from training.engine.block_states import KEYS_WITHOUT_EFFECT
+from training.engine.json_blocks import KEYS_WITHOUT_EFFECT
 from training.settings.deepspeed_file import KNOWN_KEYS, BatchSizes, _resolve_batch, load_deepspeed_file
 
 

@@ -122,5 +122,5 @@ def test_a_value_set_twice_is_the_only_problem(tmp_path: Path) -> None:
 )
 def test_a_flag_that_does_not_exist_names_the_right_place(flag: str, words: str) -> None:
     _, problems = read_arguments([flag, "3"])
-    assert words in problems.messages[-1]
-    assert f"unknown flag {flag!r}" in problems.messages[-1]
+    assert words in problems.messages[0]
+    assert f"unknown flag {flag!r}" in problems.messages[0]

@@ -9,7 +9,7 @@ from common.errors import UserError
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
 from training.build import build_model
-from training.engine.block_states import KEYS_WITHOUT_EFFECT, REFUSED_KEYS, find_ignored
+from training.engine.json_blocks import KEYS_WITHOUT_EFFECT, REFUSED_KEYS, find_ignored
 from training.runtime.ranks import RankInfo
 from training.settings.flags import read_arguments
 from training.settings.resolve import Settings, resolve_settings

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from data.shards import cooccurrence
-from data.shards.cooccurrence import _left_vectors, count_neighbours, positive_information
+from data.shards import statistics
+from data.shards.statistics import _left_vectors, count_neighbours, positive_information
 
 
 def test_neighbours_on_both_sides_within_the_window_and_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence, "WINDOW", 2)
+    monkeypatch.setattr(statistics, "WINDOW", 2)
     ids = np.array([[-1, 1, 2, 3, 1, -1], [-1, 3, 0, -1, -1, -1]])
     columns = [1, 3, 0, 2]  # the most frequent first, then by id
     expected = np.zeros((4, 4))
@@ -16,13 +16,13 @@ def test_neighbours_on_both_sides_within_the_window_and_the_row(monkeypatch: pyt
         expected[token, columns.index(neighbour)] += 1
         expected[neighbour, columns.index(token)] += 1
     assert count_neighbours(ids, 4).tolist() == expected.tolist()
-    monkeypatch.setattr(cooccurrence, "MAX_CELLS", 8)  # for four tokens, only two neighbours
+    monkeypatch.setattr(statistics, "MAX_CELLS", 8)  # for four tokens, only two neighbours
     assert count_neighbours(ids, 4).tolist() == expected[:, :2].tolist()
 
 
 def test_information_is_that_of_the_formula_and_never_negative() -> None:
     counts = np.array([[8.0, 0.0, 2.0], [1.0, 5.0, 2.0], [0.0, 0.0, 0.0]])
-    smoothed = counts.sum(0) ** cooccurrence.SMOOTHING
+    smoothed = counts.sum(0) ** statistics.SMOOTHING
     with np.errstate(divide="ignore", invalid="ignore"):
         formula = np.log(counts / counts.sum(1, keepdims=True) / (smoothed / smoothed.sum()))
     assert positive_information(counts) == pytest.approx(np.nan_to_num(np.maximum(formula, 0.0)), abs=1e-6)

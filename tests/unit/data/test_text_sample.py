@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from data.preparation import text_sample
-from data.preparation.text_sample import TextSample
+from data import tokenizer_training
+from data.tokenizer_training import TextSample
 
 
 @pytest.fixture(name="paths")
@@ -28,7 +28,7 @@ def test_a_small_corpus_is_used_whole(paths: list[Path]) -> None:
 def test_a_large_corpus_gives_whole_lines_of_evenly_spaced_files(
     paths: list[Path], max_files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_sample, "_MAX_FILES", max_files)
+    monkeypatch.setattr(tokenizer_training, "_MAX_FILES", max_files)
     sample = TextSample(paths, 2000)
     lines = [line for line in sample if line]
     assert sample.is_part
