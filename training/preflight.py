@@ -7,7 +7,7 @@ from common.errors import Problems
 from common.stores import Store
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.remote import FLAG as UPLOAD_FLAG
-from training.export.folder import check_export_folder
+from training.export.hugging_face import check_export_folder
 from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
 from training.probing import check_probes
