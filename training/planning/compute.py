@@ -146,7 +146,7 @@ def leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -
     if execution.device != "cpu" or 2 * batch.used > batch.tokens:
         return False
     scores = config.num_attention_heads * batch.lengths.mean_square * batch.rows
-    return execution.backend == "sdpa" or execution.backend == "grouped" and scores >= MIN_SKIPPED_SCORES
+    return execution.backend == "sdpa" or (execution.backend == "grouped" and scores >= MIN_SKIPPED_SCORES)
 
 
 def _num_passes(product: Product, execution: Execution) -> float:
