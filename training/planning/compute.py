@@ -14,7 +14,7 @@ BACKWARD_PRODUCTS = 2  # of a linear layer: for its input and for its weight
 # Products of attention in the backward pass, in forwards: fused kernels compute the scores again.
 FUSED_ATTENTION_BACKWARD = 2.5
 PLAIN_ATTENTION_BACKWARD = 2.0
-LONG_ROW_SCORES = 1 << 14  # of all heads: from here on the CPU's attention skips queries whose results are not used
+MIN_SKIPPED_SCORES = 1 << 16  # of a batch: from here on `grouped` attention skips queries whose results are not used
 # Kernels of a block in eager PyTorch, forward and backward, and of embeddings, heads and loss; a test counts them.
 KERNELS_PER_LAYER = 60
 KERNELS_OUTSIDE = 128
@@ -140,10 +140,10 @@ def leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -
     """Whether the last block's attention computes the used queries alone."""
     if execution.has_own_window(config, config.num_hidden_layers - 1, batch.lengths.width):
         return False
-    if execution.backend == "sdpa":
-        return execution.device == "cpu" and 2 * batch.used <= batch.tokens
-    is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
-    return execution.backend == "grouped" and is_long
+    if execution.device != "cpu" or 2 * batch.used > batch.tokens:
+        return False
+    scores = config.num_attention_heads * batch.lengths.mean_square * batch.rows
+    return execution.backend == "sdpa" or (execution.backend == "grouped" and scores >= MIN_SKIPPED_SCORES)
 
 
 def _num_passes(product: Product, execution: Execution) -> float:
