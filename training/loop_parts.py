@@ -97,8 +97,8 @@ def all_ranks_build_window(run: Run) -> MetricsWindow:
     settings = run.settings
     num_tokens = settings.deepspeed.batch.micro * settings.data_flags.max_seq_length
     probe = MatmulProbe(settings.model_config, num_tokens, DTYPES[settings.precision], run.device)
-    speed = all_ranks_measure_speed(probe)
+    speeds = all_ranks_measure_speed(probe)
     needs_probe = settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1
-    pace = RankPace(probe if needs_probe else None, speed.slowest)
+    pace = RankPace(probe if needs_probe else None, min(speeds))
     run.timer.lap()  # the time until here is not part of the first window
-    return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, speed.total)
+    return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, sum(speeds))

@@ -142,7 +142,7 @@ class Reporter:
 def finish_sinks(run: Run) -> None:
     """Write the end of a run, with its line in TensorBoard's table of runs."""
     hardware = describe_hardware(run.device, run.rank_info.world_size)
-    run.sinks.finish(hyperparameters(run.settings), run.progress, hardware)
+    run.sinks.finish(hyperparameters(run.settings), run.progress.step, run.progress.samples, hardware)
 
 
 def hyperparameters(settings: Settings) -> dict[str, Any]:

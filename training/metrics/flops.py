@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,18 +121,10 @@ def measure_speeds(config: BertConfig, clock: Callable[[], float] = time.perf_co
     }
 
 
-class MatmulSpeed(NamedTuple):
-    """FLOP/s of plain matrix products of the model's shapes."""
-
-    total: float  # of all ranks together
-    slowest: float  # of the slowest rank
-
-
-def all_ranks_measure_speed(probe: MatmulProbe) -> MatmulSpeed:
-    """Measure on all ranks at the same time."""
+def all_ranks_measure_speed(probe: MatmulProbe) -> list[float]:
+    """FLOP/s of each rank, measured on all at the same time."""
     collectives.all_ranks_barrier()
-    speeds = collectives.all_ranks_gather(probe.measure_speed())
-    return MatmulSpeed(sum(speeds), min(speeds))
+    return collectives.all_ranks_gather(probe.measure_speed())
 
 
 class RankPace:

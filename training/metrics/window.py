@@ -162,12 +162,7 @@ class MetricsWindow:
         if min(paces) > 0:
             figures["slowest_over_fastest_rank"] = max(paces) / min(paces)
             figures["slowest_rank"] = float(paces.index(max(paces)))
-        report = WindowReport(
-            figures=figures,
-            settled=self._settle(by_step),
-            paces=paces,
-            seconds_per_micro_step=elapsed / self.num_micro_steps,
-        )
+        report = WindowReport(figures, self._settle(by_step), paces, elapsed / self.num_micro_steps)
         self.seconds_per_step_before = figures["seconds_per_step"]
         self.reset()
         return report
