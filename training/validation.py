@@ -27,15 +27,6 @@ STANDARD_ERROR = "standard_error"  # of mlm_loss, for the console only: it depen
 MIN_ROWS_TO_CHOOSE = 200  # of validation data, for a best checkpoint that is more than chance
 
 
-def describe_uncertain_choice(num_rows: int, standard_error: float | None) -> str:
-    size = "unknown: there is one micro-batch" if standard_error is None else f"± {standard_error:.3f} nats"
-    return (
-        f"--keep_best: the validation data has {counted(num_rows, 'row')}, expected at least {MIN_ROWS_TO_CHOOSE}. The "
-        f"standard error of the loss is {size}, so checkpoints that differ by less may be ranked by chance. Prepare a "
-        f"larger share (data.prepare --validation_share)"
-    )
-
-
 def validation_rows(micro: int, training_length: int, length: int) -> int:
     """Rows of `length` tokens in a micro-batch: `micro`, or fewer longer rows with as many tokens."""
     return max(1, min(micro, micro * training_length // length))
@@ -76,7 +67,12 @@ class Validator:
         )
         console.say(validation_line(progress.step, figures, error))
         if is_first and self.is_choice_uncertain:
-            console.warn(describe_uncertain_choice(self.dataset.num_rows, error))
+            size = "unknown: there is one micro-batch" if error is None else f"± {error:.3f} nats"
+            console.warn(
+                f"--keep_best: the validation data has {counted(self.dataset.num_rows, 'row')}, expected at least "
+                f"{MIN_ROWS_TO_CHOOSE}. The standard error of the loss is {size}, so checkpoints that differ by less "
+                f"may be ranked by chance. Prepare a larger share (data.prepare --validation_share)"
+            )
         self.sinks.record("validation", progress.step, progress.samples, figures)
         return best
 
