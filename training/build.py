@@ -111,7 +111,8 @@ def all_ranks_build_run(
         sinks=Sinks(
             settings.runs,
             is_writing,
-            progress,
+            progress.step,
+            progress.samples,
             detach_monitor(engine),
             num_ranks=rank_info.world_size,
             with_details=settings.training_flags.log_details,

@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,26 +113,18 @@ class MatmulProbe:
 def measure_speeds(config: BertConfig, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """FLOP/s of the model's products in each precision that this machine supports. Takes about a second."""
     avoid_broken_amx()
-    abilities, device = find_abilities(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precisions, device = find_abilities().precisions, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         name: MatmulProbe(config, PROBED_TOKENS, dtype, device, clock).measure_speed()
         for name, dtype in DTYPES.items()
-        if abilities.can(name)
+        if name in precisions
     }
 
 
-class MatmulSpeed(NamedTuple):
-    """FLOP/s of plain matrix products of the model's shapes."""
-
-    total: float  # of all ranks together
-    slowest: float  # of the slowest rank
-
-
-def all_ranks_measure_speed(probe: MatmulProbe) -> MatmulSpeed:
-    """Measure on all ranks at the same time."""
+def all_ranks_measure_speed(probe: MatmulProbe) -> list[float]:
+    """FLOP/s of each rank, measured on all at the same time."""
     collectives.all_ranks_barrier()
-    speeds = collectives.all_ranks_gather(probe.measure_speed())
-    return MatmulSpeed(sum(speeds), min(speeds))
+    return collectives.all_ranks_gather(probe.measure_speed())
 
 
 class RankPace:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -108,7 +108,7 @@ def test_damaged_metrics(tmp_path: Path) -> None:
     for _ in range(ROUNDS):
         lines = [damage_text(row.encode(), chance) if chance.random() < 0.2 else row.encode() for row in rows]
         path.write_bytes(b"\n".join([*lines, b"[1]", b"null", b'{"step": null}', b"\xff\xfe", b"[" * 100_000, b""]))
-        remove_later_lines(path, replace(GOOD, step=10, samples=80))
+        remove_later_lines(path, 10, 80)
         kept = read_valid_lines(path)
         assert all(row.get("step", 0) <= 10 for row in kept)
         assert len(kept) >= 3
