@@ -110,7 +110,7 @@ def plan_step(config: BertConfig, ranks: int, flags: argparse.Namespace) -> floa
     lengths = [float(length) for length in rows["input_mask"].sum(dim=1)]
     masked = float((rows["masked_lm_positions"] > 0).sum()) / flags.micro
     model = PlannedModel(config, RowLengths.of(WIDTH, lengths, masked))
-    zero = ZeroSettings(flags.stage, reduce_bucket=5_000_000)
+    zero = ZeroSettings(flags.stage, reduce_bucket_size=5_000_000)
     execution = plan_execution(config, "fp32", "cpu", None)
     cluster = Cluster(measure_here(config, ranks, clock), ranks)
     return estimate(model, cluster, Configuration(flags.micro, 1, zero, execution)).step_seconds

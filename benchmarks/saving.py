@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(argv)
     watch = Stopwatch()
     watch.put_around(checkpoint.CheckpointWriter, "all_ranks_save")
-    watch.put_around(checkpoint, "commit")
+    watch.put_around(checkpoint.CheckpointWriter, "commit")
     watch.put_around(checkpoint_folder, "find_damage")
     watch.put_around(run, "all_ranks_load_engine")
     measured = {size: measure(size, flags, watch) for size in flags.hidden_size}

@@ -50,10 +50,7 @@ def append_whole(path: Path, content: str) -> None:
 
 @contextmanager
 def temporary_folders(folder: Path) -> Generator[list[Path]]:
-    """Afterwards remove `folder` and those of its parents that did not exist before, as far as they are empty.
-
-    Yields the folders that do not exist yet.
-    """
+    """Yields those of `folder` and its parents that do not exist; afterwards removes them, or `folder`, if empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield missing
@@ -84,16 +81,13 @@ def check_folder_to_write(folder: Path, flag: str, problems: Problems) -> None:
 
 
 def lock_file(stream: IO[Any], kind: int) -> bool:
-    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False if another process has it.
-
-    On a file system without locks this always succeeds.
-    """
+    """Take a lock (fcntl.LOCK_SH or LOCK_EX) without waiting; False if another process has it."""
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
             raise
     return True
 

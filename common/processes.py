@@ -14,11 +14,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 @contextmanager
 def handle_stop_signals(handler: Callable[[int, types.FrameType | None], object]) -> Generator[None]:
-    """Have `handler` called for STOP_SIGNALS while entered; restore the previous handlers afterwards.
-
-    nohup ignores SIGHUP, and that stays so.
-    """
-    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    """Have `handler` called for STOP_SIGNALS while entered; restore the previous handlers afterwards."""
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # which stays so
     numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not is_nohup]
     before = {number: signal.signal(number, handler) for number in numbers}
     try:

@@ -3,8 +3,9 @@
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import fsspec
 
@@ -100,25 +101,16 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder; nothing happens if it does not exist."""
-
-        def remove() -> None:
-            try:
-                self._system.rm(self._path(name), recursive=True)
-            except FileNotFoundError:
-                return
-
-        self.attempt(remove, name)
+        with suppress(FileNotFoundError):
+            self.attempt(lambda: self._system.rm(self._path(name), recursive=True), name)
 
     def list(self, name: str = "") -> dict[str, int | None]:
         """Name → bytes of the files and folders directly in a folder, None for a folder; empty if it does not exist."""
-
-        def find() -> list[dict[str, Any]]:
-            try:
-                return self._system.ls(self._path(name), detail=True)
-            except FileNotFoundError:
-                return []
-
-        found = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in self.attempt(find, name)}
+        try:
+            entries = self.attempt(lambda: self._system.ls(self._path(name), detail=True), name)
+        except FileNotFoundError:
+            return {}
+        found = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in entries}
         return {key: entry["size"] if entry["type"] == "file" else None for key, entry in found.items()}
 
     def attempt(self, action: Callable[[], T], name: str) -> T:

@@ -29,6 +29,7 @@ EXPECTATIONS = {
     "enum": "{expected}",
     "literal_error": "{expected}",
     "list_type": "a list […]",
+    "tuple_type": "a list […]",
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
     "less_than": "a number below {lt}",
@@ -83,7 +84,7 @@ def key_names(kind: type[BaseModel]) -> list[str]:
 
 def _describe(kind: type[BaseModel], detail: Any, block: str, page: str) -> str:
     *above, last = [str(part) for part in detail["loc"]] or [""]
-    path = ".".join(part for part in (block, *above, last) if part)
+    path = ".".join(part for part in (block, *above, last) if part not in ("", "[key]"))
     if detail["type"] == "extra_forbidden":
         remedy = f"; expected one of those in {page}; remove it"
         return f"unknown key {path!r}{nearest(last, _known_keys(kind, above), otherwise=remedy)}"

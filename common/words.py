@@ -23,6 +23,13 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def aligned_table(rows: Sequence[Sequence[str]], others: str = "<") -> list[str]:
+    """Lines with columns as wide as their widest cell: the first aligned to the left, `others` to "<" or ">"."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = ["<", *others * (len(widths) - 1)]
+    return ["  ".join(map("{:{}{}}".format, row, aligns, widths)).rstrip() for row in rows]
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """The lines of a Markdown table."""
     lines = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in (header, *rows)]

@@ -9,10 +9,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
@@ -36,20 +37,6 @@ class Side:
         return f"{self.folder}:{self.model}"
 
 
-class Line(NamedTuple):
-    task: str
-    metric: str
-    num_rows: int
-    num_seeds: int
-    first: float
-    second: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    corrected: float
-
-
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m evaluation.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -71,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     console.say(table(first, second, lines))
     if flags.output is not None:
-        content = {"first": first.name, "second": second.name, "lines": [line._asdict() for line in lines]}
+        content = {"first": first.name, "second": second.name, "lines": lines}
         write_atomically(flags.output, json.dumps(content, indent=1) + "\n")
     return 0
 
@@ -80,25 +67,20 @@ def open_sides(words: Sequence[str]) -> tuple[Side, Side]:
     if len(words) > 2:
         raise UserError(f"{len(words)} runs were given, expected one or two. See --help.")
     problems = Problems()
-    opened = [problems.attempt(partial(_open, word)) for word in words]
+    opened = [problems.attempt(partial(_open, word)) or [] for word in words]
     problems.raise_if_any()
-    choices = [choice for choice in opened if choice is not None]
-    if len(choices) == 1:
-        folder, report, names = choices[0]
-        if len(names) != 2:
-            found = f"{counted(len(names), 'model')} ({', '.join(names)})"
-            raise UserError(f"{folder}: has {found}, expected two. Name a second run.")
-        return Side(folder, report, names[0]), Side(folder, report, names[1])
-    sides = []
-    for folder, report, names in choices:
-        if len(names) != 1:
-            raise UserError(f"{folder}: has {len(names)} models. Name one: {folder}:{names[0]}.")
-        sides.append(Side(folder, report, names[0]))
-    return sides[0], sides[1]
+    expected = 3 - len(words)  # models of each run
+    for word, sides in zip(words, opened, strict=True):
+        if len(sides) != expected:
+            found = f"{counted(len(sides), 'model')} ({', '.join(side.model for side in sides)})"
+            remedy = f"Name one of them: {word}:MODEL." if expected == 1 else "Name a second run."
+            raise UserError(f"{word}: has {found}, expected {expected}. {remedy}")
+    first, second = (side for sides in opened for side in sides)
+    return first, second
 
 
-def _open(word: str) -> tuple[Path, Json, list[str]]:
-    """RUN or RUN:MODEL → the folder, its report, and the models that are meant."""
+def _open(word: str) -> list[Side]:
+    """The models that RUN or RUN:MODEL means."""
     path, _, name = (word, "", "") if Path(word).is_dir() else word.rpartition(":")
     folder = Path(path)
     try:
@@ -111,31 +93,34 @@ def _open(word: str) -> tuple[Path, Json, list[str]]:
         ) from None
     if name and name not in names:
         raise UserError(f"{word}: the run has no model {name!r}{nearest(name, names)} (found {', '.join(names)}).")
-    return folder, report, [name] if name else names
+    return [Side(folder, report, model) for model in ([name] if name else names)]
 
 
-def compare_sides(first: Side, second: Side) -> tuple[list[Line], list[str]]:
+def compare_sides(first: Side, second: Side) -> tuple[list[Json], list[str]]:
     """One line per task and metric, and notes about what could not be compared."""
-    from evaluation.scoring.significance import compare, holm  # scipy and scikit-learn take a second to import
+    from evaluation.scoring.scores import metrics_of  # scipy takes a second to import
+    from evaluation.scoring.significance import compare, holm
 
     others = {task["name"]: task for task in second.report["tasks"]}
     lines, notes = [], []
-    if first.report["protocol"]["name"] != second.report["protocol"]["name"]:
-        names = [side.report["protocol"]["name"] for side in (first, second)]
-        notes.append(f"the runs follow different protocols ({names[0]} and {names[1]})")
+    protocols = [side.report["protocol"]["name"] for side in (first, second)]
+    if protocols[0] != protocols[1]:
+        notes.append(f"the runs follow different protocols ({protocols[0]} and {protocols[1]})")
     for task in first.report["tasks"]:
         seeds = _shared_seeds(first, task, second, others.get(task["name"]))
         if isinstance(seeds, str):
             notes.append(f"{task['title']}: not compared, because {seeds}")
             continue
-        for metric in task["metrics"]:
-            (a, value_a), (b, value_b) = (_parts(side, task, metric, seeds) for side in (first, second))
-            compared = compare(_metric(first, task, metric), a, b)
-            lines.append(
-                Line(task["title"], metric, task["num_rows"], len(seeds), value_a, value_b, *compared, corrected=1.0)
-            )
-    corrected = holm([line.p_value for line in lines])
-    return [line._replace(corrected=p) for line, p in zip(lines, corrected, strict=True)], notes
+        gold = _read(first.folder / "gold" / f"{task['task']}.json", "it keeps what is finished")
+        metrics = metrics_of(make_task(gold["task"], task["task"]), gold["num_labels"])
+        found = [_predictions(first, task, seeds), _predictions(second, others[task["name"]], seeds)]
+        for metric in (metrics[name] for name in task["metrics"]):
+            a, b = ([metric.parts(gold["gold"][task["split"]], one) for one in predictions] for predictions in found)
+            means = [fmean(float(metric.of_sums(part.sum(0))) for part in parts) for parts in (a, b)]
+            line = {"task": task["title"], "metric": metric.name, "num_rows": task["num_rows"], "num_seeds": len(seeds)}
+            lines.append(line | {"first": means[0], "second": means[1], **compare(metric, a, b)._asdict()})
+    corrected = holm([line["p_value"] for line in lines])
+    return [line | {"corrected": p} for line, p in zip(lines, corrected, strict=True)], notes
 
 
 def _shared_seeds(first: Side, task: Json, second: Side, other: Json | None) -> list[int] | str:
@@ -155,52 +140,31 @@ def _shared_seeds(first: Side, task: Json, second: Side, other: Json | None) -> 
     return sorted({*seeds[0]} & {*seeds[1]}) or "they share no seed"
 
 
-def _gold(side: Side, task: Json) -> Json:
-    path = side.folder / "gold" / f"{task['task']}.json"
-    try:
-        content: Json = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({error}). Run evaluation.run again; it keeps what is finished."
-        ) from None
-    return content
-
-
-def _metric(side: Side, task: Json, name: str) -> Any:
-    from evaluation.scoring.scores import metrics_of
-
-    gold = _gold(side, task)
-    return metrics_of(make_task(gold["task"], task["task"]), gold["num_labels"])[name]
-
-
-def _parts(side: Side, task: Json, metric_name: str, seeds: Sequence[int]) -> tuple[list[Any], float]:
-    """Per-row numbers of the metric for each seed, and its mean over these seeds."""
-    own = next(item for item in side.report["tasks"] if item["name"] == task["name"])
-    entry = find_result(own, side.model)
+def _predictions(side: Side, task: Json, seeds: Sequence[int]) -> list[Any]:
+    """What the model predicted with each seed."""
+    entry = find_result(task, side.model)
     assert entry is not None
-    gold, metric = _gold(side, own)["gold"][own["split"]], _metric(side, own, metric_name)
     places = [entry["seeds"].index(seed) for seed in seeds] if len(entry["seeds"]) > 1 else [0]
-    parts = []
-    for place in places:
-        path = side.folder / entry["cells"][place]
-        try:
-            predictions = json.loads(path.read_text())["result"]["predictions"][own["split"]]
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{path}: cannot be read ({error}). Run evaluation.run again; it redoes this cell."
-            ) from None
-        parts.append(metric.parts(gold, predictions))
-    return parts, fmean(entry["values"][metric_name][place] for place in places)
+    keys = ("result", "predictions", task["split"])
+    return [_read(side.folder / entry["cells"][place], "it redoes this cell", *keys) for place in places]
 
 
-def table(first: Side, second: Side, lines: Sequence[Line]) -> str:
+def _read(path: Path, remedy: str, *keys: str) -> Any:
+    """The content of a JSON file, or what is below `keys` in it."""
+    try:
+        return reduce(getitem, keys, json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}). Run evaluation.run again; {remedy}.") from None
+
+
+def table(first: Side, second: Side, lines: Sequence[Json]) -> str:
     header = ["task", "metric", "n", "seeds", "A", "B", "B − A [95 % interval]", "p", "p, corrected"]
     rows = [
         (
-            *(line.task, line.metric, f"{line.num_rows:,}", line.num_seeds),
-            *(f"{100 * line.first:.1f}", f"{100 * line.second:.1f}"),
-            f"{100 * line.difference:+.1f} [{100 * line.low:+.1f}, {100 * line.high:+.1f}]",
-            *(f"{line.p_value:.4f}", f"{line.corrected:.4f}"),
+            *(line["task"], line["metric"], f"{line['num_rows']:,}", line["num_seeds"]),
+            *(f"{100 * line['first']:.1f}", f"{100 * line['second']:.1f}"),
+            f"{100 * line['difference']:+.1f} [{100 * line['low']:+.1f}, {100 * line['high']:+.1f}]",
+            *(f"{line['p_value']:.4f}", f"{line['corrected']:.4f}"),
         )
         for line in lines
     ]

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
@@ -27,8 +27,8 @@ from common.help import HelpFormatter, Parser, positive_float, positive_int, sha
 from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
-from evaluation.tasks.task import GROUPS, TASK_FOLDER, Task, choose_tasks, load_task, shipped_tasks
-from evaluation.tasks.task_data import TaskData, check_metrics_defined, load_all, selection_split
+from evaluation.tasks.task import GROUPS, TABLES, TASK_FOLDER, Task, choose_tasks, load_task, shipped_tasks
+from evaluation.tasks.task_data import TaskData, check_metrics_defined, fixed_order, load_all, selection_split
 
 if TYPE_CHECKING:
     from evaluation.finetuning.finetune import Machine
@@ -47,58 +47,42 @@ class _Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 def build_parser() -> Parser:
     parser = Parser(prog="python -m evaluation.run", description=__doc__, formatter_class=_Formatter)
-    what = parser.add_argument_group("what is evaluated")
-    what.add_argument("--model", nargs="+", required=True, metavar="[NAME=]DIR", help="Hugging Face folders")
-    what.add_argument(
-        "--tasks", nargs="+", required=True, metavar="TASK",
-        help=f"groups ({', '.join(GROUPS)}), shipped tasks ({', '.join(shipped_tasks())}), task files (.json), or "
-        "labelled tables (.csv, .tsv, .jsonl)",
-    )  # fmt: skip
-    what.add_argument("--data", type=Path, metavar="DIR", help="folder that holds the data of the tasks")
-    what.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for cells and reports")
-    what.add_argument("--text", metavar="COLUMN", help="column of the text in labelled tables")
-    what.add_argument("--text_pair", metavar="COLUMN", help="column of a second text in labelled tables")
-    what.add_argument("--label", metavar="COLUMN", help="column of the label in labelled tables")
-    what.add_argument(
-        "--max_train_rows", type=positive_int, metavar="N", help="train on N rows of each task, for a trial"
+    tasks = (
+        f"groups ({', '.join(GROUPS)}), shipped tasks ({', '.join(shipped_tasks())}), task files (.json), or labelled "
+        f"tables ({', '.join(TABLES)})"
     )
-    what.add_argument(
-        "--max_dev_rows", type=positive_int, metavar="N", help="score on N rows of each split, for a trial"
-    )
-    how = parser.add_argument_group("protocol")
-    how.add_argument(
-        "--protocol", choices=("fixed", "sweep", "transfer"), default="fixed", help="see docs/evaluation.md"
-    )
-    how.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="runs of each fine-tuning")
-    how.add_argument("--first_seed", type=whole_number, default=1, metavar="N", help="seeds are N, N + 1, …")
-    how.add_argument(
-        "--untrained_seeds", type=whole_number, default=1, metavar="N", help="runs of the same architecture untrained"
-    )
-    how.add_argument("--learning_rate", type=positive_float, default=5e-5, metavar="LR", help="peak learning rate")
-    how.add_argument("--batch_size", type=positive_int, default=32, metavar="N", help="rows per step, over all ranks")
-    how.add_argument("--epochs", type=positive_float, default=3.0, metavar="N", help="passes over the training rows")
-    how.add_argument("--warmup", type=share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate")
-    how.add_argument("--weight_decay", type=share, default=0.01, metavar="W", help="weight decay of AdamW")
-    how.add_argument(
-        "--sweep_learning_rates", type=positive_float, nargs="+", default=RATES, metavar="LR", help="for sweep"
-    )
-    how.add_argument(
-        "--sweep_batch_sizes", type=positive_int, nargs="+", default=BATCHES, metavar="N", help="for sweep"
-    )
-    how.add_argument(
-        "--masking", choices=("token", "word", "word_l2r"), default="token",
-        help="of minimal pairs: mask each token in turn, each whole word, or a token and those after it in its word",
-    )  # fmt: skip
-    run = parser.add_argument_group("execution")
-    run.add_argument("--scorer", choices=("auto", "packed", "stock"), default="auto", help="for zero-shot tasks")
-    run.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of fine-tuning")
-    run.add_argument("--micro_batch_size", type=positive_int, metavar="N", help="rows per device and forward pass")
-    run.add_argument("--keep_models", action="store_true", help="save the fine-tuned models below OUTPUT/models")
-    run.add_argument("--deepspeed_config", type=Path, metavar="FILE", help="DeepSpeed JSON, for the deepspeed launcher")
-    run.add_argument(
-        "--dry_run", action="store_true", help="check everything and show what would be computed; write nothing"
-    )
-    run.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher passes it
+    masking = "of minimal pairs: mask each token in turn, each whole word, or a token and those after it in its word"
+    add = parser.add_argument_group("what is evaluated").add_argument
+    add("--model", nargs="+", required=True, metavar="[NAME=]DIR", help="Hugging Face folders")
+    add("--tasks", nargs="+", required=True, metavar="TASK", help=tasks)
+    add("--data", type=Path, metavar="DIR", help="folder that holds the data of the tasks")
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for cells and reports")
+    add("--text", metavar="COLUMN", help="column of the text in labelled tables")
+    add("--text_pair", metavar="COLUMN", help="column of a second text in labelled tables")
+    add("--label", metavar="COLUMN", help="column of the label in labelled tables")
+    add("--max_train_rows", type=positive_int, metavar="N", help="train on N rows of each task, for a trial")
+    add("--max_dev_rows", type=positive_int, metavar="N", help="score on N rows of each split, for a trial")
+    add = parser.add_argument_group("protocol").add_argument
+    add("--protocol", choices=("fixed", "sweep", "transfer"), default="fixed", help="see docs/evaluation.md")
+    add("--seeds", type=positive_int, default=3, metavar="N", help="runs of each fine-tuning")
+    add("--first_seed", type=whole_number, default=1, metavar="N", help="seeds are N, N + 1, …")
+    add("--untrained_seeds", type=whole_number, default=1, metavar="N", help="runs of the same architecture untrained")
+    add("--learning_rate", type=positive_float, default=5e-5, metavar="LR", help="peak learning rate")
+    add("--batch_size", type=positive_int, default=32, metavar="N", help="rows per step, over all ranks")
+    add("--epochs", type=positive_float, default=3.0, metavar="N", help="passes over the training rows")
+    add("--warmup", type=share, default=0.1, metavar="SHARE", help="share of the steps with a rising rate")
+    add("--weight_decay", type=share, default=0.01, metavar="W", help="weight decay of AdamW")
+    add("--sweep_learning_rates", type=positive_float, nargs="+", default=RATES, metavar="LR", help="for sweep")
+    add("--sweep_batch_sizes", type=positive_int, nargs="+", default=BATCHES, metavar="N", help="for sweep")
+    add("--masking", choices=("token", "word", "word_l2r"), default="token", help=masking)
+    add = parser.add_argument_group("execution").add_argument
+    add("--scorer", choices=("auto", "packed", "stock"), default="auto", help="for zero-shot tasks")
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of fine-tuning")
+    add("--micro_batch_size", type=positive_int, metavar="N", help="rows per device and forward pass")
+    add("--keep_models", action="store_true", help="save the fine-tuned models below OUTPUT/models")
+    add("--deepspeed_config", type=Path, metavar="FILE", help="DeepSpeed JSON, for the deepspeed launcher")
+    add("--dry_run", action="store_true", help="check everything and show what would be computed; write nothing")
+    add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher passes it
     return parser
 
 
@@ -125,7 +109,9 @@ def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
     columns = {"text": flags.text, "text_pair": flags.text_pair, "label": flags.label}
     tasks = problems.attempt(lambda: _choose(flags.tasks, columns, flags.protocol))
     check_folder_to_write(flags.output, "--output", problems)
-    deepspeed = problems.attempt(lambda: _read_deepspeed(flags.deepspeed_config))
+    config, deepspeed = flags.deepspeed_config, None
+    if config is not None:
+        deepspeed = problems.attempt(lambda: load_json(config, "a DeepSpeed JSON (--deepspeed_config)"))
     data = problems.attempt(lambda: load_all(tasks, flags.data)) if tasks else None
 
     from evaluation.finetuning import ranks
@@ -136,11 +122,13 @@ def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
 
     quiet_libraries()
     prepare_process()
-    paths = _existing_paths(flags.model) if flags.dry_run else _named_paths(flags.model)
-    models = problems.attempt(lambda: open_models(paths))
+    models = problems.attempt(lambda: open_models(_named_paths(flags.model, must_exist=not flags.dry_run)))
+    setting = Setting(**{field.name: getattr(flags, field.name) for field in fields(Setting)})
+    swept = product(flags.sweep_batch_sizes, flags.sweep_learning_rates) if flags.protocol == "sweep" else ()
+    candidates = [replace(setting, learning_rate=rate, batch_size=size) for size, rate in swept] or [setting]
     machine = Machine(ranks.num_ranks(), flags.micro_batch_size, deepspeed_settings(deepspeed) if deepspeed else None)
-    for size in flags.sweep_batch_sizes if flags.protocol == "sweep" else [flags.batch_size]:
-        problems.attempt(partial(machine.spread, size))
+    for candidate in candidates:
+        problems.attempt(partial(machine.spread, candidate.batch_size))
     problems.raise_if_any()
     assert models is not None
     assert data is not None
@@ -154,9 +142,8 @@ def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
         seeds=range(flags.first_seed, flags.first_seed + flags.seeds),
         untrained_seeds=range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
         protocol=flags.protocol,
-        setting=Setting(**{field.name: getattr(flags, field.name) for field in fields(Setting)}),
-        learning_rates=flags.sweep_learning_rates,
-        batch_sizes=flags.sweep_batch_sizes,
+        setting=setting,
+        candidates=candidates,
         masking=flags.masking,
         scorer=flags.scorer,
         keep_models=flags.keep_models,
@@ -226,9 +213,8 @@ def _show_plan(plan: "Plan", num_models: int) -> None:
 def _choose(words: Sequence[str], columns: Mapping[str, str | None], protocol: str) -> list[Task]:
     tasks = choose_tasks(words, columns)
     if protocol == "transfer":
-        known = {task.name for task in tasks}
-        sources = {task.starts_from for task in tasks if task.starts_from} - known
-        for name in sorted(sources & set(shipped_tasks())):
+        missing = {task.starts_from for task in tasks if task.starts_from} - {task.name for task in tasks}
+        for name in sorted(missing & set(shipped_tasks())):
             tasks.append(load_task(TASK_FOLDER / f"{name}.json"))
             console.say(f"--protocol transfer: task {name} is added, because others start from its model")
         _check_starts(tasks)
@@ -239,39 +225,36 @@ def _choose(words: Sequence[str], columns: Mapping[str, str | None], protocol: s
 
 def _check_starts(tasks: Sequence[Task]) -> None:
     """Refuse tasks that start from one that is not among them, and tasks that start from each other."""
-    starts = {task.name: task.starts_from for task in tasks}
+    names = [task.name for task in tasks]
+    starts = {task.name: task.starts_from for task in tasks if task.starts_from is not None}
     for name, source in starts.items():
-        if source is not None and source not in starts:
-            hint = nearest(source, starts, ".")
+        if source not in names:
             raise UserError(
-                f'task {name}: "starts_from" names {source!r}, which is not among the tasks{hint} Add it to --tasks, '
-                "or correct the name."
+                f'task {name}: "starts_from" names {source!r}, which is not among the tasks'
+                f"{nearest(source, names, '.')} Add it to --tasks, or correct the name."
             )
-        seen = {name}
-        while source is not None:
-            if source in seen:
-                raise UserError(
-                    f'task {name}: "starts_from" leads back to {source!r}. Remove it from one of the tasks.'
-                )
-            seen.add(source)
-            source = starts.get(source)
+    try:
+        TopologicalSorter({name: [source] for name, source in starts.items()}).prepare()
+    except CycleError as error:
+        name = error.args[1][0]
+        raise UserError(
+            f'task {name}: "starts_from" leads back to {name!r}. Remove it from one of the tasks.'
+        ) from None
 
 
-def _named_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
-    """[NAME=]DIR; a folder that has "=" in its own name is taken as it is."""
-    split = [
-        (None, Path(word)) if Path(word).exists() or "=" not in word else word.partition("=")[::2] for word in words
-    ]
-    return [(name or None, Path(path)) for name, path in split]
+def _named_paths(words: Sequence[str], must_exist: bool) -> list[tuple[str | None, Path]]:
+    """[NAME=]DIR; a folder that has "=" in its own name is taken as it is.
 
-
-def _existing_paths(words: Sequence[str]) -> list[tuple[str | None, Path]]:
-    """For a dry run: scripts/pretrain.py exports a model after it."""
-    paths = _named_paths(words)
-    for _, path in paths:
-        if not path.exists():
-            console.warn(f"--model {path}: does not exist yet and is not checked")
-    return [(name, path) for name, path in paths if path.exists()]
+    In a dry run a folder may be missing: scripts/pretrain.py exports a model after it.
+    """
+    named = []
+    for word in words:
+        name, _, folder = ("", "", word) if "=" not in word or Path(word).exists() else word.partition("=")
+        if must_exist or Path(folder).exists():
+            named.append((name or None, Path(folder)))
+        else:
+            console.warn(f"--model {folder}: does not exist yet and is not checked")
+    return named
 
 
 def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> None:
@@ -286,26 +269,20 @@ def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> N
             check_cloze(model, data)
 
 
-def _read_deepspeed(path: Path | None) -> dict[str, Any] | None:
-    return None if path is None else load_json(path, "a DeepSpeed JSON (--deepspeed_config)")
-
-
 def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> TaskData:
     """The same random rows for every run with the same limits."""
 
     def some(rows: list[Any], limit: int | None) -> list[Any]:
         if limit is None or len(rows) <= limit:
             return rows
-        chosen = np.random.default_rng(0).permutation(len(rows))[:limit]
-        return [rows[i] for i in sorted(chosen)]
+        return [rows[i] for i in sorted(fixed_order(rows, None)[:limit])]
 
     limited = replace(data, train=some(data.train, max_train), dev={k: some(v, max_dev) for k, v in data.dev.items()})
-    before, after = (len(item.train) + sum(map(len, item.dev.values())) for item in (data, limited))
-    if before == after:
+    if (limited.train, limited.dev) == (data.train, data.dev):
         return data
-    sizes = f"{len(limited.train):,} of {len(data.train):,} rows to train on, "
-    sizes += ", ".join(f"{len(limited.dev[split]):,} of {len(rows):,} of {split}" for split, rows in data.dev.items())
-    note = f"{data.task.name}: a trial on a part of the data ({sizes}); not comparable with published scores"
+    sizes = [f"{len(limited.train):,} of {len(data.train):,} rows to train on"]
+    sizes += [f"{len(limited.dev[split]):,} of {len(rows):,} of {split}" for split, rows in data.dev.items()]
+    note = f"{data.task.name}: a trial on a part of the data ({', '.join(sizes)}); not comparable with published scores"
     return replace(limited, notes=(*data.notes, note))
 
 

@@ -1,18 +1,19 @@
 """Protocols: which cells a run consists of, and getting each of them done once."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from common.console import console
 from evaluation.cells import Cell, CellStore, Result
 from evaluation.finetuning import ranks
-from evaluation.finetuning.finetune import Machine, Outcome, Setting, all_ranks_fine_tune
-from evaluation.finetuning.models import ModelFolder
+from evaluation.finetuning.finetune import Machine, Setting, all_ranks_fine_tune
+from evaluation.finetuning.models import ModelFolder, Unavailable
 from evaluation.pseudo_likelihood.likelihood import Masking
 from evaluation.scoring.scores import collapse_reason, score
 from evaluation.tasks.task_data import TaskData, selection_split
-from evaluation.zero_shot import Unavailable, all_ranks_score_zero_shot
+from evaluation.zero_shot import all_ranks_score_zero_shot
 
 Protocol = Literal["fixed", "sweep", "transfer"]
 PROTOCOLS: dict[Protocol, str] = {
@@ -22,8 +23,6 @@ PROTOCOLS: dict[Protocol, str] = {
     "transfer": "as fixed, but tasks that name a task to start from are fine-tuned from its model of the same seed",
 }
 
-DEFAULT_SETTING = Setting()
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -31,40 +30,24 @@ class Plan:
     tasks: Sequence[TaskData]
     seeds: Sequence[int]
     untrained_seeds: Sequence[int]
-    protocol: Protocol = "fixed"
-    setting: Setting = DEFAULT_SETTING
-    learning_rates: Sequence[float] = ()  # of sweep
-    batch_sizes: Sequence[int] = ()
-    masking: Masking = "token"
-    scorer: str = "auto"
-    keep_models: bool = False
-
-    def candidates(self) -> list[Setting]:
-        if self.protocol != "sweep":
-            return [self.setting]
-        return [
-            replace(self.setting, learning_rate=rate, batch_size=size)
-            for size in self.batch_sizes
-            for rate in self.learning_rates
-        ]
+    protocol: Protocol
+    setting: Setting
+    candidates: Sequence[Setting]  # of sweep, from which one is chosen; else the setting alone
+    masking: Masking
+    scorer: str
+    keep_models: bool
 
     def num_cells(self, data: TaskData) -> int:
         """How many cells a task has for each model."""
         if data.task.is_zero_shot:  # nothing is drawn for a trained model
             return 1 + len(self.untrained_seeds)
-        num_choices = len(self.candidates())
+        num_choices = len(self.candidates)
         return len(self.seeds) + len(self.untrained_seeds) + (num_choices if num_choices > 1 else 0)
 
     def starts(self) -> dict[str, str]:
         """Under "transfer": task → the task whose model it starts from."""
-        if self.protocol != "transfer":
-            return {}
-        names = {data.task.name for data in self.tasks}
-        return {
-            data.task.name: data.task.starts_from
-            for data in self.tasks
-            if data.task.starts_from in names and data.task.starts_from is not None
-        }
+        tasks = [data.task for data in self.tasks if self.protocol == "transfer"]
+        return {task.name: task.starts_from for task in tasks if task.starts_from is not None}
 
 
 @dataclass(frozen=True)
@@ -107,9 +90,6 @@ class ProgressLine:
         """A cell that was finished before takes no time, and must not make the others look fast."""
         self.bar.total = max(self.bar.total - cost, self.bar.n)
 
-    def close(self) -> None:
-        self.bar.close()
-
 
 class Runner:
     def __init__(self, plan: Plan, store: CellStore, machine: Machine) -> None:
@@ -117,25 +97,26 @@ class Runner:
         self.starts = plan.starts()
         self.done: dict[str, Result] = {}
         self.num_computed = self.num_resumed = 0
-        self.progress: ProgressLine | None = None
+        self.progress = ProgressLine(
+            sum(
+                plan.num_cells(data) * Cell(model, data, 0, None if data.task.is_zero_shot else plan.setting).cost
+                for data in plan.tasks
+                for model in plan.models
+            )
+        )
 
     def all_ranks_run(self) -> list[TaskResult]:
-        self.progress = ProgressLine(self._total_cost())
         try:
             return [
                 self._all_ranks_run_task(model, data, untrained, seeds)
-                for data in self._ordered()
+                # Tasks that others start from come first.
+                for data in sorted(self.plan.tasks, key=lambda data: data.task.name not in self.starts.values())
                 for untrained, seeds in ((False, self.plan.seeds), (True, self.plan.untrained_seeds))
                 for model in self.plan.models
                 if seeds
             ]
         finally:
-            self.progress.close()
-
-    def _ordered(self) -> list[TaskData]:
-        """Tasks that others start from come first."""
-        sources = set(self.starts.values())
-        return sorted(self.plan.tasks, key=lambda data: data.task.name not in sources)
+            self.progress.bar.close()
 
     def _all_ranks_run_task(
         self, model: ModelFolder, data: TaskData, untrained: bool, seeds: Sequence[int]
@@ -163,7 +144,7 @@ class Runner:
 
     def _all_ranks_choose_setting(self, model: ModelFolder, data: TaskData) -> tuple[Setting, list[dict[str, Any]]]:
         """The setting with the best score on rows held out of train, with the first seed; the first of equals."""
-        candidates = self.plan.candidates()
+        candidates = self.plan.candidates
         if len(candidates) == 1:
             return candidates[0], []
         reduced, tried = selection_split(data), []
@@ -174,16 +155,8 @@ class Runner:
         best = max(range(len(candidates)), key=lambda i: tried[i]["score"])
         return candidates[best], tried
 
-    def _total_cost(self) -> float:
-        return sum(
-            self.plan.num_cells(data) * Cell(model, data, 0, None if data.task.is_zero_shot else self.plan.setting).cost
-            for data in self.plan.tasks
-            for model in self.plan.models
-        )
-
     def all_ranks_obtain(self, cell: Cell) -> Result:
         """A cell's result: of this run, of an earlier one, or computed now."""
-        assert self.progress is not None
         if cell.key in self.done:
             self.progress.leave_out(cell.cost)
             return self.done[cell.key]
@@ -202,43 +175,31 @@ class Runner:
         return result
 
     def _all_ranks_compute(self, cell: Cell) -> Result:
-        assert self.progress is not None
-        if cell.setting is None:
-            try:
-                outcome, scorer = all_ranks_score_zero_shot(
-                    cell.model, cell.data, self.plan.masking, self.plan.scorer, cell.seed, self.progress.advance,
-                    untrained=cell.untrained,
-                )  # fmt: skip
-            except Unavailable as reason:
-                return {"unavailable": str(reason)}
-            return _as_result(cell, outcome) | {"scorer": scorer}
         start = None
         if cell.start is not None:
             self.all_ranks_obtain(cell.start)
             start = self.store.model_path(cell.start)
             self.progress.begin(cell)
-        outcome = all_ranks_fine_tune(
-            cell.model,
-            cell.data,
-            cell.setting,
-            cell.seed,
-            self.machine,
-            self.progress.advance,
-            untrained=cell.untrained and start is None,
-            start=start,
-            keep=self.store.model_path(cell) if cell.keeps_model else None,
-        )
-        return _as_result(cell, outcome)
-
-
-def _as_result(cell: Cell, outcome: Outcome) -> Result:
-    return {
-        "predictions": outcome.predictions,
-        "scores": score(cell.data, outcome.predictions),
-        "collapsed": collapse_reason(cell.data, outcome.predictions, outcome.failure),
-        "losses": outcome.losses,
-        "steps": outcome.steps,
-        "seconds": outcome.seconds,
-        "cpu_seconds": outcome.cpu_seconds,
-        "num_shortened": outcome.num_shortened,
-    }
+        began, cpu_began = time.perf_counter(), time.process_time()
+        if cell.setting is None:
+            try:
+                result = all_ranks_score_zero_shot(
+                    cell.model, cell.data, self.plan.masking, self.plan.scorer, cell.seed, self.progress.advance,
+                    untrained=cell.untrained,
+                )  # fmt: skip
+            except Unavailable as reason:
+                return {"unavailable": str(reason)}
+        else:
+            result = all_ranks_fine_tune(
+                cell.model, cell.data, cell.setting, cell.seed, self.machine, self.progress.advance,
+                untrained=cell.untrained and start is None,
+                start=start,
+                keep=self.store.model_path(cell) if cell.keeps_model else None,
+            )  # fmt: skip
+        failure = result.pop("failure", None)
+        return result | {
+            "scores": score(cell.data, result["predictions"]),
+            "collapsed": collapse_reason(cell.data, result["predictions"], failure),
+            "seconds": time.perf_counter() - began,
+            "cpu_seconds": time.process_time() - cpu_began,  # of this process; the fairer one on a shared machine
+        }

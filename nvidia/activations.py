@@ -1,25 +1,21 @@
 """The activations of a feed-forward layer, plain and gated."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,  # exact: x·Φ(x)
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
     "swish": functional.silu,
     "silu": functional.silu,
     "tanh": torch.tanh,
 }
-_GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": functional.gelu, "swiglu": functional.silu}
+_GATES = {"geglu": "gelu", "swiglu": "silu"}
 
 
 def is_gated(name: str) -> bool:
@@ -27,24 +23,17 @@ def is_gated(name: str) -> bool:
     return name in _GATES
 
 
+def ungated(name: str) -> str:
+    """Return the activation of a layer without a gate (the transform of the MLM head): the inner function of a gate."""
+    return _GATES.get(name, name)
+
+
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return the function of that name; a gated one halves the last dimension."""
-    if name in _PLAIN:
-        return _PLAIN[name]
-    gate = _GATES[name]
+    plain = _PLAIN[ungated(name)]
 
     def gated(x: Tensor) -> Tensor:
         left, right = x.chunk(2, dim=-1)
-        return gate(left) * right
+        return plain(left) * right
 
-    return gated
-
-
-def canonical(name: str) -> str:
-    """Return the one name for functions with several: swish is silu."""
-    return {"swish": "silu"}.get(name, name)
-
-
-def ungated(name: str) -> str:
-    """Return the activation of a layer without a gate (the transform of the MLM head): the inner function of a gate."""
-    return {"geglu": "gelu", "swiglu": "silu"}.get(name, name)
+    return gated if is_gated(name) else plain

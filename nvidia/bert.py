@@ -75,7 +75,9 @@ class BertModelBase(nn.Module):
             position_ids = packing.pack(position_ids.expand(words.shape[:2]))
         embedded = self.embed(packing.pack(words), packing.pack(token_type_ids), packing, position_ids)
         probabilities: list[Tensor] | None = [] if output_attentions else None
-        call = AttentionCall(packing, None, self.expand_head_mask(head_mask), probabilities, position_ids)
+        if head_mask is not None:
+            head_mask = head_mask.expand(self.config.num_hidden_layers, head_mask.shape[-1])  # [layers, A]
+        call = AttentionCall(packing, None, head_mask, probabilities, position_ids)
         output = self.encoder(embedded, call, return_states=output_hidden_states)
         return BertOutput(
             packing.unpack(output.last),
@@ -93,10 +95,6 @@ class BertModelBase(nn.Module):
                 "raise it in the model JSON or shorten the sequences"
             )
         return self.embeddings(words, segments, packing, position_ids)
-
-    def expand_head_mask(self, head_mask: Tensor | None) -> Tensor | None:
-        """[A] or [layers, A] → [layers, A]"""
-        return None if head_mask is None else head_mask.expand(self.config.num_hidden_layers, head_mask.shape[-1])
 
     def prune_heads(self, heads_to_prune: dict[int, list[int]]) -> None:
         """Remove heads, numbered as in the unpruned model, and their weights; the config records which."""

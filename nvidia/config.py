@@ -1,6 +1,6 @@
 """What a model is: every number and choice that its weights or its outputs depend on, validated on construction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from functools import wraps
 from typing import Annotated, Any, TypeVar
@@ -34,9 +34,9 @@ RopeBase = Annotated[float, Field(gt=1, le=1e12, description="a number above 1, 
 Flag = Annotated[bool, Field(description="true or false")]
 
 
-def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:
-    """The smallest multiple of `multiple` that holds `size` tokens: 30522 → 30528."""
-    return -(-size // multiple) * multiple
+def padded_vocab_size(size: int) -> int:
+    """The smallest multiple of VOCAB_MULTIPLE that holds `size` tokens: 30522 → 30528."""
+    return -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def _one_of(choices: Sequence[str | None]) -> PlainValidator:
@@ -153,81 +153,56 @@ class BertConfig:
     def _check_relations(self) -> "BertConfig":
         """Values that are each valid but do not fit together."""
         problems = Problems()
-        if self.hidden_size % self.num_attention_heads:
-            problems.add(
-                f"bert_model_config: hidden_size is {self.hidden_size}, which is not divisible by "
-                f"{self.num_attention_heads} attention heads; choose num_attention_heads among its divisors"
-            )
-        if self.pad_token_id >= self.vocab_size:
-            problems.add(f"bert_model_config: pad_token_id {self.pad_token_id} is past vocab_size {self.vocab_size}")
-        if self.num_tokens > self.vocab_size:
-            problems.add(
-                f"bert_model_config: unpadded_vocab_size is {self.num_tokens}, expected 1 to vocab_size "
-                f"({self.vocab_size})"
-            )
-        if self.decoder_bias_init == "unigram" and not self.decoder_bias:
-            problems.add(
-                "bert_model_config: decoder_bias_init is 'unigram', but decoder_bias is false; set that to true, or "
-                "remove decoder_bias_init"
-            )
-        self._check_positions(problems)
-        self._check_window(problems)
-        for layer, heads in self.pruned_heads.items():
-            self._check_pruned_heads(layer, heads, problems)
+        for is_wrong, message in (*self._contradictions(), *self._wrong_pruned_heads()):
+            if is_wrong:
+                problems.add(f"bert_model_config: {message}")
         problems.raise_if_any()
         return self
 
-    def _check_positions(self, problems: Problems) -> None:
-        kind = self.position_embedding_type
-        if self.is_rotary and self.head_size % 2:
-            problems.add(
-                f"bert_model_config: rotary positions need an even head size, but hidden_size / num_attention_heads is "
-                f"{self.head_size}; change one of them"
-            )
-        if self.local_rope_theta is not None and not self.is_rotary:
-            problems.add(
-                f"bert_model_config: local_rope_theta is {self.local_rope_theta}, but position_embedding_type is "
-                f"{kind!r}; set it to 'rotary', or remove local_rope_theta"
-            )
-        if self.position_offset and kind != "absolute":
-            problems.add(
-                f"bert_model_config: position_offset is {self.position_offset}, but {kind!r} positions have no table; "
-                "remove it"
-            )
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        window, every, positions = self.attention_window, self.global_attention_every, self.position_embedding_type
+        return [
+            (self.hidden_size % self.num_attention_heads != 0,
+             f"hidden_size is {self.hidden_size}, which is not divisible by {self.num_attention_heads} attention "
+             "heads; choose num_attention_heads among its divisors"),
+            (self.pad_token_id >= self.vocab_size,
+             f"pad_token_id {self.pad_token_id} is past vocab_size {self.vocab_size}"),
+            (self.num_tokens > self.vocab_size,
+             f"unpadded_vocab_size is {self.num_tokens}, expected 1 to vocab_size ({self.vocab_size})"),
+            (self.decoder_bias_init == "unigram" and not self.decoder_bias,
+             "decoder_bias_init is 'unigram', but decoder_bias is false; set that to true, or remove "
+             "decoder_bias_init"),
+            (self.is_rotary and self.head_size % 2 != 0,
+             f"rotary positions need an even head size, but hidden_size / num_attention_heads is {self.head_size}; "
+             "change one of them"),
+            (self.local_rope_theta is not None and not self.is_rotary,
+             f"local_rope_theta is {self.local_rope_theta}, but position_embedding_type is {positions!r}; set it to "
+             "'rotary', or remove local_rope_theta"),
+            (self.position_offset > 0 and positions != "absolute",
+             f"position_offset is {self.position_offset}, but {positions!r} positions have no table; remove it"),
+            (window == 1, "attention_window is 1, where a token sees only itself; expected 2 or more"),
+            (window > self.max_position_embeddings,
+             f"attention_window is {window}, wider than any row (max_position_embeddings is "
+             f"{self.max_position_embeddings}); choose a smaller window, or 0 for none"),
+            (window > 0 and every == 1,
+             f"attention_window is {window}, but with global_attention_every 1 no layer has a window; set "
+             "global_attention_every to 3 (every third layer sees all) or 0 (none does)"),
+            (window == 0 and every != 1,
+             f"global_attention_every is {every}, but there is no attention_window; set attention_window, or remove "
+             "global_attention_every"),
+            (window > 0 and self.is_sparse,
+             "attention_window cannot be combined with sparse_attention; remove one"),
+        ]  # fmt: skip
 
-    def _check_window(self, problems: Problems) -> None:
-        window, every = self.attention_window, self.global_attention_every
-        if window == 1:
-            problems.add("bert_model_config: attention_window is 1, where a token sees only itself; expected 2 or more")
-        if window > self.max_position_embeddings:
-            problems.add(
-                f"bert_model_config: attention_window is {window}, wider than any row (max_position_embeddings is "
-                f"{self.max_position_embeddings}); choose a smaller window, or 0 for none"
-            )
-        if window and every == 1:
-            problems.add(
-                f"bert_model_config: attention_window is {window}, but with global_attention_every 1 no layer has a "
-                "window; set global_attention_every to 3 (every third layer sees all) or 0 (none does)"
-            )
-        if not window and every != 1:
-            problems.add(
-                f"bert_model_config: global_attention_every is {every}, but there is no attention_window; set "
-                "attention_window, or remove global_attention_every"
-            )
-        if window and self.is_sparse:
-            problems.add("bert_model_config: attention_window cannot be combined with sparse_attention; remove one")
-
-    def _check_pruned_heads(self, layer: int, heads: tuple[int, ...], problems: Problems) -> None:
+    def _wrong_pruned_heads(self) -> Iterator[tuple[bool, str]]:
         last_layer, last_head = self.num_hidden_layers - 1, self.num_attention_heads - 1
-        if not 0 <= layer <= last_layer:
-            problems.add(f"bert_model_config: pruned_heads names layer {layer}, expected 0 to {last_layer}")
-        if any(not 0 <= head <= last_head for head in heads) or len(set(heads)) != len(heads):
-            problems.add(
-                f"bert_model_config: pruned_heads of layer {layer} are {list(heads)}, expected different heads from 0 "
-                f"to {last_head}"
-            )
-        elif len(heads) > last_head:
-            problems.add(f"bert_model_config: pruned_heads leaves layer {layer} with no head; keep at least one")
+        for layer, heads in self.pruned_heads.items():
+            yield not 0 <= layer <= last_layer, f"pruned_heads names layer {layer}, expected 0 to {last_layer}"
+            are_heads = set(heads) <= set(range(last_head + 1)) and len(set(heads)) == len(heads)
+            expected = f"expected different heads from 0 to {last_head}"
+            yield not are_heads, f"pruned_heads of layer {layer} are {list(heads)}, {expected}"
+            leaves_none = are_heads and len(heads) > last_head
+            yield leaves_none, f"pruned_heads leaves layer {layer} with no head; keep at least one"
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "BertConfig":
@@ -255,11 +230,9 @@ class BertConfig:
         values["sparse_attention"] = self.sparse_attention.to_dict() if self.sparse_attention else None
         return values
 
-    def with_padded_vocab(self, multiple: int = VOCAB_MULTIPLE) -> "BertConfig":
+    def with_padded_vocab(self) -> "BertConfig":
         """The same model with its table padded to a multiple, remembering how many tokens are real."""
-        return replace(
-            self, vocab_size=padded_vocab_size(self.num_tokens, multiple), unpadded_vocab_size=self.num_tokens
-        )
+        return replace(self, vocab_size=padded_vocab_size(self.num_tokens), unpadded_vocab_size=self.num_tokens)
 
     @property
     def num_tokens(self) -> int:

@@ -36,7 +36,7 @@ class BertEncoder(nn.Module):
         self.checkpoint_chunk = choice.layers
         for block in self.layer:
             assert isinstance(block, BertBlock)
-            block.set_checkpointing(choice)
+            block.checkpointing = choice
 
     def set_branch_scales(self, scales: Sequence[float]) -> None:
         """Set the factor of each block's branches in training; 0 drops a block."""

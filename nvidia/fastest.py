@@ -13,12 +13,7 @@ from nvidia.cpu.libraries import Libraries
 from nvidia.cpu.measuring import Clock, Shape, time_products
 
 MASKED_SHARE = 0.15  # of tokens, which the prediction head reads
-WORDS = {
-    "forward": "forward",
-    "input_gradient": "input gradients",
-    "weight_gradient": "weight gradients",
-    "attention": "attention",
-}
+WORDS = {"input_gradient": "input gradients", "weight_gradient": "weight gradients"}
 
 
 @dataclass(frozen=True)
@@ -32,8 +27,8 @@ class Measured:
         """`forward onednn (1.12 × torch), …`"""
         parts = []
         for kind, times in self.seconds.items():
-            first, second = sorted(times, key=lambda name: times[name])[:2]
-            parts.append(f"{WORDS[kind]} {first} ({times[second] / times[first]:.2f} × {second})")
+            first, second = sorted(times, key=times.__getitem__)[:2]
+            parts.append(f"{WORDS.get(kind, kind)} {first} ({times[second] / times[first]:.2f} × {second})")
         return ", ".join(parts)
 
 
@@ -47,7 +42,7 @@ def measure_libraries(
     if dtype != torch.float32:  # torch itself uses oneDNN for these
         return Measured(Libraries())
     seconds = _time_all_products(config, rows * length, clock)
-    chosen = Libraries(**{role: _fastest(times) for role, times in seconds.items()})  # type: ignore[arg-type]
+    chosen = Libraries(**{role: min(times, key=times.__getitem__) for role, times in seconds.items()})  # type: ignore[arg-type]
     is_dense = not (config.is_relative or config.is_sparse)
     if config.attention_backend == AUTO and is_dense:
         dropout_prob = config.attention_probs_dropout_prob
@@ -55,7 +50,7 @@ def measure_libraries(
         if times:
             seconds["attention"] = times
             kind = "attention_with_dropout" if dropout_prob else "attention_without_dropout"
-            chosen = replace(chosen, **{kind: _fastest(times)})  # type: ignore[arg-type]
+            chosen = replace(chosen, **{kind: min(times, key=times.__getitem__)})  # type: ignore[arg-type]
     return Measured(chosen, seconds)
 
 
@@ -72,7 +67,3 @@ def block_shapes(config: BertConfig) -> list[Shape]:
     """The weights [O, I] of a block."""
     hidden, wide = config.hidden_size, config.intermediate_size
     return [(3 * hidden, hidden), (hidden, hidden), (wide * (1 + is_gated(config.hidden_act)), hidden), (hidden, wide)]
-
-
-def _fastest(times: dict[str, float]) -> str:
-    return min(times, key=lambda name: times[name])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.console import console
 from common.errors import RankLost, UserError
-from common.words import counted
+from common.words import aligned_table, counted
 
 if TYPE_CHECKING:  # it imports torch, which may be what is missing
     from training.runtime.ranks import RankInfo
@@ -106,7 +106,7 @@ def all_ranks_check_machines(
         )
         for report in by_host.values()
     ]
-    _print_table([COLUMNS, *rows])
+    console.say("\n".join(aligned_table([COLUMNS, *rows])))
     console.say(
         f"all-reduce over {counted(len(reports), 'rank')} on {counted(len(by_host), 'machine')}: "
         f"latency {1e3 * link.latency:.2f} ms, {link.bandwidth / 1e9:.2f} GB/s per rank"
@@ -116,9 +116,3 @@ def all_ranks_check_machines(
         console.say(f"! {text}\n  → {remedy}")
     console.say(f"! {counted(len(problems), 'problem')} found" if problems else "no problems found")
     return 1 if problems and rank_info.is_main else 0
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        console.say("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -20,8 +20,8 @@ from data.tokenizer import BertTokenizer, load_tokenizer
 from evaluation.results import REPORT
 from training.checkpoints.paths import MODEL_JSON, RESOLVED
 from training.checkpoints.state import read_state
-from training.export.card_facts import CardRequest
 from training.export.hugging_face import check_tokenizer, describe_checkpoint, export_checkpoint, locate_checkpoint
+from training.export.model_card import CardRequest
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -21,12 +20,12 @@ if __name__ == "__main__":
 from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import HelpFormatter, Parser, positive_float, positive_int
-from training.planning.accelerators import MEASURED_HERE, Accelerator, Cluster, find_accelerator, parse_gpus, read_table
-from training.planning.inputs import describe_lengths, measure_lengths, read_engine, read_model, write_json
+from training.planning.accelerators import MEASURED_HERE, Cluster, find_accelerator, parse_gpus, read_table
+from training.planning.inputs import describe_lengths, measure_lengths, read_engine, read_model
 from training.planning.measure import measure_here
-from training.planning.plan import Request, make_plan
-from training.planning.published import published_figures
-from training.planning.report import as_json, format_report, published_table
+from training.planning.plan import Plan
+from training.planning.published import published_table
+from training.planning.report import as_json, format_report
 from training.settings.deepspeed_file import load_deepspeed_file
 
 
@@ -48,13 +47,8 @@ def build_parser() -> Parser:
     add("--dollars_per_gpu_hour", type=positive_float, metavar="D", help="to compute the cost")
     add("--save_every_minutes", type=positive_float, default=30.0, metavar="N", help="between two checkpoints")
     add("--keep_last", type=positive_int, metavar="N", help="checkpoints kept (default: all)")
-    add(
-        "--file_system_gb_per_s",
-        type=positive_float,
-        default=2.0,
-        metavar="G",
-        help="what the shared file system writes",
-    )
+    rate_help = "what the shared file system writes"
+    add("--file_system_gb_per_s", type=positive_float, default=2.0, metavar="G", help=rate_help)
     add("--write", type=Path, metavar="FILE", help="write the recommended DeepSpeed JSON")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     add("--published", action=PublishedAction, help="print published figures against predicted ones, and end")
@@ -68,18 +62,19 @@ class PublishedAction(argparse.Action):
         super().__init__(**{**options, "nargs": 0})  # type: ignore[arg-type]
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for line in published_table(published_figures()):
-            console.say(line)
+        console.say("\n".join(published_table()))
         parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags, problems = build_parser().parse_args(argv), Problems()
-    table = problems.attempt(lambda: read_table(flags.accelerators))
-    cluster = problems.attempt(lambda: find_cluster(flags.gpus, table, problems)) if table is not None else None
+    table = problems.attempt(lambda: read_table(flags.accelerators)) or {}
+    # A problem with the accelerator's name leaves the number of GPUs known, for the checks that need it.
+    name, gpus_per_node, nodes = problems.attempt(lambda: parse_gpus(flags.gpus)) or (MEASURED_HERE, 1, 1)
+    is_measured = name.lower() == MEASURED_HERE
+    accelerator = problems.attempt(lambda: find_accelerator(name, table)) if table and not is_measured else None
     model = problems.attempt(lambda: read_model(flags.config_file, flags.max_seq_length))
-    world_size = 1 if cluster is None else cluster.world_size
-    engine = problems.attempt(lambda: read_engine(flags.deepspeed_config, world_size))
+    engine = problems.attempt(lambda: read_engine(flags.deepspeed_config, gpus_per_node * nodes))
     if model is not None and flags.data_path_prefix is not None:
         folders = model.folders
         data = problems.attempt(lambda: measure_lengths(flags.data_path_prefix, folders, flags.max_seq_length))
@@ -89,14 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     problems.attempt(lambda: check_target(flags.write))
     problems.raise_if_any()
-    assert table is not None
-    assert cluster is not None
     assert model is not None
     assert engine is not None
     assert data is not None
-    if cluster.accelerator.name == MEASURED_HERE:
-        cluster = replace(cluster, accelerator=measure_here(model.config, cluster.gpus_per_node))
-    request = Request(
+    accelerator = accelerator or measure_here(model.config, gpus_per_node)
+    plan = Plan(
+        model,
+        data,
+        engine,
+        Cluster(accelerator, gpus_per_node, nodes),
+        table,
         precision=flags.precision or engine.precision,
         is_pre_ln=flags.preln,
         max_steps=flags.max_steps,
@@ -105,15 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_last=flags.keep_last,
         file_system_gb_per_s=flags.file_system_gb_per_s,
     )
-    plan = make_plan(model, data, engine, cluster, request, table)
     if flags.write is not None:
-        write_json(flags.write, plan.deepspeed_json())
-        load_deepspeed_file(flags.write, cluster.world_size)  # refuses what the launcher would refuse
+        flags.write.write_text(json.dumps(plan.deepspeed_json(), indent=2) + "\n", encoding="utf-8")
+        load_deepspeed_file(flags.write, plan.cluster.world_size)  # refuses what the launcher would refuse
     if flags.json:
         console.say(json.dumps(as_json(plan)))
         return 0
-    for line in format_report(plan):
-        console.say(line)
+    console.say("\n".join(format_report(plan)))
     if flags.write is not None:
         console.say(f"written: {flags.write}")
     return 0
@@ -122,17 +117,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check_target(path: Path | None) -> None:
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise UserError(f"--write {path}: expected a file in a folder that exists; create the folder, or give another")
-
-
-def find_cluster(text: str, table: dict[str, Accelerator], problems: Problems) -> Cluster:
-    """A problem with the name leaves the number of GPUs known, for the checks that need it."""
-    wanted = parse_gpus(text)
-    first_entry = next(iter(table.values()))
-    if wanted.name.lower() == MEASURED_HERE:
-        accelerator: Accelerator | None = replace(first_entry, name=MEASURED_HERE)
-    else:
-        accelerator = problems.attempt(lambda: find_accelerator(wanted.name, table))
-    return Cluster(accelerator or first_entry, wanted.gpus_per_node, wanted.nodes)
 
 
 if __name__ == "__main__":

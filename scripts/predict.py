@@ -34,23 +34,14 @@ USAGE = """examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="predict.py",
-        description=__doc__,
-        epilog=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face folder")
-    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="guesses per mask (default: 5)")
-    parser.add_argument(
-        "--pair",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("FIRST", "SECOND"),
-        help="how likely SECOND follows FIRST; can be repeated",
-    )
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text with [MASK], or two texts without")
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="predict.py", description=__doc__, epilog=USAGE, formatter_class=layout)
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face folder")
+    add("--top", type=positive_int, default=5, metavar="N", help="guesses per mask (default: 5)")
+    pair = "how likely SECOND follows FIRST; can be repeated"
+    add("--pair", nargs=2, action="append", default=[], metavar=("FIRST", "SECOND"), help=pair)
+    add("texts", nargs="*", metavar="TEXT", help="a text with [MASK], or two texts without")
     return parser
 
 
@@ -67,14 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     tokenizer = load(flags.model, load_tokenizer)
     if kind == "SequenceClassification":
-        inputs = [(text, None) for text in flags.texts] + [(first, second) for first, second in flags.pair]
         model = load(flags.model, partial(load_model, "AutoModelForSequenceClassification"))
-        return answer_classes(model, tokenizer, inputs)
+        return answer_classes(model, tokenizer, [*([text] for text in flags.texts), *flags.pair])
     # [MASK] is also accepted by models whose mask token has another name, such as <mask>.
-    texts = [text.replace(MASK, tokenizer.mask_token) for text in flags.texts]
-    pairs = [tuple(pair) for pair in flags.pair]
+    texts, pairs = [text.replace(MASK, tokenizer.mask_token) for text in flags.texts], flags.pair
     if len(texts) == 2 and not any(tokenizer.mask_token in text for text in texts):
-        texts, pairs = [], [(texts[0], texts[1]), *pairs]
+        texts, pairs = [], [texts, *pairs]
     problems = Problems()
     if texts:
         model = load(flags.model, partial(load_model, "AutoModelForMaskedLM"))
@@ -83,6 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems.attempt(lambda: answer_pairs(load(flags.model, load_judge), tokenizer, pairs, problems))
     problems.raise_if_any()  # after the answers: a text that cannot be predicted does not lose those for the others
     return 0
+
+
+def check_folder(folder: Path) -> None:
+    expected = "expected a folder written by scripts/export_hf.py"
+    if not folder.is_dir():
+        found = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder}: {found}; {expected}. Check --model")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: contains no config.json; {expected}")
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder}: contains no tokenizer.json. Export again with --tokenizer")
 
 
 def head_of(folder: Path) -> str:
@@ -95,49 +95,44 @@ def head_of(folder: Path) -> str:
 
 
 @torch.no_grad()
-def answer_classes(model: Any, tokenizer: Any, inputs: Sequence[tuple[str, str | None]]) -> int:
+def answer_classes(model: Any, tokenizer: Any, inputs: Sequence[Sequence[str]]) -> int:
     """Print the classes of each text or pair of texts, or its score. Long ones are cut."""
     limit, names = positions_of(model), model.config.id2label
-    for first, second in inputs:
-        encoded = tokenizer(first, second, return_tensors="pt", truncation=True, max_length=limit)
+    for texts in inputs:
+        encoded = tokenizer(*texts, return_tensors="pt", truncation=True, max_length=limit)
         scores = model(**usable_inputs(model, encoded)).logits[0]  # as in fine-tuning
         if len(scores) == 1:
             answer = f"score {float(scores[0]):.3f}"
         else:
-            shares = scores.softmax(-1)
-            order = shares.argsort(descending=True).tolist()
-            answer = "  ".join(f"{names[number]} {float(shares[number]):.1%}" for number in order[:5])
-        console.say("\n".join(part for part in (first, second) if part is not None))
-        console.say(f"    {answer}")
+            best = scores.softmax(-1).topk(min(5, len(scores)))
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            answer = "  ".join(f"{names[number]} {share:.1%}" for number, share in pairs)
+        console.say("\n".join((*texts, f"    {answer}")))
     return 0
 
 
 def answer_texts(model: Any, tokenizer: Any, texts: Sequence[str], top: int, problems: Problems) -> None:
-    """Print the guesses for each text, and note the problems of those that cannot be predicted."""
+    """Print the guesses for each text, and note the problems of those whose masks cannot be filled."""
     if top > model.config.vocab_size:
         raise UserError(f"--top {top}: the model has {model.config.vocab_size} tokens. Pass at most that many")
+    limit = positions_of(model)
     for text in texts:
-        found = find_problems(model, tokenizer, text)
-        for problem in found:
-            problems.add(problem)
-        if not found:
+        ids = tokenizer(text)["input_ids"]
+        if tokenizer.mask_token_id not in ids:
+            problems.add(f"{text!r}: has no {tokenizer.mask_token}. Put one where a word should be predicted")
+        if len(ids) > limit:
+            problems.add(f"{text[:40]!r}…: has {len(ids)} tokens, but the model has {limit} positions. Shorten it")
+        elif tokenizer.mask_token_id in ids:
             console.say(text)
             for guesses in fill_masks(model, tokenizer, text, top):
                 console.say("    " + "  ".join(f"{word} {share:.1%}" for word, share in guesses))
 
 
-def answer_pairs(judge: "Judge", tokenizer: Any, pairs: Sequence[tuple[str, str]], problems: Problems) -> None:
+def answer_pairs(judge: "Judge", tokenizer: Any, pairs: Sequence[Sequence[str]], problems: Problems) -> None:
     for first, second in pairs:
         share = problems.attempt(partial(judge.follows, tokenizer, first, second))
         if share is not None:
             console.say(f"{first}\n{second}\n    follows {share:.1%}")
-
-
-def check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: contains no config.json; expected a folder written by scripts/export_hf.py")
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"{folder}: contains no tokenizer.json. Export again with --tokenizer")
 
 
 def load(folder: Path, loader: Callable[[Path], T]) -> T:
@@ -173,18 +168,6 @@ def load_model(auto_class: str, folder: Path) -> Any:
     return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
 
 
-def find_problems(model: Any, tokenizer: Any, text: str) -> list[str]:
-    """Why the masks of a text cannot be filled."""
-    problems, ids = [], tokenizer(text)["input_ids"]
-    if tokenizer.mask_token_id not in ids:
-        problems.append(f"{text!r}: has no {tokenizer.mask_token}. Put one where a word should be predicted")
-    if len(ids) > positions_of(model):
-        problems.append(
-            f"{text[:40]!r}…: has {len(ids)} tokens, but the model has {positions_of(model)} positions. Shorten it"
-        )
-    return problems
-
-
 def positions_of(model: Any) -> int:
     """The maximum number of tokens. RoBERTa and its relatives number positions from pad_token_id + 1."""
     config = model.config
@@ -204,8 +187,7 @@ def fill_masks(model: Any, tokenizer: Any, text: str, top: int) -> list[list[tup
     """For each [MASK] of `text`, the most likely tokens and their probabilities."""
     encoded = tokenizer(text, return_tensors="pt")
     masked = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
-    probabilities = model(**encoded).logits[0, masked].softmax(-1)  # [masks, tokens]
-    shares, tokens = probabilities.topk(top)
+    shares, tokens = model(**encoded).logits[0, masked].softmax(-1).topk(top)  # [masks, top]
     return [
         [(show_token(tokenizer, int(token)), float(share)) for token, share in zip(*row, strict=True)]
         for row in zip(tokens, shares, strict=True)
@@ -253,18 +235,16 @@ def load_judge(folder: Path) -> Judge:
 
     if (folder / EXTRA_WEIGHTS).is_file():
         return Judge(load_model("AutoModel", folder), read_tensors(folder / EXTRA_WEIGHTS))
-    absent = UserError(
+    if AutoConfig.from_pretrained(folder, local_files_only=True).model_type == "bert":
+        model, report = AutoModelForNextSentencePrediction.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+        if not report["missing_keys"]:
+            return Judge(model.eval(), {})
+    raise UserError(
         f"{folder}: contains no next-sentence head ({EXTRA_WEIGHTS} for a pre-LN model), which --pair needs. "
         f"Export a model that was trained with one"
     )
-    if AutoConfig.from_pretrained(folder, local_files_only=True).model_type != "bert":
-        raise absent
-    model, report = AutoModelForNextSentencePrediction.from_pretrained(
-        folder, local_files_only=True, output_loading_info=True
-    )
-    if report["missing_keys"]:
-        raise absent
-    return Judge(model.eval(), {})
 
 
 def encode_pair(tokenizer: Any, first: str, second: str) -> dict[str, Tensor]:

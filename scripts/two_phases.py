@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
@@ -25,8 +24,9 @@ from common.console import console
 from common.errors import Problems, UserError, run_command
 from common.help import Parser, positive_int
 from common.processes import STOPPED_EXIT_CODE, USER_ERROR_EXIT_CODE, handle_stop_signals
+from training.build import first_state
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.match import EngineKind, find_mismatches
+from training.checkpoints.resume import find_mismatches
 from training.checkpoints.state import read_state
 from training.clock import is_run_finished
 from training.inputs.datasets import Datasets
@@ -56,46 +56,62 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for; pairs have a value for each phase."""
+class Phase:
+    """A run of deepspeed_train.py."""
 
-    config_file: Path
-    deepspeed_configs: tuple[Path, Path]
-    output_dir: Path
-    name: str
-    lengths: tuple[int, int]
-    predictions: tuple[int, int]
+    number: int
+    length: int
     ranks: int | None
-    passed_on: tuple[str, ...]  # flags of deepspeed_train.py
+    start: Path | None  # where it finds its first weights
+    checkpoints: CheckpointFolder
+    words: list[str]  # its flags
 
-    @classmethod
-    def parse(cls, argv: Sequence[str] | None) -> "Request":
-        known, passed_on = build_parser().parse_known_args(argv)
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in vars(known).items()
-        }
-        return cls(**values, passed_on=tuple(passed_on))
+
+def read_phases(argv: Sequence[str] | None) -> list[Phase]:
+    """Both phases. The second starts with the weights and optimizer of the first and its own schedule."""
+    flags, passed_on = build_parser().parse_known_args(argv)
+    if flags.lengths[0] == flags.lengths[1]:
+        raise UserError(
+            f"--lengths {flags.lengths[0]} {flags.lengths[1]}: the phases must differ in length. BERT uses 128 512"
+        )
+    if Path(flags.name).name != flags.name or flags.name in (".", ".."):
+        raise UserError(
+            f"--name {flags.name!r}: it names folders, so it must be a single plain name. Pass another --name"
+        )
+    phases: list[Phase] = []
+    for length, predictions, config in zip(flags.lengths, flags.predictions, flags.deepspeed_configs, strict=True):
+        start, job_name = phases[0].checkpoints.folder if phases else None, f"{flags.name}_{length}"
+        words = [
+            *("--cf", str(flags.config_file), "--deepspeed_config", str(config)),
+            *("--output_dir", str(flags.output_dir), "--job_name", job_name),
+            *("--max_seq_length", str(length), "--max_predictions_per_seq", str(predictions), *passed_on),
+        ]
+        if start is not None:
+            words += ["--load_training_checkpoint", str(start), "--rewarmup"]
+        checkpoints = CheckpointFolder(flags.output_dir / "saved_models" / job_name)
+        phases.append(Phase(len(phases) + 1, length, flags.ranks, start, checkpoints, words))
+    return phases
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    request = Request.parse(argv)
-    phases = remaining_phases(request)
-    checked = check_phases(request, phases)
+    first, second = read_phases(argv)
+    remaining = remaining_phases([first, second])
+    checked = check_phases(remaining)
     chain = Chain()
     with handle_stop_signals(chain.stop):
-        for phase in phases:
-            is_dry_run = checked[phase].settings.training_flags.dry_run
-            if is_dry_run and not has_start(request, phase):
+        for phase, (settings, datasets) in zip(remaining, checked, strict=True):
+            is_dry_run = settings.training_flags.dry_run
+            if is_dry_run and phase is second and not any(one.checkpoints.newest_valid() for one in (first, second)):
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break
-            console.say(f"== phase {phase + 1}: rows of {request.lengths[phase]}")
-            code = chain.run([*launch_command(PROJECT / SCRIPT, request.ranks), *phase_words(request, phase)])
-            if code == 0 and not is_dry_run and not is_finished(request, phase, checked[phase]):
+            console.say(f"== phase {phase.number}: rows of {phase.length}")
+            code = chain.run([*launch_command(PROJECT / SCRIPT, phase.ranks), *phase.words])
+            if code == 0 and not is_dry_run and not is_finished(phase, settings, datasets):
                 code = UNFINISHED_EXIT_CODE
-            if code == 0 and chain.is_asked and phase != phases[-1]:
+            if code == 0 and chain.is_asked and phase is not second:
                 code = STOPPED_EXIT_CODE
             if code != 0:
-                console.warn(f"phase {phase + 1} ended with code {code}; {advise(code, is_dry_run)}")
+                console.warn(f"phase {phase.number} ended with code {code}; {advise(code, is_dry_run)}")
                 return code
     return 0
 
@@ -107,95 +123,43 @@ def advise(code: int, is_dry_run: bool) -> str:
     return "nothing was written" if is_dry_run else "the same command resumes from its last checkpoint"
 
 
-def job_name(request: Request, phase: int) -> str:
-    return f"{request.name}_{request.lengths[phase]}"
-
-
-def checkpoints_of(request: Request, phase: int) -> CheckpointFolder:
-    return CheckpointFolder(request.output_dir / "saved_models" / job_name(request, phase))
-
-
-def remaining_phases(request: Request) -> tuple[int, ...]:
+def remaining_phases(phases: list[Phase]) -> list[Phase]:
     """The phases still to run: only phase 2 once it has its own checkpoint."""
-    if request.lengths[0] == request.lengths[1]:
-        raise UserError(
-            f"--lengths {request.lengths[0]} {request.lengths[1]}: the phases must differ in length. BERT uses 128 512"
-        )
-    if Path(request.name).name != request.name or request.name in (".", ".."):
-        raise UserError(
-            f"--name {request.name!r}: it names folders, so it must be a single plain name. Pass another --name"
-        )
-    return (1,) if checkpoints_of(request, 1).newest_valid() else (0, 1)
+    return phases[1:] if phases[1].checkpoints.newest_valid() else phases
 
 
-@dataclass(frozen=True)
-class CheckedPhase:
-    """A phase whose flags, files and data are valid."""
-
-    settings: Settings
-    datasets: Datasets
-    rank_info: RankInfo
+def rank_info_of(phase: Phase) -> RankInfo:
+    ranks = phase.ranks or max(1, torch.cuda.device_count())
+    return RankInfo(0, 0, ranks, ranks)
 
 
-def check_phases(request: Request, phases: Sequence[int]) -> dict[int, CheckedPhase]:
+def check_phases(phases: Sequence[Phase]) -> list[tuple[Settings, Datasets]]:
     """Raise the mistakes of all phases at once, not those of the second after the first has been trained."""
-    ranks = request.ranks or max(1, torch.cuda.device_count())
-    rank_info = RankInfo(0, 0, ranks, ranks)
-    first_run = checkpoints_of(request, 0).folder
-    settings: dict[int, Settings] = {}
-    checked, problems = {}, Problems()
+    checked, states, problems = [], [], Problems()
     for phase in phases:
         try:
-            words, wrong = read_arguments(phase_words(request, phase))
-            settings[phase], datasets = prepare_run(words, rank_info, wrong)
-            checked[phase] = CheckedPhase(settings[phase], datasets, rank_info)
+            words, wrong = read_arguments(phase.words)
+            settings, datasets = prepare_run(words, rank_info_of(phase), wrong)
+            checked.append((settings, datasets))
+            states.append(first_state(settings, rank_info_of(phase), datasets))
         except UserError as error:
             for part in error.parts:
-                if not part.startswith(f"{first_run}: no such folder"):  # phase 1 will write it
-                    problems.add(f"phase {phase + 1}: {part}")
-    if {0, 1} <= settings.keys():
-        before, now = (engine_kind(settings[phase]) for phase in (0, 1))
-        for mismatch in find_mismatches(before, now):
+                if not part.startswith(f"{phase.start}: no such folder"):  # phase 1 will write it
+                    problems.add(f"phase {phase.number}: {part}")
+    if len(states) == 2:
+        for mismatch in find_mismatches(*states):
             problems.add(f"phase 2 cannot start from phase 1's checkpoint, which {mismatch}")
     problems.raise_if_any()
     return checked
 
 
-def engine_kind(settings: Settings) -> EngineKind:
-    return EngineKind.of(
-        settings.deepspeed.zero_stage,
-        settings.precision,
-        settings.model_flags.deepspeed_transformer_kernel,
-        settings.deepspeed.content.get("optimizer"),
-    )
-
-
-def is_finished(request: Request, phase: int, checked: CheckedPhase) -> bool:
+def is_finished(phase: Phase, settings: Settings, datasets: Datasets) -> bool:
     """Whether the phase's newest checkpoint is its last."""
-    checkpoints = checkpoints_of(request, phase)
-    newest = checkpoints.newest_valid()
+    newest = phase.checkpoints.newest_valid()
     if newest is None:
         return False
-    state = read_state(checkpoints.folder / newest)
-    return is_run_finished(checked.settings, checked.rank_info.world_size, checked.datasets, state)
-
-
-def has_start(request: Request, phase: int) -> bool:
-    """Whether the phase can start: the first always, the second from a checkpoint of either phase."""
-    return phase == 0 or any(checkpoints_of(request, number).newest_valid() for number in (0, 1))
-
-
-def phase_words(request: Request, phase: int) -> list[str]:
-    """The flags of a phase. Phase 2 starts with the weights and optimizer of phase 1 and its own schedule."""
-    words = [
-        *("--cf", str(request.config_file), "--deepspeed_config", str(request.deepspeed_configs[phase])),
-        *("--output_dir", str(request.output_dir), "--job_name", job_name(request, phase)),
-        *("--max_seq_length", str(request.lengths[phase])),
-        *("--max_predictions_per_seq", str(request.predictions[phase]), *request.passed_on),
-    ]
-    if phase == 1:
-        words += ["--load_training_checkpoint", str(checkpoints_of(request, 0).folder), "--rewarmup"]
-    return words
+    state = read_state(phase.checkpoints.folder / newest)
+    return is_run_finished(settings, rank_info_of(phase).world_size, datasets, state)
 
 
 if __name__ == "__main__":

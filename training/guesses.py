@@ -16,7 +16,7 @@ from data.shards.dataset import PretrainingDataset
 from data.shards.schema import Rows
 from data.special_tokens import MASK
 from data.tokenizer import BertTokenizer
-from evaluation.pseudo_likelihood.native import evaluating
+from evaluation.pseudo_likelihood.likelihood import evaluating
 from training.metrics.sinks import Sinks
 
 MASK_WORD = MASK  # in files and tables, whatever the tokenizer calls it

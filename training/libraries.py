@@ -18,8 +18,8 @@ from common.console import console
 from common.files import write_plainly
 from nvidia.cpu.libraries import VARIABLE, Libraries, describe_processor, forced_libraries, use
 from nvidia.fastest import Measured, measure_libraries
-from training.checkpoints.match import ResumePoint
 from training.checkpoints.paths import CPU_LIBRARIES
+from training.checkpoints.resume import ResumePoint
 from training.checkpoints.state import TrainingState, read_state
 from training.runtime import collectives
 from training.runtime.precision import DTYPES

@@ -9,45 +9,34 @@ from common.words import counted
 from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
 from training.build import Run
-from training.checkpoints.saving import Saver
 from training.engine.build import all_ranks_take_step
 from training.engine.gradients import can_lower_loss_scale
 from training.engine.movement import MovementWatch
-from training.export.card_facts import CardRequest
 from training.export.hugging_face import all_ranks_export
+from training.export.model_card import CardRequest
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
-from training.faults.rollback import SpikeResponse
+from training.faults.spikes import SpikeResponse
 from training.faults.step_reader import StepReader
-from training.guesses import ModelPreview
 from training.inputs.streams import build_stream
-from training.loop_parts import (
-    all_ranks_build_preview,
-    all_ranks_build_window,
-    build_prober,
-    build_saver,
-    build_validator,
-)
+from training.loop_parts import LoopParts, all_ranks_build_parts, all_ranks_build_window
 from training.metrics.health import Health
 from training.metrics.tally import Tally
 from training.metrics.window import MetricsWindow
 from training.optimizers.build import set_learning_rate
-from training.probing import Prober
 from training.report import Reporter, finish_sinks
 from training.runtime import collectives
 from training.runtime.collectives import Unreadable
-from training.validation import Validator
 
 
 def all_ranks_train(run: Run) -> bool:
     """Train to the end; report, validate and save on the way. False: stopped on request, with everything saved."""
-    saver, validator = build_saver(run), build_validator(run)
-    prober, preview = build_prober(run), all_ranks_build_preview(run)
+    parts = all_ranks_build_parts(run)
     if run.clock.is_finished():
         console.say(f"finished already, at step {run.progress.step}: nothing to do")
-        if not all_ranks_complete_end(run, saver, validator, prober, preview):
+        if not all_ranks_complete_end(run, parts):
             console.say("stopped during the last validation; the same command repeats it")
             return False
-    elif Loop(run, all_ranks_build_window(run), saver, validator, prober, preview).all_ranks_run():
+    elif Loop(run, parts, all_ranks_build_window(run)).all_ranks_run():
         finish_sinks(run)
     else:
         run.sinks.close()
@@ -63,28 +52,23 @@ def all_ranks_train(run: Run) -> bool:
     return True
 
 
-def all_ranks_complete_end(
-    run: Run, saver: Saver, validator: Validator | None, prober: Prober | None, preview: ModelPreview
-) -> bool:
-    """Do what a stop in the last validation left out: it, the probe, the best mark, guesses, the table of runs.
-
-    False: stopped on request again.
-    """
+def all_ranks_complete_end(run: Run, parts: LoopParts) -> bool:
+    """Do what a stop during the last validation or probe left out. False: stopped on request again."""
     step = run.progress.step
     has_ended, has_validation, has_probe = collectives.all_ranks_from_main(
         lambda: tuple(run.sinks.has(kind, step) for kind in ("end", "validation", "probe"))
     )
     best = None
-    if validator is not None and not has_validation:
-        best = validator.all_ranks_validate(is_save_due=True)
-    if prober is not None and not has_probe and not run.stop.agreed:
-        best = prober.all_ranks_probe(is_save_due=True) or best
+    if parts.validator is not None and not has_validation:
+        best = parts.validator.all_ranks_validate(is_save_due=True)
+    if parts.prober is not None and not has_probe and not run.stop.agreed:
+        best = parts.prober.all_ranks_probe(is_save_due=True) or best
     if best is not None:
-        saver.all_ranks_save(best)  # the checkpoint exists, and is only marked
+        parts.saver.all_ranks_save(best)  # the checkpoint exists, and is only marked
     if run.stop.all_ranks_agreed():
         return False
     if not has_ended:
-        preview.all_ranks_write(step)
+        parts.preview.all_ranks_write(step)
         finish_sinks(run)
     return True
 
@@ -101,19 +85,11 @@ class Due(NamedTuple):
 class Loop:
     """Takes steps, reports, validates and saves, until the run is finished or asked to stop."""
 
-    def __init__(
-        self,
-        run: Run,
-        window: MetricsWindow,
-        saver: Saver,
-        validator: Validator | None,
-        prober: Prober | None,
-        preview: ModelPreview,
-    ) -> None:
+    def __init__(self, run: Run, parts: LoopParts, window: MetricsWindow) -> None:
         settings, flags = run.settings, run.settings.training_flags
         self.engine, self.grad_norm, self.device = run.engine, run.grad_norm, run.device
         self.progress, self.clock, self.timer, self.stop = run.progress, run.clock, run.timer, run.stop
-        self.saver, self.validator, self.prober, self.preview = saver, validator, prober, preview
+        self.saver, self.validator, self.prober, self.preview = parts
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
         self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
@@ -285,10 +261,7 @@ class Loop:
         self.saver.all_ranks_save_unsaved()
 
     def all_ranks_leave_early(self) -> None:
-        """Save the steps since the last checkpoint, and report those since the last report after that.
-
-        The next start resumes here.
-        """
+        """Save the steps since the last checkpoint, then report those since the last report."""
         reason = self.stop.reason or "another rank was asked to stop"
         is_reported = False
         if self.window.num_steps:

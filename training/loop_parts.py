@@ -1,6 +1,8 @@
 """What a run's loop consists of beside the engine: saver, validator, prober, previews and the report window."""
 
+import math
 from functools import partial
+from typing import NamedTuple
 
 from training.build import Run, retention_of
 from training.checkpoints.saving import SavePolicy, Saver
@@ -14,20 +16,32 @@ from training.settings.flags import CheckpointFlags, ProbeFlags
 from training.validation import Validator, validation_rows
 
 
-def build_saver(run: Run) -> Saver:
+class LoopParts(NamedTuple):
+    """What follows steps of a run, also of one that has reached its end."""
+
+    saver: Saver
+    validator: Validator | None  # None: there is no validation data
+    prober: Prober | None  # None: there is no --probe
+    preview: ModelPreview
+
+
+def all_ranks_build_parts(run: Run) -> LoopParts:
+    return LoopParts(_build_saver(run), _build_validator(run), _build_prober(run), _all_ranks_build_preview(run))
+
+
+def _build_saver(run: Run) -> Saver:
     flags = run.settings.checkpoint_flags
     policy = SavePolicy(
         retention_of(flags),
         every_steps=flags.save_every_steps,
-        every_minutes=flags.save_every_minutes,
+        every_minutes=flags.save_every_minutes or math.inf,
         epochs=flags.ckpt_to_save,
     )
     horizon, budget, sources = run.clock.horizon, run.clock.budget, run.settings.sources
     return Saver(run.checkpoints, run.engine, run.progress, horizon, budget, run.stop, policy, sources, run.timer.begin)
 
 
-def build_validator(run: Run) -> Validator | None:
-    """None: there is no validation data."""
+def _build_validator(run: Run) -> Validator | None:
     settings, dataset, length = run.settings, run.datasets.validation, run.datasets.validation_length
     if dataset is None:
         return None
@@ -49,8 +63,7 @@ def watched_probe(flags: ProbeFlags, checkpoint_flags: CheckpointFlags) -> str |
     return PREFIX + choose_probe_tasks(flags.probe)[0].name
 
 
-def build_prober(run: Run) -> Prober | None:
-    """None: there is no --probe."""
+def _build_prober(run: Run) -> Prober | None:
     settings, flags = run.settings, run.settings.probe_flags
     if flags.probe is None:
         return None
@@ -64,7 +77,7 @@ def build_prober(run: Run) -> Prober | None:
     )  # fmt: skip
 
 
-def all_ranks_build_preview(run: Run) -> ModelPreview:
+def _all_ranks_build_preview(run: Run) -> ModelPreview:
     settings = run.settings
     dataset, path = run.datasets.validation or run.datasets.training[-1], settings.training_flags.sample_sentences
     choose = partial(choose_sentences, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
@@ -85,8 +98,8 @@ def all_ranks_build_window(run: Run) -> MetricsWindow:
     settings = run.settings
     num_tokens = settings.deepspeed.batch.micro * settings.data_flags.max_seq_length
     probe = MatmulProbe(settings.model_config, num_tokens, DTYPES[settings.precision], run.device)
-    speed = all_ranks_measure_speed(probe)
+    speeds = all_ranks_measure_speed(probe)
     needs_probe = settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1
-    pace = RankPace(probe if needs_probe else None, speed.slowest)
+    pace = RankPace(probe if needs_probe else None, min(speeds))
     run.timer.lap()  # the time until here is not part of the first window
-    return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, speed.total)
+    return MetricsWindow(settings.model_config, run.rank_info, run.device, run.timer, pace, sum(speeds))

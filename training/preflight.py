@@ -1,20 +1,19 @@
 """What a run needs before anything is built: checked settings and opened data. All problems are reported at once."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
 from common.errors import Problems
 from common.stores import Store
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.remote import FLAG as UPLOAD_FLAG
-from training.export.folder import check_export_folder
+from training.export.hugging_face import check_export_folder
 from training.guesses import read_sentences
 from training.inputs.datasets import Datasets, open_data
 from training.probing import check_probes
 from training.runtime.ranks import RankInfo
+from training.settings.data_folders import open_cache
 from training.settings.flags import CommandLine
-from training.settings.mirrors import open_cache
 from training.settings.resolve import DataRequest, Settings, resolve_settings
 
 T = TypeVar("T")
@@ -36,9 +35,7 @@ def prepare_run(flags: CommandLine, rank_info: RankInfo, problems: Problems) -> 
             lambda: flags.checkpoints.load_training_checkpoint, lambda folder: CheckpointFolder(folder).check_exists()
         )
         if request is not None:
-            # Without a tokenizer the vocabulary size is the JSON's, which may be what is wrong.
-            vocab_size = None if request.tokenizer_digest is None else request.vocab_size
-            open_data(replace(request, vocab_size=vocab_size, verify=False), rank_info, cache)
+            open_data(request, rank_info, cache, is_trial=True)
 
     cache = problems.attempt(lambda: open_cache(flags.data, rank_info.local_size, problems))
     check_given(

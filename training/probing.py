@@ -10,13 +10,12 @@ from common.console import console
 from common.errors import Problems, UserError, nearest
 from common.words import counted
 from data.tokenizer import BertTokenizer
-from evaluation.pseudo_likelihood.team import Team
+from evaluation.pseudo_likelihood.likelihood import Team
 from evaluation.tasks.task import Task, choose_tasks
 from evaluation.tasks.task_data import load_all
-from training.checkpoints.retention import Best
+from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import calling_parts_of
-from training.metrics.formatting import probe_line
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.plan.horizon import look_ahead
@@ -26,7 +25,7 @@ from training.runtime.stopping import StopRequests
 from training.settings.flags import ProbeFlags
 
 if TYPE_CHECKING:
-    from evaluation.probe_tasks import Probe
+    from evaluation.probes import Probe
 
 PREFIX = "probe/"  # of the names that --keep_best_by takes
 COLUMNS = {"text": "text", "label": "label"}  # of labelled tables
@@ -42,7 +41,7 @@ class Stopped(Exception):
 
 def choose_probe_tasks(words: Sequence[str]) -> list[Task]:
     """The tasks that --probe names."""
-    from evaluation.probe_tasks import check_kind  # imports scikit-learn, which takes a second
+    from evaluation.probes import check_kind  # imports scikit-learn, which takes a second
 
     try:
         tasks = choose_tasks(words, COLUMNS)
@@ -63,7 +62,7 @@ def check_probes(flags: ProbeFlags, keep_best_by: str | None) -> None:
                 f"--keep_best_by {keep_best_by}: there is no probe; add --probe, or use --keep_best for the loss"
             )
         return
-    from evaluation.probe_tasks import probe_names
+    from evaluation.probes import probe_names
 
     tasks, problems = choose_probe_tasks(flags.probe), Problems()
     names = [PREFIX + name for task in tasks for name in probe_names(task)]
@@ -81,7 +80,7 @@ def check_probes(flags: ProbeFlags, keep_best_by: str | None) -> None:
 
 
 def load_probes(flags: ProbeFlags, tokenizer: BertTokenizer, max_positions: int) -> list["Probe"]:
-    from evaluation.probe_tasks import build_probe
+    from evaluation.probes import build_probe
 
     assert flags.probe is not None
     data = load_all(choose_probe_tasks(flags.probe), flags.probe_data)
@@ -128,10 +127,7 @@ class Prober:
             self._all_ranks_report()
 
     def all_ranks_probe(self, *, is_save_due: bool) -> Best | None:
-        """Probe and report. Returns the mark of the checkpoint that --keep_best_by asks for, or None.
-
-        A stop request ends it without figures.
-        """
+        """Probe and report, unless a stop request comes. The mark of the checkpoint that --keep_best_by asks for."""
         figures = self._all_ranks_report()
         if figures is None or self.watched is None:
             return None
@@ -230,3 +226,10 @@ class Prober:
                 f"--probe: probes take {share:.0%} of the time between them, expected about "
                 f"{MAX_SHARE / PROBES_PER_INTERVAL:.0%}. Probe less often (--probe_every_steps), or fewer tasks"
             )
+
+
+def probe_line(step: int, probes: Sequence[tuple[str, str, int]], figures: dict[str, float]) -> str:
+    """`probes`: the name of each, and the unit and number of what it was scored on."""
+    sizes = {name: f" ({counted(number, unit)})" for name, unit, number in probes}
+    shown = ", ".join(f"{name} {value:.1%}{sizes.get(name, '')}" for name, value in figures.items())
+    return f"probe at step {step}: {shown}"

@@ -6,8 +6,7 @@ B rows, S padded length, T real tokens, U rows whose final state is needed, H hi
 """
 
 import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,7 @@ from torch import Tensor
 from common.errors import UserError
 from common.memory import keep_freed_memory
 from common.weights import read_folder_tensors
-from evaluation.pseudo_likelihood.likelihood import (
-    Answers,
-    Queries,
-    empty_answers,
-    entries_by_input,
-    make_batch,
-    put_answers,
-)
-from evaluation.pseudo_likelihood.team import ALONE, Team
+from evaluation.pseudo_likelihood.likelihood import ALONE, Batch, Scorer, Team, evaluating
 from nvidia.cpu.libraries import forced_libraries, use
 from nvidia.cpu.startup import configure_onednn
 from nvidia.fastest import measure_libraries
@@ -78,7 +69,7 @@ def use_fastest_products(model: PreTrainingModel) -> None:
     use(measure_libraries(model.config, rows, SENTENCE_LENGTH).libraries if forced is None else forced)
 
 
-class PackedScorer:
+class PackedScorer(Scorer):
     """Our model with real tokens only, the last block and the head on masked rows only.
 
     `head_rows`: rows of scores at a time; None: all of a batch, as a team with partitioned weights needs it, whose
@@ -93,46 +84,22 @@ class PackedScorer:
         team: Team = ALONE,
         head_rows: int | None = HEAD_ROWS,
     ) -> None:
-        self.model, self.pad_id, self.tokens_at_once = model, pad_id, tokens_at_once
-        self.team, self.head_rows = team, head_rows
+        super().__init__(model, pad_id, team)
+        self.tokens_at_once, self.head_rows = tokens_at_once, head_rows
 
-    # Not inference_mode: weights that a training engine gathers in it could not be trained further.
-    @torch.no_grad()
-    def answer(self, queries: Queries, with_ranks: bool = False) -> Answers:
-        log_probs, ranks = empty_answers(queries, with_ranks)
-        order, starts = entries_by_input(queries)
+    def make_batches(self, lengths: Sequence[int]) -> list[np.ndarray]:
+        return batches_by_length(lengths, self.tokens_at_once)
 
-        def work(chosen: np.ndarray) -> tuple[np.ndarray, Answers]:
-            entries = np.concatenate([order[starts[number] : starts[number + 1]] for number in chosen])
-            return entries, self._answer_batch(make_batch(queries, chosen, entries, self.pad_id), with_ranks)
-
-        with evaluating(self.model):
-            answered = self.team.all_ranks_map(
-                work, batches_by_length([len(ids) for ids in queries.inputs], self.tokens_at_once)
-            )
-        for entries, part in answered:
-            log_probs[entries] = part.log_probs
-            if ranks is not None:
-                ranks[entries] = part.ranks
-        return Answers(log_probs, ranks)
-
-    def _answer_batch(self, batch: Any, with_ranks: bool) -> Answers:
-        """The answers to the entries of a batch."""
-        device = next(self.model.parameters()).device
-        ids, mask, targets = batch.ids.to(device), batch.mask.to(device), batch.targets.to(device)
-        flat = (batch.rows * ids.shape[1] + batch.positions).to(device)  # [e] in the flattened batch
-        wanted = torch.zeros(ids.numel(), dtype=torch.bool, device=device).index_fill(0, flat, True).view(ids.shape)
-        packing, used = plan_with_rows(real_tokens(mask), wanted)  # used: [U] packed positions
+    def compute_scores(self, batch: Batch) -> Iterator[Tensor]:
+        ids = batch.ids
+        flat = batch.rows * ids.shape[1] + batch.positions  # [e] in the flattened batch
+        wanted = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device).index_fill(0, flat, True).view(ids.shape)
+        packing, used = plan_with_rows(real_tokens(batch.mask), wanted)  # used: [U] packed positions
         states = self.model.encode_rows(ids, torch.zeros_like(ids), packing, used)  # [U, H]
-        place = torch.empty(ids.numel(), dtype=torch.long, device=device)
-        place[packing.indices[used]] = torch.arange(len(used), device=device)
-        needed = place[flat]  # [e] which row of `states` an entry reads
-        log_probs = np.empty(len(flat), dtype=np.float32)
-        ranks = np.empty(len(flat), dtype=np.int64) if with_ranks else None
-        for part in torch.arange(len(flat), device=device).split(self.head_rows or len(flat)):
-            scores = self.model.cls.predictions(states[needed[part]]).float()
-            put_answers(log_probs, ranks, part.cpu().numpy(), scores, targets[part])
-        return Answers(log_probs, ranks)
+        place = torch.empty(ids.numel(), dtype=torch.long, device=ids.device)
+        place[packing.indices[used]] = torch.arange(len(used), device=ids.device)
+        for rows in place[flat].split(self.head_rows or len(flat)):  # the rows of `states` that entries read
+            yield self.model.cls.predictions(states[rows]).float()
 
 
 def batches_by_length(lengths: Sequence[int], tokens_at_once: int) -> list[np.ndarray]:
@@ -144,17 +111,6 @@ def batches_by_length(lengths: Sequence[int], tokens_at_once: int) -> list[np.nd
         batches.append(by_length[first : first + size])
         first += size
     return batches
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Generator[None]:
-    """Switch the model to evaluation, without dropout, and back at the end."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()

@@ -3,19 +3,21 @@
 import csv
 import json
 import logging
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, nearest
 from common.words import counted
-from evaluation.tasks.conll import read_conll
 from evaluation.tasks.task import Task
 
 Row = dict[str, Any]
 MAX_MALFORMED_SHARE = 0.01  # more rows with a wrong number of columns mean that the file has another format
+DOCUMENT_START = "-DOCSTART-"  # in CoNLL files
+TAG = re.compile(r"O|[BIESLU]-.+")
 NO_LABELS = (
     "Score on a file with labels: the test files of GLUE and CLUE are published without them, their development files "
     "have them"
@@ -194,8 +196,42 @@ def read_squad(path: Path, task: Task) -> tuple[list[Row], int]:
     return rows, 0
 
 
-def _read_conll(path: Path, task: Task) -> tuple[list[Row], int]:
-    return read_conll(path, _read_text(path), int(task.columns["tokens"]), int(task.columns["label"])), 0
+def read_conll(path: Path, task: Task) -> tuple[list[Row], int]:
+    """One token per line, with its tag, and an empty line between sentences; tags of any scheme become BIO."""
+    columns = [int(task.columns["tokens"]), int(task.columns["label"])]
+    rows: list[Row] = []
+    sentence: list[tuple[str, str]] = []
+    for number, line in enumerate([*_read_text(path).split("\n"), ""], 1):
+        parts = line.split()
+        if parts and parts[0] != DOCUMENT_START:
+            try:
+                token, tag = (parts[column] for column in columns)
+            except IndexError:
+                raise UserError(
+                    f"{path}, line {number}: has {counted(len(parts), 'column')}, but the task reads columns "
+                    f'{columns[0]} and {columns[1]} (counted from 0). Correct "columns" of the task, or the file.'
+                ) from None
+            if not TAG.fullmatch(tag):
+                raise UserError(
+                    f"{path}, line {number}: {tag!r} is not a tag of entities (expected O, or a prefix such as B- or "
+                    'I- and a type). Correct "columns" of the task, or convert the tags.'
+                )
+            sentence.append((token, tag))
+        elif sentence and not parts:
+            tokens, tags = zip(*sentence, strict=True)
+            rows.append({"tokens": [*tokens], "label": to_bio(tags), "line": number - len(sentence)})
+            sentence = []
+    return rows, 0
+
+
+def to_bio(tags: Sequence[str]) -> list[str]:
+    """IOB1, BIO, IOBES and BILOU → BIO: every entity starts with B-, and I- continues it."""
+    converted, before = [], "O"
+    for tag in tags:
+        starts = tag[0] in "BSU" or before == "O" or before[2:] != tag[2:] or before[0] in "SULE"
+        converted.append(tag if tag == "O" else f"{'B' if starts else 'I'}-{tag[2:]}")
+        before = tag
+    return converted
 
 
 def read_dataset(path: Path, task: Task) -> tuple[list[Row], int]:
@@ -209,23 +245,20 @@ def read_dataset(path: Path, task: Task) -> tuple[list[Row], int]:
     name, split = str(path.parent), path.name
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # without a network, it reports every attempt
     try:
-        loaded: Any = datasets.load_from_disk(name) if Path(name).is_dir() else None
-        if loaded is None:
-            loaded = datasets.load_dataset(name, task.configuration, split=split)
-        elif isinstance(loaded, datasets.DatasetDict):
-            if split not in loaded:
-                raise UserError(
-                    f"{name}: has no split {split!r} (found {', '.join(loaded)}). Correct task {task.name}."
-                )
-            loaded = loaded[split]
-    except UserError:
-        raise
+        is_local = Path(name).is_dir()
+        loaded: Any = (
+            datasets.load_from_disk(name) if is_local else datasets.load_dataset(name, task.configuration, split=split)
+        )
     except Exception as error:  # the library raises many kinds, also of network libraries
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"dataset {name}, split {split!r}: cannot be loaded ({type(error).__name__}: {reason}). "
             "Check the name, the split and the network, or save it below --data with save_to_disk."
         ) from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise UserError(f"{name}: has no split {split!r} (found {', '.join(loaded)}). Correct task {task.name}.")
+        loaded = loaded[split]
     decode = {column: _label_decoder(feature) for column, feature in loaded.features.items()}
     rows = []
     for number, record in enumerate(loaded):
@@ -248,7 +281,7 @@ READERS: dict[str, Callable[[Path, Task], tuple[list[Row], int]]] = {
     "tsv": read_tsv,
     "csv": read_csv,
     "jsonl": read_jsonl,
-    "conll": _read_conll,
+    "conll": read_conll,
     "squad": read_squad,
     "folders": read_folders,
     "dataset": read_dataset,

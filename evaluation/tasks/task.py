@@ -23,24 +23,15 @@ GROUPS = {
     "squad": ("squad1", "squad2"),
 }
 ZERO_SHOT: tuple[Kind, ...] = ("minimal_pairs", "cloze")
-# The fields that each kind reads; those after "|" may be left out.
-FIELDS: dict[Kind, str] = {
-    "classify": "text label",
-    "pair": "text text_pair label",
-    "regress": "text label | text_pair",
-    "tokens": "tokens label",
-    "span": "",  # the SQuAD reader fills all of them
-    "minimal_pairs": "good bad | group",
-    "cloze": "text answer | choices group",
-}
-METRICS: dict[Kind, tuple[str, ...]] = {
-    "classify": ("accuracy", "matthews", "f1", "macro_f1"),
-    "pair": ("accuracy", "matthews", "f1", "macro_f1"),
-    "regress": ("pearson", "spearman"),
-    "tokens": ("entity_f1",),
-    "span": ("exact_match", "span_f1"),
-    "minimal_pairs": ("accuracy", "accuracy_of_mean"),
-    "cloze": ("accuracy", "reciprocal_rank"),
+# Of each kind: the fields that it reads, of which those after "|" may be left out, and its metrics.
+KINDS: dict[Kind, tuple[str, str]] = {
+    "classify": ("text label", "accuracy matthews f1 macro_f1"),
+    "pair": ("text text_pair label", "accuracy matthews f1 macro_f1"),
+    "regress": ("text label | text_pair", "pearson spearman"),
+    "tokens": ("tokens label", "entity_f1"),
+    "span": ("", "exact_match span_f1"),  # the SQuAD reader fills all fields
+    "minimal_pairs": ("good bad | group", "accuracy accuracy_of_mean"),
+    "cloze": ("text answer | choices group", "accuracy reciprocal_rank"),
 }
 
 
@@ -75,11 +66,12 @@ class Task(BaseModel):
             raise ValueError('"dev" names no file')
         if not self.train and self.kind not in ZERO_SHOT:
             raise ValueError(f'"train" names no file, but a task of kind "{self.kind}" is fine-tuned')
+        fields, metrics = KINDS[self.kind]
         for metric in self.metrics:
-            if metric not in METRICS[self.kind]:
-                expected = ", ".join(METRICS[self.kind])
+            if metric not in metrics.split():
+                expected = ", ".join(metrics.split())
                 raise ValueError(f'metric "{metric}" does not fit kind "{self.kind}" (expected one of {expected})')
-        needed, _, optional = (part.split() for part in FIELDS[self.kind].partition("|"))
+        needed, _, optional = (part.split() for part in fields.partition("|"))
         known = [*needed, *optional]
         for field in self.columns:
             if field not in known:

@@ -46,11 +46,14 @@ def to_hugging_face(state_dict: Mapping[str, Tensor], config: BertConfig) -> tup
     """
     pre_ln = is_pre_ln(state_dict)
     family = family_of(config, pre_ln)
-    _refuse_inexpressible(config, pre_ln)
+    if obstacles := export_obstacles(config, pre_ln):
+        listed = "\n".join(f"  - {obstacle}" for obstacle in obstacles)
+        raise UserError(f"this model cannot be exported to transformers:\n{listed}")
     ours = {name: tensor.detach() for name, tensor in state_dict.items()}
     if config.tie_word_embeddings:
         ours.pop(DECODER, None)
-    extra = {name: ours.pop(name) for name in list(ours) if not family.has_sentence_head and _is_extra(name)}
+    without_place = () if family.has_sentence_head else (HEADS["pooler"], HEADS["sentence head"])
+    extra = {name: ours.pop(name) for name in list(ours) if name.startswith(without_place)}
     if family.is_modern:
         ours = _join_qkv(ours)
     names = stock_names(config, family)
@@ -85,9 +88,10 @@ def from_hugging_face(
     for kind in ("weight", "bias"):  # an encoder may have a pooler though its class with the masked-token head has none
         ours_of.setdefault(f"{family.root}.pooler.dense.{kind}", f"bert.pooler.dense_act.{kind}")
     present = {ours_of[name] for name in theirs if name in ours_of}
-    absent_heads = [prefixes for prefixes in HEADS.values() if not any(name.startswith(prefixes) for name in present)]
-    may_lack = {name for name in ours_of.values() if any(name.startswith(prefixes) for prefixes in absent_heads)}
-    _check_names(theirs, {name: ours for name, ours in ours_of.items() if ours not in may_lack}, "the stock checkpoint")
+    absent = tuple(head for head in HEADS.values() if not any(name.startswith(head) for name in present))
+    _check_names(
+        theirs, [name for name, ours in ours_of.items() if not ours.startswith(absent)], "the stock checkpoint"
+    )
 
     state = {ours_of[name]: tensor for name, tensor in theirs.items()}
     if family.is_modern:
@@ -127,17 +131,6 @@ def _split_qkv(joined: Tensors) -> Tensors:
         for part, tensor in zip(_QKV_PARTS, joined[name].chunk(3), strict=True):
             state[name.replace(f"{QKV}.", part)] = tensor.clone()
     return state
-
-
-def _refuse_inexpressible(config: BertConfig, pre_ln: bool) -> None:
-    obstacles = export_obstacles(config, pre_ln)
-    if obstacles:
-        listed = "\n".join(f"  - {obstacle}" for obstacle in obstacles)
-        raise UserError(f"this model cannot be exported to transformers:\n{listed}")
-
-
-def _is_extra(name: str) -> bool:
-    return name.startswith(HEADS["pooler"] + HEADS["sentence head"])
 
 
 def _with_current_names(tensors: Mapping[str, Tensor], family: Family) -> Tensors:

@@ -1,13 +1,12 @@
 """Start pretraining from existing weights: what must match, what may be missing, how the vocabulary is adapted."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
 from common.errors import Problems, UserError
-from nvidia.activations import canonical
 from nvidia.config import BertConfig
 from nvidia.interop.families import BIAS, DECODER, HEADS, POSITIONS, WORDS
 from nvidia.interop.hugging_face import Tensors, is_pre_ln
@@ -34,7 +33,8 @@ def start_from(model: PreTrainingModel, state: Mapping[str, Tensor], config: Ber
         state[POSITIONS] = functional.pad(state[POSITIONS], (0, 0, model.config.position_offset, 0))
     expected = model.state_dict()
     notes += _keep_fresh_heads(expected, state, model.config.tie_word_embeddings)
-    ignored = sorted(name for name in state if _is_of_absent_head(name, expected))
+    absent = tuple(head for head in HEADS.values() if not any(name.startswith(head) for name in expected))
+    ignored = sorted(name for name in state if name.startswith(absent))
     if ignored:
         notes.append(f"the checkpoint has a head that this model does not have; ignored: {', '.join(ignored)}")
     state = {name: tensor for name, tensor in state.items() if name not in ignored}
@@ -52,8 +52,7 @@ def _check_shapes(model: PreTrainingModel, state: Mapping[str, Tensor], config: 
             "of the checkpoint"
         )
     for key, (theirs, ours) in _shapes(config, model.config).items():
-        is_same = canonical(theirs) == canonical(ours) if key == "hidden_act" else theirs == ours
-        if not is_same:
+        if theirs != ours and {theirs, ours} != {"swish", "silu"}:  # two names of one function
             problems.add(f"the checkpoint's {key} is {theirs!r}, but the model JSON says {ours!r}; make them equal")
     problems.raise_if_any()
 
@@ -95,21 +94,12 @@ def _keep_fresh_heads(expected: Mapping[str, Tensor], state: Tensors, is_tied: b
     notes = []
     if is_tied and WORDS in state:
         state.setdefault(DECODER, state[WORDS])
-    for head, prefixes in HEADS.items():
-        own = {name: tensor for name, tensor in expected.items() if name.startswith(prefixes) and name not in state}
-        if own and not any(name.startswith(prefixes) and name != DECODER for name in state):
+    for head, prefix in HEADS.items():
+        own = {name: tensor for name, tensor in expected.items() if name.startswith(prefix) and name not in state}
+        if own and not any(name.startswith(prefix) and name != DECODER for name in state):
             state.update(own)
             notes.append(f"the checkpoint has no {head}; it is newly initialized")
     return notes
-
-
-def _is_of_absent_head(name: str, expected: Mapping[str, Tensor]) -> bool:
-    """Whether a weight belongs to a head that the model does not have."""
-    return any(name.startswith(prefixes) and not _any_below(prefixes, expected) for prefixes in HEADS.values())
-
-
-def _any_below(prefixes: tuple[str, ...], names: Iterable[str]) -> bool:
-    return any(name.startswith(prefixes) for name in names)
 
 
 def _check_tensors(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -18,18 +18,9 @@ _STOCK_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
 }  # fmt: skip
 _GATES = {"gelu": "geglu", "silu": "swiglu"}  # activation of ModernBERT → our hidden_act
 _SAME_KEYS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-    "pad_token_id",
-    "tie_word_embeddings",
-)
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_dropout_prob "
+    "attention_probs_dropout_prob type_vocab_size initializer_range layer_norm_eps pad_token_id tie_word_embeddings"
+).split()
 # our keys → those of ModernBERT
 _MODERN_KEYS = {
     **{key: key for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -53,50 +44,40 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def export_obstacles(config: BertConfig, pre_ln: bool) -> list[str]:
     """The parts of the model that its stock class does not compute, each with what the class has."""
     family = family_of(config, pre_ln)
-    kind = family.architecture
     if family.is_pre_ln != pre_ln:
         words = {True: "pre-LN", False: "post-LN"}
         return [f"export_as {family.model_type!r} is {words[family.is_pre_ln]}, but the model is {words[pre_ln]}"]
-    found = _modern_obstacles(config, kind) if family.is_modern else _classic_obstacles(config, family)
-    if config.qk_norm:
-        found.append(f"qk_norm has no equivalent in {kind}")
-    if config.pruned_heads:
-        found.append(f"pruned_heads have no equivalent in {kind}")
-    if config.is_sparse:
-        found.append(f"sparse attention has no equivalent in {kind}")
-    return found
-
-
-def _classic_obstacles(config: BertConfig, family: Family) -> list[str]:
-    kind, found = family.architecture, []
-    if config.hidden_act not in _ACTIVATIONS or (family.head_is_gelu and config.hidden_act != "gelu"):
-        known = "gelu" if family.head_is_gelu else ", ".join(_ACTIVATIONS)
-        found.append(f"hidden_act {config.hidden_act!r} has no equivalent in {kind}, which has {known}")
-    if config.position_embedding_type != "absolute":
-        found.append(f"position_embedding_type {config.position_embedding_type!r} has no equivalent in {kind}")
-    if not all((config.has_attention_bias, config.has_mlp_bias, config.norm_bias, config.head_bias,
-                config.decoder_bias)):  # fmt: skip
-        found.append(f"use_bias false has no equivalent in {kind}, which has all biases")
-    if config.attention_window:
-        found.append(f"attention_window has no equivalent in {kind}, whose attention is dense")
-    if family.is_pre_ln and not config.first_attention_norm:
-        found.append(f"first_attention_norm false has no equivalent in {kind}")
-    if not config.type_vocab_size:
-        found.append(f"type_vocab_size 0 has no equivalent in {kind}, which has token types")
-    return found
-
-
-def _modern_obstacles(config: BertConfig, kind: str) -> list[str]:
-    found = []
-    if not config.is_rotary:
-        found.append(f"position_embedding_type {config.position_embedding_type!r} has no equivalent in {kind}")
-    if not is_gated(config.hidden_act):
-        found.append(f"hidden_act {config.hidden_act!r} has no equivalent in {kind}, which has geglu, swiglu")
-    if config.first_attention_norm:
-        found.append(f"first_attention_norm true has no equivalent in {kind}, whose first block has no such norm")
-    if config.type_vocab_size:
-        found.append(f"type_vocab_size {config.type_vocab_size} has no equivalent in {kind}; it has none, as with 0")
-    return found
+    act, positions, types = config.hidden_act, config.position_embedding_type, config.type_vocab_size
+    checks = [
+        (config.qk_norm, "qk_norm", ""),
+        (bool(config.pruned_heads), "pruned_heads", ""),
+        (config.is_sparse, "sparse attention", ""),
+    ]
+    if family.is_modern:
+        checks += [
+            (not config.is_rotary, f"position_embedding_type {positions!r}", ""),
+            (not is_gated(act), f"hidden_act {act!r}", ", which has geglu, swiglu"),
+            (config.first_attention_norm, "first_attention_norm true", ", whose first block has no such norm"),
+            (types > 0, f"type_vocab_size {types}", "; it has none, as with 0"),
+        ]
+    else:
+        known = ("gelu",) if family.head_is_gelu else tuple(_ACTIVATIONS)
+        biases = (
+            config.has_attention_bias,
+            config.has_mlp_bias,
+            config.norm_bias,
+            config.head_bias,
+            config.decoder_bias,
+        )
+        checks += [
+            (act not in known, f"hidden_act {act!r}", f", which has {', '.join(known)}"),
+            (positions != "absolute", f"position_embedding_type {positions!r}", ""),
+            (not all(biases), "use_bias false", ", which has all biases"),
+            (config.attention_window > 0, "attention_window", ", whose attention is dense"),
+            (pre_ln and not config.first_attention_norm, "first_attention_norm false", ""),
+            (types == 0, "type_vocab_size 0", ", which has token types"),
+        ]
+    return [f"{part} has no equivalent in {family.architecture}{why}" for is_found, part, why in checks if is_found]
 
 
 def to_stock_config(config: BertConfig, family: Family) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
 from tests.support import make_rows, read_metrics, tiny_words, write_nvidia_shard, write_project
+from training.checkpoints.folder import Best, Retention
 from training.checkpoints.manifest import find_damage, write_manifest
-from training.checkpoints.retention import Best, Retention
-from training.checkpoints.skips import Skips, write_skips
-from training.checkpoints.state import read_state
+from training.checkpoints.state import Skips, read_state, write_skips
 from training.checkpoints.writer import CheckpointWriter
 from training.settings.flags import read_arguments
 
@@ -249,7 +248,7 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
 
 def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fill(small_disk)
-    CheckpointWriter(small_disk).mark_best(Retention(), Best("step_00000001", 1.0, False))
+    CheckpointWriter(small_disk).update_pointers("step_00000001", Retention(), Best("step_00000001", 1.0, False))
     write_skips(small_disk, Skips(((1, 2),)))
     assert capfd.readouterr().err.count("No space left on device") == 2
 

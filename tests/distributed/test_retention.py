@@ -10,7 +10,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from tests.distributed.runs import checkpoints, weights
 from tests.rank_server import RankServer
 from tests.support import read_metrics, write_project
-from training.checkpoints.retention import read_lock
+from training.checkpoints.folder import read_lock
 
 NO_EPOCHS = ["--ckpt_to_save", "99"]  # an epoch is eight steps
 

@@ -18,7 +18,6 @@ REPLACE_STAGES = ("replace", "replaced", "set_aside")
 
 def _kill(fault: Fault) -> None:
     """kill -9 at a stage of the save of `step`: of this rank, or by it of `all` or of the `launcher` (`who`)."""
-    from training.checkpoints import publish as publishing
     from training.checkpoints import writer as checkpoint
     from training.engine import checkpoint_files
 
@@ -49,26 +48,26 @@ def _kill(fault: Fault) -> None:
     elif stage == "rename":
         before(checkpoint, "publish", named)
     elif stage == "replace":
-        before(publishing, "exchange", die)
+        before(checkpoint, "exchange", die)
     elif stage == "replaced":
-        exchange = publishing.exchange
-        publishing.exchange = lambda *paths: (exchange(*paths), die())[0]
+        exchange = checkpoint.exchange
+        checkpoint.exchange = lambda *paths: (exchange(*paths), die())[0]
     elif stage == "set_aside":
-        publishing.exchange = lambda *_: False
-        before(publishing, "settle", lambda staged, _: die() if any(staged.parent.parent.glob(".replaced_*")) else None)
+        checkpoint.exchange = lambda *_: False
+        before(checkpoint, "settle", lambda staged, _: die() if any(staged.parent.parent.glob(".replaced_*")) else None)
     elif stage == "pointer":
         before(checkpoint, "point_to", lambda _folder, found: die() if found == tag else None)
     elif stage == "retire":
         before(checkpoint, "retire", lambda _folder, tags, *_: die() if tag in tags else None)
     else:
         assert stage == "after", stage
-        original = checkpoint.commit
+        original = checkpoint.CheckpointWriter.commit
 
-        def commit(folder: Path, staged: Path, *rest: Any) -> None:
-            original(folder, staged, *rest)
+        def commit(self: Any, staged: Path, *rest: Any) -> None:
+            original(self, staged, *rest)
             named(staged)
 
-        checkpoint.commit = commit
+        checkpoint.CheckpointWriter.commit = commit  # type: ignore[method-assign]
 
 
 def _believe_in_space(_: Fault) -> None:
@@ -136,7 +135,7 @@ def _origin_vanishes(fault: Fault) -> None:
 
 def _forget_optimizer_state(_: Fault) -> None:
     """Resharding that loses what the optimizer knew."""
-    from training.checkpoints import reshard as zero_files
+    from training.checkpoints import loading as zero_files
 
     whole = zero_files.ZeroCheckpoint.read
 

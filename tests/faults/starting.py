@@ -126,9 +126,9 @@ def _allow_fp16(_: Fault) -> None:
 def _claim_fp16(_: Fault) -> None:
     """The launcher believes so too, where it would go back to fp32."""
     from training.runtime.precision import Abilities
-    from training.settings import engine_checks
+    from training.settings import checks
 
-    engine_checks.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
+    checks.find_abilities = lambda: Abilities("CPU", ("fp32", "fp16", "bf16"))
 
 
 def _no_compiler(_: Fault) -> None:

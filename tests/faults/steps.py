@@ -83,7 +83,7 @@ def _spoil_weights(fault: Fault) -> None:
 
 def _die_in_rollback(fault: Fault) -> None:
     """Kill the rank right before its `number`th rollback."""
-    from training.faults import rollback
+    from training.faults.spikes import SpikeResponse
 
     calls: list[int] = []
 
@@ -92,7 +92,7 @@ def _die_in_rollback(fault: Fault) -> None:
         if len(calls) == fault["number"]:
             die()
 
-    before(rollback, "all_ranks_roll_back", count)
+    before(SpikeResponse, "all_ranks_roll_back", count)
 
 
 def _hang(fault: Fault) -> None:

@@ -186,7 +186,7 @@ def test_problems_of_every_kind_are_reported_in_one_run(tmp_path: Path) -> None:
         "argument --time_budget: found 'soon'",
         "--finetune loads weights only",
         "--batch_schedule",
-        "--stochastic_mode is a mode",
+        "--stochastic_mode needs --deepspeed_transformer_kernel",
         "job name 'a/b'",
         "--export_dir",
         "did you mean 'hidden_size'?",

@@ -1,19 +1,56 @@
-"""The checkpoints in a run's folder: which there are, which is the newest valid one, and which one a user asked for.
+"""The checkpoints in a run's folder: which there are, which one is used, which are kept, and read locks.
 
 A checkpoint is a folder with a valid manifest. DeepSpeed's tools read the same layout:
 `<saved_models>/<job_name>/{latest,<tag>/…}`.
 """
 
+import fcntl
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from common.console import console
 from common.errors import UserError
+from common.files import lock_file, write_atomically
 from common.weights import WEIGHTS
 from training.checkpoints.manifest import find_damage
-from training.checkpoints.paths import DAMAGED, MANIFEST, TAG, is_run_tag, step_of
-from training.checkpoints.retention import Best, read_best
+from training.checkpoints.paths import BEST, DAMAGED, DROPPED, MANIFEST, TAG, is_run_tag, step_of
 
 RUN_FOLDER_HINT = "Pass a run's <output_dir>/saved_models/<job_name> that contains complete checkpoints"
+
+
+@dataclass(frozen=True)
+class Retention:
+    """`keep_last` None keeps all. Steps that are multiples of `keep_every` are never removed."""
+
+    keep_last: int | None = None
+    keep_every: int | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The content of `best.json`: the checkpoint, its loss or probe, and whether it was saved only for that."""
+
+    tag: str
+    mlm_loss: float | None = None  # None: it was chosen by a probe
+    is_only_best: bool = False
+    probe: str | None = None
+    value: float | None = None  # of the probe
+
+    @property
+    def cost(self) -> float | None:
+        """Lower is better, among those chosen by the same figure. None: that figure is not known."""
+        if self.probe is None:
+            return self.mlm_loss
+        return None if self.value is None else -self.value
+
+
+BEST_TYPE = TypeAdapter(Best)
 
 
 class CheckpointFolder:
@@ -26,32 +63,17 @@ class CheckpointFolder:
 
     def tags(self) -> list[str]:
         """Tags of the folders that have a manifest, oldest step first."""
-        if not self.folder.is_dir():
-            return []
-        found = [
-            path
-            for path in self.folder.iterdir()
-            if not path.is_symlink()
-            and TAG.fullmatch(path.name)
-            and not path.name.endswith(DAMAGED)
-            and (path / MANIFEST).is_file()
-        ]
-        return [path.name for path in sorted(found, key=lambda path: (step_of(path.name), path.name))]
-
-    def incomplete(self) -> list[str]:
-        """Names of folders that are named like a run's checkpoints but have no manifest."""
-        if not self.folder.is_dir():
-            return []
-        names = [path.name for path in self.folder.iterdir() if not (path / MANIFEST).is_file()]
-        return [name for name in names if is_run_tag(name)]
+        found = [path.parent for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.is_symlink()]
+        names = [path.name for path in found if TAG.fullmatch(path.name) and not path.name.endswith(DAMAGED)]
+        return sorted(names, key=lambda tag: (step_of(tag), tag))
 
     def newest_valid(self, before_step: int | None = None) -> str | None:
         """The newest checkpoint that passes its manifest, or None; skipped ones are reported with the reason.
 
         Copies under other names belong to the user and are not considered.
         """
-        named = [tag for tag in self.tags() if is_run_tag(tag)]
-        for tag in sorted([*named, *self.incomplete()], key=lambda tag: (step_of(tag), tag), reverse=True):
+        named = [path.name for path in self.folder.glob("step_*") if is_run_tag(path.name) and not path.is_symlink()]
+        for tag in sorted(named, key=lambda tag: (step_of(tag), tag), reverse=True):
             if before_step is not None and step_of(tag) >= before_step:
                 continue
             problem = find_damage(self.folder / tag)
@@ -79,7 +101,7 @@ class CheckpointFolder:
             if newest is None:
                 raise UserError(f"{self.folder}: contains no complete checkpoint named step_N. {self._remedy()}")
             return newest
-        if not TAG.fullmatch(tag) or tag not in self.tags():
+        if tag not in self.tags():
             known = ", ".join(self.tags()) or "none"
             raise UserError(
                 f"{self.folder}: has no checkpoint {tag!r} (found: {known}). Pass one of them with --load_checkpoint_id"
@@ -103,3 +125,63 @@ class CheckpointFolder:
         if (self.folder / WEIGHTS).is_file():
             return "It is a Hugging Face folder, not a run's; a run starts from its weights with --use_pretrain"
         return RUN_FOLDER_HINT
+
+
+def read_best(folder: Path, tags: Sequence[str]) -> Best | None:
+    """The content of `best.json` if it can be read and names one of `tags`."""
+    try:
+        best = BEST_TYPE.validate_json((folder / BEST).read_bytes(), strict=True)
+    except (OSError, ValueError):
+        return None
+    return best if best.cost is not None and best.tag in tags else None
+
+
+def write_best(folder: Path, best: Best) -> None:
+    content = {key: value for key, value in asdict(best).items() if value is not None}
+    write_atomically(folder / BEST, json.dumps(content) + "\n")
+
+
+def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:
+    """Write a new `best`, then remove what is not kept. `tags` are the candidates, oldest first."""
+    before = read_best(folder, tags)
+    also = []
+    if best is not None:
+        write_best(folder, best)
+        if before is not None and before.is_only_best and before.tag != best.tag:
+            also = [before.tag]
+    kept = best or before
+    for tag in find_surplus(tags, retention, None if kept is None else kept.tag, also):
+        _drop(folder / tag)
+
+
+def find_surplus(tags: list[str], retention: Retention, best: str | None, also: Sequence[str] = ()) -> list[str]:
+    """Those of `tags` that are not among the last, and those in `also`, unless they are kept for another reason.
+
+    Copies under other names belong to the user: they are neither counted nor removed.
+    """
+    named = [tag for tag in tags if is_run_tag(tag)]
+    surplus = [] if retention.keep_last is None else named[: -retention.keep_last]
+    every = retention.keep_every
+    return [tag for tag in (*surplus, *also) if tag != best and (every is None or step_of(tag) % every != 0)]
+
+
+def _drop(checkpoint: Path) -> None:
+    """Remove a checkpoint unless it is read-locked. It is renamed first: half a folder must not look like one."""
+    away = checkpoint.with_name(f"{DROPPED}{checkpoint.name}")
+    try:
+        with (checkpoint / MANIFEST).open("r+") as stream:  # network file systems lock only writable files
+            if not lock_file(stream, fcntl.LOCK_EX):
+                return  # removed after a later save
+            checkpoint.rename(away)
+    except OSError:
+        return
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def read_lock(checkpoint: Path, stack: ExitStack) -> bool:
+    """Keep a checkpoint from being removed by its run until `stack` closes; False if it no longer exists."""
+    try:
+        stream = stack.enter_context((checkpoint / MANIFEST).open())
+        return lock_file(stream, fcntl.LOCK_SH) and (checkpoint / MANIFEST).exists()
+    except FileNotFoundError:
+        return False

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from common.console import console
 from common.errors import UserError
+from common.files import write_plainly
 from common.stores import Store
 from training.checkpoints.paths import UPLOAD_LEASE
 
@@ -51,12 +52,12 @@ class Lease:
         """
         if self._is_acquired:
             return
-        found = self._read()
-        if found is not None and not found.is_over and found.identifier != _read_text(folder / UPLOAD_LEASE):
+        found, note = self._read(), folder / UPLOAD_LEASE
+        last = note.read_text(errors="replace") if note.is_file() else ""
+        if found is not None and not found.is_over and found.identifier != last:
             self._watch(found)
-        self._write(self._own)
-        with suppress(OSError):  # a full disk does not matter
-            (folder / UPLOAD_LEASE).write_text(self._own.identifier)
+        self._write()
+        write_plainly(note, self._own.identifier)  # a full disk does not matter
         self._is_acquired = True
         threading.Thread(target=self._beat, name="upload lease", daemon=True).start()
 
@@ -70,7 +71,7 @@ class Lease:
         """At the end of the run, so that the next one need not watch. A store that does not answer is left alone."""
         self._ended.set()
         if self._is_acquired:
-            thread = threading.Thread(target=self._write_end, name="end of upload lease", daemon=True)
+            thread = threading.Thread(target=self._renew, args=(True,), name="end of upload lease", daemon=True)
             thread.start()
             thread.join(RELEASE_SECONDS)
 
@@ -100,30 +101,20 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with suppress(UserError), self._writing:  # the next upload reports an error
-                if self._ended.is_set():
-                    return
+            self._renew()
+
+    def _renew(self, is_over: bool = False) -> None:
+        with suppress(UserError), self._writing:  # the next upload reports an error
+            if is_over or not self._ended.is_set():
                 self.check()
-                self._own = replace(self._own, count=self._own.count + 1)
-                self._write(self._own)
+                self._own = replace(self._own, count=self._own.count + 1, is_over=is_over)
+                self._write()
 
-    def _write_end(self) -> None:
-        with suppress(UserError), self._writing:
-            self.check()
-            self._write(replace(self._own, is_over=True))
-
-    def _write(self, holder: Holder) -> None:
-        self._store.write(FILE, json.dumps(asdict(holder)).encode())
+    def _write(self) -> None:
+        self._store.write(FILE, json.dumps(asdict(self._own)).encode())
 
     def _read(self) -> Holder | None:
         try:
             return Holder(**json.loads(self._store.read(FILE)))
         except (FileNotFoundError, ValueError, TypeError, RecursionError):  # none, or not written by this version
             return None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError):
-        return ""

@@ -5,10 +5,12 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.errors import UserError
 from common.files import file_digest, flush_folder, write_atomically
 from training.checkpoints.paths import MANIFEST, MODEL_FILE, RANK_FILE, STATE
+from training.checkpoints.state import read_state
 
 APPEARING_SECONDS = 10.0  # that a network file system may take to show one machine what another has written
 
@@ -40,7 +42,8 @@ def write_manifest(folder: Path, written: Sequence[WrittenFile] = ()) -> None:
 def await_files(folder: Path, written: Sequence[WrittenFile]) -> None:
     deadline = time.monotonic() + APPEARING_SECONDS
     for file in written:
-        while (found := _size_of(folder / file.name)) != file.size:
+        path = folder / file.name
+        while (found := path.stat().st_size if path.exists() else None) != file.size:
             if time.monotonic() > deadline:
                 seen = "is missing" if found is None else f"has {found} bytes"
                 raise FileNotFoundError(
@@ -48,13 +51,6 @@ def await_files(folder: Path, written: Sequence[WrittenFile]) -> None:
                     f"must be on a file system that all machines share"
                 )
             time.sleep(0.2)
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 def find_damage(folder: Path) -> str | None:
@@ -73,28 +69,24 @@ def find_damage(folder: Path) -> str | None:
         return f"it has no {MANIFEST}: it was never completed"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be used ({error})"
-    missing = find_missing(folder, files)
+    missing = _find_missing(folder, list(files))
     return None if missing is None else f"{missing} is missing in the folder and in {MANIFEST}"
 
 
-def find_missing(folder: Path, files: dict[str, Any]) -> str | None:
+def _find_missing(folder: Path, files: Sequence[str]) -> str | None:
     """The first file that a checkpoint of its ZeRO stage and number of ranks needs but whose manifest does not list."""
     if STATE not in files:
         return STATE
     try:
-        state = json.loads((folder / STATE).read_text())
-        stage, world_size = state["zero_stage"], state["world_size"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # read_state() reports what is wrong
-    if type(stage) is not int or type(world_size) is not int:
-        return None
+        state = read_state(folder)
+    except UserError:
+        return None  # whoever reads it next reports what is wrong
+    if state.zero_stage < 3 and MODEL_FILE not in files:
+        return MODEL_FILE
     found = {(match[2], int(match[1])) for name in files if (match := RANK_FILE.fullmatch(name))}
-    for rank in range(min(world_size, len(files) + 1) if stage > 0 else 0):
-        if ("optim", rank) not in found:
-            return f"the optimizer's file of rank {rank}"
-        if stage == 3 and ("model", rank) not in found:
-            return f"the model's file of rank {rank}"
-    return MODEL_FILE if stage < 3 and MODEL_FILE not in files else None
+    kinds = {0: [], 3: ["optim", "model"]}.get(state.zero_stage, ["optim"])
+    needed = [(kind, rank) for rank in range(min(state.world_size, len(files) + 1)) for kind in kinds]
+    return next((f"the {kind} file of rank {rank}" for kind, rank in needed if (kind, rank) not in found), None)
 
 
 def size_in(folder: Path) -> int:

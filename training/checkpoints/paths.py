@@ -47,14 +47,7 @@ def step_of(tag: str) -> int:
     return int(digits.group(1)) if digits else -1
 
 
-def optimizer_files(checkpoint: Path) -> list[Path]:
-    """The optimizer's files of stages 1 to 3, in the order of the ranks; none at stage 0."""
-    names = (RANK_FILE.fullmatch(path.name) for path in checkpoint.iterdir())
-    return sorted((checkpoint / match[0] for match in names if match and match[2] == "optim"), key=rank_of)
-
-
-def rank_of(path: Path) -> int:
-    """The rank that wrote a file of RANK_FILE's pattern."""
-    match = RANK_FILE.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+def optimizer_files(checkpoint: Path) -> dict[int, Path]:
+    """The optimizer's files of stages 1 to 3, by rank; none at stage 0."""
+    matches = (RANK_FILE.fullmatch(path.name) for path in checkpoint.iterdir())
+    return {int(match[1]): checkpoint / match[0] for match in matches if match and match[2] == "optim"}

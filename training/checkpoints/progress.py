@@ -3,49 +3,44 @@
 import math
 from dataclasses import replace
 
-from training.checkpoints.retention import Best
-from training.checkpoints.skips import Ranges, Skips
-from training.checkpoints.state import TrainingState, tag_of
+from training.checkpoints.folder import Best
+from training.checkpoints.state import Ranges, Skips, TrainingState, tag_of
 
 
 class Progress:
     """Owns the run's TrainingState. It is the same on all ranks, so every method must be called on all of them."""
 
     def __init__(self, state: TrainingState) -> None:
-        self._state = state
-
-    @property
-    def state(self) -> TrainingState:
-        return self._state
+        self.state = state
 
     @property
     def step(self) -> int:
         """Optimizer steps applied."""
-        return self._state.step
+        return self.state.step
 
     @property
     def samples(self) -> int:
         """The data cursor: the sample that the next step begins with."""
-        return self._state.samples
+        return self.state.samples
 
     @property
     def skips(self) -> Skips:
-        return Skips(self._state.skips, self._state.rollbacks)
+        return Skips(self.state.skips, self.state.rollbacks)
 
     def advance(self, step: int, next_sample: int) -> None:
         """Count the rows of a step as consumed. `step` stays the same where the engine skipped it."""
-        self._state = replace(self._state, step=step, samples=next_sample)
+        self.state = replace(self.state, step=step, samples=next_sample)
 
     def move_cursor(self, sample: int) -> None:
         """Continue reading at `sample`: past skipped samples, or back at the first of several bad steps."""
-        self._state = replace(self._state, samples=sample)
+        self.state = replace(self.state, samples=sample)
 
     def add_tokens(self, num_tokens: int) -> None:
-        self._state = replace(self._state, tokens=self._state.tokens + num_tokens)
+        self.state = replace(self.state, tokens=self.state.tokens + num_tokens)
 
     def set_seconds(self, seconds: float) -> None:
         """Set the time used so far, by rank 0's clock."""
-        self._state = replace(self._state, seconds=seconds)
+        self.state = replace(self.state, seconds=seconds)
 
     def note_validation(
         self, mlm_loss: float, *, is_kept: bool, is_saved_anyway: bool, is_watched: bool = False
@@ -56,52 +51,48 @@ class Progress:
         so far, or None. `is_saved_anyway`: this step's checkpoint is due for another reason too. `is_watched`:
         --stop_after_no_gain goes by it.
         """
-        lowest = self._state.best_validation_loss
+        lowest = self.state.best_validation_loss
         is_gain = math.isfinite(mlm_loss) and (lowest is None or mlm_loss < lowest)
         if is_watched:
             self._count_check(is_gain)
         if not is_gain:
             return None
-        self._state = replace(self._state, best_validation_loss=mlm_loss)
-        return self._mark(Best(tag_of(self._state), mlm_loss, not is_saved_anyway)) if is_kept else None
+        self.state = replace(self.state, best_validation_loss=mlm_loss)
+        return self._mark(Best(tag_of(self.state), mlm_loss, not is_saved_anyway)) if is_kept else None
 
     def note_probe(self, name: str, value: float, *, is_kept: bool, is_saved_anyway: bool) -> Best | None:
         """Record the value of the probe `name`, by which --keep_best_by or --stop_after_no_gain goes."""
-        highest = self._state.best_probe if self._state.probe_name == name else None
+        highest = self.state.best_probe if self.state.probe_name == name else None
         is_gain = math.isfinite(value) and (highest is None or value > highest)
         self._count_check(is_gain)
         if not is_gain:
             return None
-        self._state = replace(self._state, probe_name=name, best_probe=value)
-        best = Best(tag_of(self._state), None, not is_saved_anyway, probe=name, value=value)
+        self.state = replace(self.state, probe_name=name, best_probe=value)
+        best = Best(tag_of(self.state), None, not is_saved_anyway, probe=name, value=value)
         return self._mark(best) if is_kept else None
 
     def _count_check(self, is_gain: bool) -> None:
-        checks = 0 if is_gain else self._state.checks_without_gain + 1
-        self._state = replace(self._state, checks_without_gain=checks)
+        checks = 0 if is_gain else self.state.checks_without_gain + 1
+        self.state = replace(self.state, checks_without_gain=checks)
 
     def _mark(self, best: Best) -> Best:
-        self._state = replace(self._state, best_tag=best.tag, best_is_only=best.is_only_best, best_by=best.probe)
+        self.state = replace(self.state, best_tag=best.tag, best_is_only=best.is_only_best, best_by=best.probe)
         return best
 
     def set_probe_units(self, units: dict[str, int]) -> None:
         """Record how many units of each probe are scored, for the whole run."""
-        self._state = replace(self._state, probe_units=units)
+        self.state = replace(self.state, probe_units=units)
 
     def roll_back(self, saved: TrainingState, skipped: Ranges) -> None:
         """Return to `saved`, an earlier state of this run, and skip the samples `skipped` from now on."""
         skips = self.skips.merged(Skips(skipped, skipped))
-        self._state = replace(
+        self.state = replace(
             saved,
-            world_size=self._state.world_size,
-            seconds=self._state.seconds,  # the time is used all the same
-            recipe=self._state.recipe,
-            data_summary=self._state.data_summary,
-            probe_units=self._state.probe_units,
+            world_size=self.state.world_size,
+            seconds=self.state.seconds,  # the time is used all the same
+            recipe=self.state.recipe,
+            data_summary=self.state.data_summary,
+            probe_units=self.state.probe_units,
             skips=skips.ranges,
             rollbacks=skips.rollbacks,
         )
-
-    def state_to_save(self, seconds: float, longest_pause: float) -> TrainingState:
-        """The state with rank 0's clock, which differs from that of other ranks and must not enter `state` there."""
-        return replace(self._state, seconds=seconds, longest_pause=longest_pause)

@@ -1,24 +1,35 @@
 """Copies of a run's checkpoints in a store: `<URL>/<job_name>/<tag>/…`, valid once they have their manifest.
 
 The manifest is written last, and removed first where a checkpoint is replaced, so a reader never takes half of one.
+Uploads happen in a thread: training never waits for them. Only the newest one and the best one wait.
 """
 
 import json
+import math
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 from common.console import console
 from common.errors import UserError
 from common.stores import Store
+from training.checkpoints.folder import Retention, find_surplus, read_best, read_lock
 from training.checkpoints.lease import Lease
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import MANIFEST, STAGING, is_run_tag, step_of
-from training.checkpoints.publish import publish
-from training.checkpoints.retention import Retention, find_surplus, read_lock
 from training.checkpoints.state import read_state
+from training.checkpoints.writer import publish
+from training.runtime import collectives
+from training.runtime.stopping import StopRequests
 
 FLAG = "--upload_checkpoints"
+# A run that was asked to stop waits this long for its last checkpoint: launchers kill ranks 30 s after their signal.
+STOP_SECONDS = 15.0
+ROUND_SECONDS = 0.5  # between two exchanges of the ranks that wait
 
 
 class RemoteCheckpoints:
@@ -116,3 +127,89 @@ class RemoteCheckpoints:
             return self.store.read(f"{tag}/{MANIFEST}")
         except FileNotFoundError:
             return None
+
+
+class Uploader:
+    """Uploads the checkpoints of `folder`. Only rank 0's is given any."""
+
+    def __init__(self, remote: RemoteCheckpoints, folder: Path, retention: Retention) -> None:
+        self._remote, self._folder, self._retention = remote, folder, retention
+        self._changed = threading.Condition()
+        self._waiting: list[str] = []
+        self._best: str | None = None  # of those waiting
+        self._current: str | None = None
+        self._newest: str | None = None  # that was offered
+        self._uploaded: str | None = None  # the newest that was uploaded
+        self._failure = ""
+        self._thread: threading.Thread | None = None
+
+    def offer(self, tag: str, is_best: bool = False) -> None:
+        """Upload this checkpoint next, instead of an older one that is still waiting."""
+        with self._changed:
+            self._newest = tag
+            if is_best:
+                self._best = tag
+            self._waiting = list(dict.fromkeys(filter(None, (tag, self._best))))
+            if self._thread is None:
+                # A daemon, because a store that hangs must not keep the process from its end.
+                self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether nothing is left to upload, within `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and self._current is None, seconds)
+
+    def all_ranks_finish(self, stop: StopRequests, note: Callable[[str], None]) -> None:
+        """Wait for the last upload: after a stop request for STOP_SECONDS, else to its end. Collective.
+
+        `note` is called again and again, for the watchdog.
+        """
+        deadline = math.inf
+
+        def is_over() -> bool:
+            return self.wait(ROUND_SECONDS) or time.monotonic() > deadline
+
+        for number in count():
+            note("upload")
+            if deadline == math.inf and stop.all_ranks_agreed():
+                deadline = time.monotonic() + STOP_SECONDS
+            if collectives.all_ranks_from_main(is_over):
+                return
+            if number == 0:
+                console.say(f"uploading {self._newest} to {self._remote.store.url}")
+
+    def close(self) -> None:
+        """At the end of the run: report what was not uploaded, and let other runs upload there."""
+        self.report_missing()
+        self._remote.lease.release()
+
+    def report_missing(self) -> None:
+        if self._newest is not None and self._uploaded != self._newest:
+            reason = f" ({self._failure})" if self._failure else ""
+            console.warn(
+                f"{self._folder / self._newest}: was not uploaded to {self._remote.store.url}{reason}; the newest of "
+                f"this run there is {self._uploaded or 'none'}. The same command, run on this disk, uploads it"
+            )
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                tag = self._current = self._waiting.pop(0)
+                if tag == self._best:
+                    self._best = None
+            failure = ""
+            try:
+                if self._remote.upload(self._folder / tag):
+                    self._uploaded = max(self._uploaded or tag, tag)
+                    best = read_best(self._folder, [path.name for path in self._folder.iterdir()])
+                    self._remote.retire(self._retention, None if best is None else best.tag)
+            except Exception as error:  # of any file system; training must not end because of it
+                kind = "" if isinstance(error, UserError) else f"{self._remote.store.url}: {type(error).__name__}: "
+                failure = f"{kind}{error}"
+                console.warn(f"{failure}. {tag} was not uploaded; training continues, and the next one is tried")
+            with self._changed:
+                self._failure, self._current = failure, None
+                self._changed.notify_all()

@@ -1,6 +1,6 @@
 """The checkpoint that a run resumes from: chosen, read-locked, and refused if it does not match the run."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -8,14 +8,31 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import Problems, UserError
-from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.match import ResumePoint, check_match, check_model
+from nvidia.config import BertConfig
+from training.checkpoints.folder import Best, CheckpointFolder, read_lock
 from training.checkpoints.paths import DAMAGED, step_of
-from training.checkpoints.publish import recover
 from training.checkpoints.remote import RemoteCheckpoints
-from training.checkpoints.retention import read_lock
 from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.writer import recover
 from training.runtime import collectives
+
+# Keys of a model that may differ: one for its export, and those that only new weights depend on.
+NOT_COMPARED = ("export_as", "decoder_bias_init", "embedding_init")
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a run resumes from; `is_own` if this run wrote it, as opposed to another run."""
+
+    folder: Path
+    tag: str
+    is_own: bool
+    is_only_weights: bool = False  # --finetune: without the optimizer's state and the step
+    best: Best | None = None  # from best.json, which may be newer than the checkpoint
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.tag
 
 
 @dataclass(frozen=True)
@@ -32,40 +49,35 @@ class ResumeRequest:
 
 def find_resume_point(request: ResumeRequest, checkpoints: CheckpointFolder) -> ResumePoint | None:
     """This run's newest valid checkpoint, else the one that the user named, else None: a new run."""
+    folder, other = checkpoints.folder, request.other
     if not request.is_dry_run:
-        recover(checkpoints.folder)
+        recover(folder)
     own = checkpoints.newest_valid()
     if request.remote is not None:
-        request.remote.lease.acquire(checkpoints.folder)
-        fetched = request.remote.fetch_newest(checkpoints.folder, after_step=-1 if own is None else step_of(own))
+        request.remote.lease.acquire(folder)
+        fetched = request.remote.fetch_newest(folder, after_step=-1 if own is None else step_of(own))
         if fetched is not None:
             checkpoints.valid.add(fetched)
             own = fetched
-    if own is None and (checkpoints.tags() or any(checkpoints.folder.glob(f"step_*{DAMAGED}"))):
+    if own is None and (checkpoints.tags() or any(folder.glob(f"step_*{DAMAGED}"))):
         raise UserError(
-            f"{checkpoints.folder}: contains checkpoints, but none that is valid and named step_N. Restore one, or "
-            f"pass another --job_name"
+            f"{folder}: contains checkpoints, but none that is valid and named step_N. Restore one, or pass another "
+            f"--job_name"
         )
     if own is not None:
-        _report_unused(request, checkpoints.folder / own)
+        if other is not None:  # it only says where a run starts; the same command, run again, resumes that run
+            chosen = other if request.other_tag is None else other / request.other_tag
+            console.say(
+                f"note: --load_training_checkpoint: {chosen} is not used, because this run has its own checkpoint and "
+                f"resumes from {folder / own}; to start from {chosen} again, pass another --job_name"
+            )
         best = checkpoints.best()
         is_before = best is not None and step_of(best.tag) <= step_of(own)
-        return ResumePoint(checkpoints.folder, own, is_own=True, best=best if is_before else None)
-    if request.other is not None:
-        other = CheckpointFolder(request.other)
-        tag = other.choose(request.other_tag)
-        return ResumePoint(other.folder, tag, is_own=False, is_only_weights=request.is_only_weights)
+        return ResumePoint(folder, own, is_own=True, best=best if is_before else None)
+    if other is not None:
+        tag = CheckpointFolder(other).choose(request.other_tag)
+        return ResumePoint(other, tag, is_own=False, is_only_weights=request.is_only_weights)
     return None
-
-
-def _report_unused(request: ResumeRequest, own: Path) -> None:
-    """--load_training_checkpoint only says where a run starts; the same command, run again, resumes that run."""
-    if request.other is not None:
-        chosen = request.other if request.other_tag is None else request.other / request.other_tag
-        console.say(
-            f"note: --load_training_checkpoint: {chosen} is not used, because this run has its own checkpoint and "
-            f"resumes from {own}; to start from {chosen} again, pass another --job_name"
-        )
 
 
 @contextmanager
@@ -93,17 +105,89 @@ def all_ranks_lock_resume_point(
 
 
 def check_resume_point(point: ResumePoint, fresh: TrainingState, schedule_end: int | None) -> None:
-    """Refuse a checkpoint that a run with the state `fresh` cannot resume from, before anything is built."""
-    saved = read_state(point.path)
-    if point.is_only_weights:
-        check_model(saved, fresh.model_config, fresh.is_preln, point.path)
-        return
-    problems = Problems()
-    problems.attempt(lambda: check_match(saved, fresh, point))
-    if not point.is_own and schedule_end is not None and saved.step >= schedule_end:
-        problems.add(
-            f"{point.path}: is of step {saved.step}, but the model JSON's total_training_steps is {schedule_end}, so "
-            f"no step is left to train. Pass --rewarmup to count the schedule's steps from there, or raise "
-            f"total_training_steps"
-        )
+    """Raise all reasons at once why a run with the state `fresh` cannot start from `point`."""
+    saved, problems = read_state(point.path), Problems()
+    found = [*find_other_model(saved, fresh)]
+    if not point.is_only_weights:
+        remedy = f"or start another --job_name from its weights with --load_training_checkpoint {point.folder}"
+        found += [f"{mismatch}, {remedy} --finetune" for mismatch in find_mismatches(saved, fresh)]
+        found += find_other_inputs(saved, fresh, point)
+        if not point.is_own and schedule_end is not None and saved.step >= schedule_end:
+            found.append(
+                f"is of step {saved.step}, but the model JSON's total_training_steps is {schedule_end}, so no step is "
+                f"left to train. Pass --rewarmup to count the schedule's steps from there, or raise "
+                f"total_training_steps"
+            )
+    for problem in found:
+        problems.add(f"{point.path}: {problem}")
     problems.raise_if_any()
+
+
+def find_other_model(saved: TrainingState, now: TrainingState) -> Iterator[str]:
+    here = now.model_config
+    there = BertConfig(vocab_size=1).to_dict() | saved.model_config  # keys newer than the checkpoint get their defaults
+    there |= {key: here.get(key) for key in NOT_COMPARED}
+    differing = [
+        f"{key}: {there.get(key)!r} there, {here.get(key)!r} now"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key)
+    ]
+    if saved.is_preln != now.is_preln:
+        differing.append(f"preln: {saved.is_preln} there, {now.is_preln} now")
+    if differing:
+        yield (
+            f"is of a different model ({'; '.join(differing)}). Use its settings, or start from new weights under "
+            f"another --job_name"
+        )
+
+
+def find_mismatches(before: TrainingState, now: TrainingState) -> Iterator[str]:
+    """Why the engine of `now` cannot load what that of `before` saved, beside the model; each with its remedy."""
+    if before.is_kernel != now.is_kernel:
+        words = {True: "with", False: "without"}
+        yield (
+            f"was saved {words[before.is_kernel]} --deepspeed_transformer_kernel, which names the weights differently, "
+            f"but this run is {words[now.is_kernel]} it; use the flag as before"
+        )
+    if (before.zero_stage, before.precision) != (now.zero_stage, now.precision):
+        yield (
+            f"was saved with ZeRO stage {before.zero_stage} in {before.precision}, but this run uses stage "
+            f"{now.zero_stage} in {now.precision}; use the same DeepSpeed JSON and --precision"
+        )
+    optimizers = _optimizer_of(before), _optimizer_of(now)
+    if None not in optimizers and optimizers[0] != optimizers[1]:
+        yield (
+            f"was saved with the optimizer {optimizers[0]}, but this run uses {optimizers[1]}, which has "
+            f"a different state; set the same optimizer.type in the DeepSpeed JSON"
+        )
+
+
+def _optimizer_of(state: TrainingState) -> str | None:
+    """Adam and AdamW have the same state. None: the checkpoint does not say."""
+    recipe = state.recipe or {}
+    if "optimizer" not in recipe:
+        return None
+    name = str((recipe["optimizer"] or {}).get("type", "AdamW")).lower()
+    return "adamw" if name == "adam" else name
+
+
+def find_other_inputs(saved: TrainingState, now: TrainingState, point: ResumePoint) -> Iterator[str]:
+    """Differences of seed, data and tokenizer."""
+    if point.is_own and saved.seed != now.seed:
+        yield (
+            f"was started with --seed {saved.seed}, but this run has --seed {now.seed}, which orders the rows "
+            f"differently. Pass --seed {saved.seed}, or another --job_name"
+        )
+    if point.is_own and saved.data_digest != now.data_digest:
+        there, here = (f"{state.data_summary or 'data'} (digest {state.data_digest[:12]})" for state in (saved, now))
+        yield (
+            f"was trained on different data: {there} then, {here} now. Restore that data, or pass another --job_name "
+            f"with --load_training_checkpoint {point.folder}"
+        )
+    digests = (saved.tokenizer_digest, now.tokenizer_digest)
+    if digests[0] != digests[1] and (point.is_own or all(digests)):
+        there, here = (f"digest {digest[:12]}" if digest else "none" for digest in digests)
+        yield (
+            f"was trained with a different tokenizer than the model JSON's bert_token_file: {there} then, {here} now. "
+            f"Restore that file, or start from new weights under another --job_name"
+        )

@@ -1,25 +1,38 @@
-"""The training state: what a run needs to resume, beside DeepSpeed's own files. Readable JSON in the checkpoint."""
+"""The training state: what a run needs to resume, beside DeepSpeed's own files. Readable JSON in the checkpoint.
+
+Also the files beside the checkpoints that record what may be newer: `skips.json` and `time_spent.json`.
+"""
 
 import json
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, PlainValidator, TypeAdapter, ValidationError
 
+from common.console import console
 from common.errors import UserError, shortened
-from common.files import write_plainly
+from common.files import write_atomically, write_plainly
 from common.json_files import load_json
 from common.validation import describe_value
 from nvidia.cpu.libraries import Libraries
-from training.checkpoints.paths import STATE, TIME_SPENT, tag_of_step
-from training.checkpoints.skips import Ranges, as_ranges
+from training.checkpoints.paths import SKIPS, STATE, TIME_SPENT, tag_of_step
 from training.plan.time_budget import MAX_SECONDS
 
-N = TypeVar("N", int, float)
+ROLLBACK = "rollback"  # third element of an entry of skips.json that a rollback added
+Ranges = tuple[tuple[int, int], ...]  # (first sample, one past the last)
 
 
-def _check_size(number: N) -> N:
+def as_ranges(content: Any) -> Ranges:
+    """Ranges of samples from a JSON list of [first, end] or [first, end, "rollback"]; ValueError for anything else."""
+    for entry in content if isinstance(content, list) else [content]:
+        is_range = isinstance(entry, list) and entry[2:] in ([], [ROLLBACK])
+        if not is_range or [type(number) for number in entry[:2]] != [int, int] or not 0 <= entry[0] < entry[1] < 2**63:
+            raise ValueError(f"found {shortened(entry)}, expected [first, end] with 0 <= first < end")
+    return tuple((entry[0], entry[1]) for entry in content)
+
+
+def _check_size(number: Any) -> Any:
     if not 0 <= number < 2**63:
         raise ValueError(f"found {shortened(number)}, expected 0 to 2^63 - 1")
     return number
@@ -95,14 +108,59 @@ def read_state(checkpoint: Path) -> TrainingState:
         detail = error.errors()[0]
         key = ".".join(map(str, detail["loc"]))
         raise UserError(f"{path}: {key}: {describe_value(detail)}. Use another checkpoint") from None
-    except ValueError as error:
-        raise UserError(f"{path}: {error}. Use another checkpoint") from None
     if state.world_size < 1 or state.zero_stage > 3 or state.start_step > state.step:
         raise UserError(
             f"{path}: world_size {state.world_size}, zero_stage {state.zero_stage}, start_step {state.start_step} and "
             f"step {state.step} contradict each other. Use another checkpoint"
         )
     return state
+
+
+class Skips(NamedTuple):
+    """Ranges of samples to skip. `rollbacks` are those that a rollback added; only they count against its limit."""
+
+    ranges: Ranges
+    rollbacks: Ranges = ()
+
+    def merged(self, other: "Skips") -> "Skips":
+        return Skips(*(tuple(dict.fromkeys((*mine, *theirs))) for mine, theirs in zip(self, other, strict=True)))
+
+    def next_sample(self, sample: int, num_rows: int) -> int:
+        """Where the next step of `num_rows` samples can begin without a skipped one: at `sample`, or later.
+
+        A range can begin inside a step when the batch has grown since; the rows before it are then skipped too.
+        """
+        for first, end in sorted(self.ranges):
+            if sample < end and first < sample + num_rows:
+                sample = end
+        return sample
+
+    def entries(self) -> list[list[Any]]:
+        """The content of `skips.json`."""
+        return [[*pair, ROLLBACK] if pair in self.rollbacks else list(pair) for pair in self.ranges]
+
+
+def write_skips(folder: Path, skips: Skips) -> None:
+    """Save `skips` for a restart that comes before the next checkpoint, which contains them too."""
+    try:
+        write_atomically(folder / SKIPS, json.dumps(skips.entries()) + "\n")
+    except OSError as error:
+        console.warn(
+            f"{folder / SKIPS}: cannot be written ({error.strerror}). The next checkpoint records the skipped samples."
+        )
+
+
+def read_skips(folder: Path) -> Skips:
+    try:
+        entries = json.loads((folder / SKIPS).read_text())
+        return Skips(as_ranges(entries), as_ranges([entry for entry in entries if entry[2:]]))
+    except FileNotFoundError:
+        return Skips(())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{folder / SKIPS}: cannot be read ({error}). Correct it, or remove it to skip only the samples that the "
+            f"checkpoint lists"
+        ) from None
 
 
 def note_time_spent(folder: Path, seconds: float) -> None:

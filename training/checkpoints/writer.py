@@ -1,27 +1,32 @@
 """Writing a run's checkpoints: DeepSpeed's files and ours, visible only when complete.
 
 Every rank writes below `.saving/`. Then rank 0, in the background, adds our files and the manifest, publishes the
-folder by renaming it, and updates the pointers `latest` and `best.json`.
+folder by renaming it, and updates the pointers `latest` and `best.json`. No valid checkpoint is lost on the way.
 """
 
+import ctypes
+import errno
 import json
+import os
 import shutil
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from common.console import console
-from common.files import write_atomically
-from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.manifest import WrittenFile, size_in, write_manifest
-from training.checkpoints.paths import LATEST, STAGING, STATE, step_of
-from training.checkpoints.publish import publish
-from training.checkpoints.retention import Best, Retention, retire, sweep, write_best
+from common.files import flush_folder, write_atomically
+from training.checkpoints.folder import Best, CheckpointFolder, Retention, retire, write_best
+from training.checkpoints.manifest import WrittenFile, find_damage, size_in, write_manifest
+from training.checkpoints.paths import DAMAGED, DROPPED, LATEST, REPLACED, STAGING, STATE, step_of
 from training.checkpoints.state import TrainingState, read_state, tag_of
 from training.runtime import collectives
+
+AT_FDCWD = -100  # relative paths start at the current folder
+RENAME_EXCHANGE = 2
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # kernels and file systems without renameat2(EXCHANGE)
 
 
 class SaveFailed(Exception):
@@ -51,14 +56,13 @@ class CheckpointWriter(CheckpointFolder):
         `sources` are the user's files, saved verbatim. `best` marks it as the best so far: it is kept until there is
         a better one. Raises SaveFailed on all ranks.
         """
-        tag = tag_of(state)
-        staging = self.folder / STAGING
+        tag, staging = tag_of(state), self.folder / STAGING
         exists, problem = collectives.all_ranks_from_main(lambda: self._prepare(staging, state, engine))
         if problem is not None:
             raise SaveFailed(problem)
         if exists:
             if best is not None and collectives.is_main():
-                self.mark_best(retention, best)
+                self.update_pointers(tag, retention, best)
             return
         engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
         names, failure = engine.checkpoint_engine.take_outcome()
@@ -68,8 +72,11 @@ class CheckpointWriter(CheckpointFolder):
         names_by_rank = collectives.all_ranks_gather(names)
         if collectives.is_main():
             files = [WrittenFile(rank, *file) for rank, found in enumerate(names_by_rank) for file in found]
-            task = (staging / tag, state, sources, retention, best, files, self.damaged)
-            self._commit = threading.Thread(target=self._commit_in_background, args=task, name="commit")
+            self._commit = threading.Thread(
+                target=self._commit_in_background,
+                args=(staging / tag, best, state, sources, retention, files),
+                name="commit",
+            )
             self._commit.start()
 
     def join(self) -> None:
@@ -91,49 +98,60 @@ class CheckpointWriter(CheckpointFolder):
         if problem is not None:
             raise SaveFailed(problem)
 
-    def mark_best(self, retention: Retention, best: Best) -> None:
-        """Mark an existing checkpoint as the best so far."""
+    def all_ranks_finish_or_warn(self) -> bool:
+        """Wait for the commit in the background. Whether it succeeded; if not, the reason is reported."""
         try:
-            retire(self.folder, [tag for tag in self.tags() if tag not in self.damaged], retention, best)
+            self.all_ranks_finish()
+        except SaveFailed as failure:
+            console.warn(str(failure))
+            return False
+        return True
+
+    def update_pointers(self, tag: str, retention: Retention, best: Best | None) -> None:
+        """Make `latest` name the checkpoint `tag`, mark `best` as the best so far, and remove what is not kept."""
+        try:
+            point_to(self.folder, tag)
+            # Later steps were skipped when this run resumed; they must not push out valid ones.
+            earlier = [each for each in self.tags() if step_of(each) <= step_of(tag) and each not in self.damaged]
+            retire(self.folder, earlier, retention, best)
         except OSError as error:
-            console.warn(f"{self.folder}: {best.tag} is the best so far, but best.json cannot be written ({error})")
+            console.warn(f"{self.folder}: {tag} was saved, but its pointers could not be written ({error})")
 
     def repair_pointers(self, tag: str, state: TrainingState) -> None:
         """Update `latest` and `best.json` if a kill after the rename left them behind; `state` is that of `tag`."""
         with suppress(OSError):
-            if _read_pointer(self.folder) != tag:
-                point_to(self.folder, tag)
+            point_to(self.folder, tag)
             best, saved = self.best(), best_of(state)
-            if saved is None or saved.tag not in self.tags():
+            if saved is None or saved.cost is None or saved.tag not in self.tags():
                 return
-            if best is None or best.probe != saved.probe or best.cost > saved.cost:
+            if best is None or best.cost is None or best.probe != saved.probe or best.cost > saved.cost:
                 write_best(self.folder, saved)
 
-    def size_of_next(self, engine: Any) -> int:
-        """Bytes that the next checkpoint needs: the size of the newest one, else 12 per parameter."""
+    def size_of_next(self, engine: Any) -> int | None:
+        """Bytes that the next checkpoint needs: the size of the newest one, else 12 per parameter of `engine`."""
         newest = self.newest_known_valid()
         if newest is not None:
             return size_in(self.folder / newest)
+        if engine is None:
+            return None
         return 12 * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
 
     def explain(self, failure: Exception | None, tag: str, engine: Any) -> str:
         """Why `tag` was not saved, the last valid checkpoint and the space needed. `failure` None: on another rank."""
         reason = "a file could not be written on another rank" if failure is None else str(failure)
-        valid = self.newest_known_valid()
-        text = f"{self.folder}: {tag} was not saved ({reason}); the last valid checkpoint is {valid or 'none yet'}"
+        valid = self.newest_known_valid() or "none yet"
+        text = f"{self.folder}: {tag} was not saved ({reason}); the last valid checkpoint is {valid}"
         if isinstance(failure, FileNotFoundError):  # space is not the reason
             return text
         try:
-            free = shutil.disk_usage(self.folder).free
-            needed = self.size_of_next(engine) if engine is not None or valid is not None else None
+            free, needed = shutil.disk_usage(self.folder).free, self.size_of_next(engine)
         except OSError:
             return f"{text}; the folder cannot be reached"
-        if needed is None:
-            return f"{text}. {_megabytes(free)} are free; check that the disk is writable and not full"
-        missing = max(0, needed - free)
-        return f"{text}. It needs {_megabytes(needed)} and {_megabytes(free)} are free" + (
-            f": free {_megabytes(missing)} more" if missing else "; check that the disk is writable and not full"
-        )
+        have = f"{free / 1e6:,.1f} MB are free"
+        text += f". {have}" if needed is None else f". It needs {needed / 1e6:,.1f} MB and {have}"
+        if needed is not None and needed > free:
+            return f"{text}: free {(needed - free) / 1e6:,.1f} MB more"
+        return f"{text}; check that the disk is writable and not full"
 
     def _prepare(self, staging: Path, state: TrainingState, engine: Any) -> tuple[bool, str | None]:
         """Whether the checkpoint exists already, and otherwise why it cannot be written, or None.
@@ -144,52 +162,44 @@ class CheckpointWriter(CheckpointFolder):
         if tag in self.valid and tag in self.tags() and read_state(self.folder / tag).samples == state.samples:
             return True, None
         try:
-            shutil.rmtree(staging, ignore_errors=True)
-            sweep(self.folder)
+            for rest in (staging, *self.folder.glob(f"{DROPPED}*")):  # of a save or a removal that was killed
+                shutil.rmtree(rest, ignore_errors=True)
             staging.mkdir(parents=True)
-            if shutil.disk_usage(self.folder).free < self.size_of_next(engine):
+            if shutil.disk_usage(self.folder).free < (self.size_of_next(engine) or 0):
                 raise OSError("not enough space")
         except OSError as error:
             return False, self.explain(error, tag, engine)
         return False, None
 
-    def _commit_in_background(self, *task: Any) -> None:
+    def _commit_in_background(self, staged: Path, best: Best | None, *rest: Any) -> None:
         try:
-            self.damaged.discard(task[0].name)  # it is written again
-            commit(self.folder, *task)
-            self.valid.add(task[0].name)
+            self.commit(staged, best, *rest)
+            self.valid.add(staged.name)
             if self._offer is not None:
-                self._offer(task[0].name, task[4] is not None)
-        except Exception as error:  # raised by finish()
+                self._offer(staged.name, best is not None)
+        except Exception as error:  # raised by all_ranks_finish()
             self._commit_failure = error
-            shutil.rmtree(self.folder / STAGING, ignore_errors=True)
+            shutil.rmtree(staged.parent, ignore_errors=True)
 
-
-def commit(
-    folder: Path,
-    staged: Path,
-    state: TrainingState,
-    sources: dict[str, str | bytes],
-    retention: Retention,
-    best: Best | None,
-    written: Sequence[WrittenFile] = (),
-    damaged: Container[str] = (),
-) -> None:
-    """Complete and publish `staged`, in an order that makes a kill at any moment harmless. Rank 0 only."""
-    write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
-    for name, text in sources.items():
-        write_atomically(staged / name, text)
-    write_manifest(staged, written)
-    publish(staged, folder / staged.name)
-    shutil.rmtree(staged.parent, ignore_errors=True)
-    console.say(f"checkpoint: {folder / staged.name}" + (" (the best so far)" if best else ""))
-    try:
-        point_to(folder, staged.name)
-        # Later steps were skipped when this run resumed; they must not push out valid ones.
-        earlier = [tag for tag in CheckpointFolder(folder).tags() if step_of(tag) <= step_of(staged.name)]
-        retire(folder, [tag for tag in earlier if tag not in damaged], retention, best)
-    except OSError as error:
-        console.warn(f"{folder}: the checkpoint was saved, but its pointers could not be written ({error})")
+    def commit(
+        self,
+        staged: Path,
+        best: Best | None,
+        state: TrainingState,
+        sources: dict[str, str | bytes],
+        retention: Retention,
+        written: Sequence[WrittenFile],
+    ) -> None:
+        """Complete and publish `staged`, in an order that makes a kill at any moment harmless. Rank 0 only."""
+        write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")
+        for name, text in sources.items():
+            write_atomically(staged / name, text)
+        write_manifest(staged, written)
+        publish(staged, self.folder / staged.name)
+        self.damaged.discard(staged.name)
+        shutil.rmtree(staged.parent, ignore_errors=True)
+        console.say(f"checkpoint: {self.folder / staged.name}" + (" (the best so far)" if best else ""))
+        self.update_pointers(staged.name, retention, best)
 
 
 def point_to(folder: Path, tag: str) -> None:
@@ -202,19 +212,63 @@ def best_of(state: TrainingState) -> Best | None:
     if state.best_tag is None:
         return None
     if state.best_by is None:
-        best = Best(state.best_tag, state.best_validation_loss, state.best_is_only)
+        return Best(state.best_tag, state.best_validation_loss, state.best_is_only)
+    value = state.best_probe if state.probe_name == state.best_by else None  # the run goes by another one now
+    return Best(state.best_tag, None, state.best_is_only, state.best_by, value)
+
+
+def publish(staged: Path, target: Path) -> None:
+    """Rename the finished folder `staged` to `target`.
+
+    An existing `target` is either damaged, and is set aside, or a valid checkpoint of the same step with fewer samples
+    seen, which stays valid until the new one has its name.
+    """
+    if not target.exists():
+        settle(staged, target)
+        return
+    is_valid = find_damage(target) is None
+    if is_valid and exchange(staged, target):
+        flush_folder(target.parent)
+        shutil.rmtree(staged, ignore_errors=True)
+        return
+    # A kill between the two renames leaves a valid one as REPLACED, and recover() renames it back.
+    aside = target.with_name(f"{REPLACED}{target.name}" if is_valid else f"{target.name}{DAMAGED}")
+    shutil.rmtree(aside, ignore_errors=True)
+    target.rename(aside)
+    settle(staged, target)
+    if is_valid:
+        shutil.rmtree(aside, ignore_errors=True)
     else:
-        value = state.best_probe if state.probe_name == state.best_by else None  # the run goes by another one now
-        best = Best(state.best_tag, None, state.best_is_only, state.best_by, value)
-    return best if best.is_usable() else None
+        console.warn(f"{target}: was damaged and has been saved again; the old one is {aside.name}, remove it yourself")
 
 
-def _read_pointer(folder: Path) -> str | None:
-    try:
-        return (folder / LATEST).read_text()
-    except (OSError, ValueError):
-        return None
+def settle(staged: Path, target: Path) -> None:
+    staged.rename(target)
+    flush_folder(target.parent)
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+def exchange(one: Path, other: Path) -> bool:
+    """Swap the names of two folders atomically; False if the kernel or the file system does not support it."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+def recover(folder: Path) -> None:
+    """Clean up after a save that was killed: remove the staging folder, and restore a checkpoint that was set aside.
+
+    Only the process that holds the folder's lock may call this; for another one the save may still be running.
+    """
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    for spare in folder.glob(f"{REPLACED}*"):
+        target = spare.with_name(spare.name.removeprefix(REPLACED))
+        if target.exists():
+            shutil.rmtree(spare, ignore_errors=True)
+        else:
+            settle(spare, target)

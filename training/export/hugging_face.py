@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from common.console import console
 from common.errors import Problems, UserError
-from common.files import write_atomically
+from common.files import check_folder_to_write, give_usual_mode, write_atomically
 from common.weights import EXPORT_AGAIN, WEIGHTS, read_folder_tensors, read_tensors
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from evaluation.results import REPORT, find_card_section
@@ -20,19 +22,17 @@ from nvidia.interop.hugging_face import from_hugging_face, to_hugging_face
 from nvidia.interop.padded_layers import with_block_names
 from nvidia.interop.pretrained import start_from
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import CheckpointFolder
+from training.checkpoints.folder import CheckpointFolder, read_lock
+from training.checkpoints.loading import ZeroCheckpoint
 from training.checkpoints.paths import MODEL_FILE, optimizer_files
-from training.checkpoints.reshard import ZeroCheckpoint
-from training.checkpoints.retention import read_lock
 from training.checkpoints.state import TrainingState, read_state
 from training.engine.checkpoint_files import read_file
-from training.export.card_facts import CardRequest, read_card_facts
-from training.export.folder import check_export_folder, save_tensors
-from training.export.model_card import model_card
-from training.metrics.reader import first_and_last_probe, last_validation, shared_probes
+from training.export.model_card import HEADING, CardRequest, model_card, read_card_facts
+from training.metrics.reader import find_probe_gain, last_validation
 from training.runtime import collectives
 from training.settings.first_weights import EXTRA_WEIGHTS, read_stock_config
 
+MARK = {"written_by": "export_hf"}  # in the metadata of the weights: an export may replace this folder's files
 NO_REQUEST = CardRequest()
 
 
@@ -87,30 +87,21 @@ def export_checkpoint(
                 f"{checkpoint}: was removed by its run while it was chosen. Export again, or raise the run's "
                 f"--keep_last"
             )
-        return _export(checkpoint, output, tokenizer, metrics, flag, request, evaluation)
-
-
-def _export(
-    checkpoint: Path,
-    output: Path,
-    tokenizer: BertTokenizer | None,
-    metrics: Path | None,
-    flag: str,
-    request: CardRequest,
-    evaluation: Path | None,
-) -> TrainingState:
-    state = read_state(checkpoint)
-    config = BertConfig.from_dict(state.model_config)
-    problems = Problems()
-    check_export_folder(output, flag, problems)
-    problems.raise_if_any()
-    if tokenizer is not None:
-        check_tokenizer(tokenizer, state, "bert_token_file")
-        # A pre-LN export numbers its positions from the tokenizer's padding id.
-        config = replace(config, pad_token_id=tokenizer.pad_id)
-    facts = read_card_facts(checkpoint, metrics, state.step)
-    hf_config = write_model(read_weights(checkpoint), config, tokenizer, output)
-    results = find_card_section(find_reports(checkpoint, output) if evaluation is None else [evaluation], output)
+        state = read_state(checkpoint)
+        config = BertConfig.from_dict(state.model_config)
+        problems = Problems()
+        check_export_folder(output, flag, problems)
+        problems.raise_if_any()
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, state, "bert_token_file")
+            # A pre-LN export numbers its positions from the tokenizer's padding id.
+            config = replace(config, pad_token_id=tokenizer.pad_id)
+        facts = read_card_facts(checkpoint, metrics, state.step)
+        hf_config = write_model(read_weights(checkpoint), config, tokenizer, output)
+    # evaluation.run may have written near the export, or in the run's --output_dir.
+    folders = (output, output.absolute().parent, checkpoint.absolute().parent.parent.parent)
+    near = [folder / name / REPORT for folder in folders for name in ("evaluation", "evaluated")]
+    results = find_card_section(near if evaluation is None else [evaluation], output)
     if evaluation is not None and results is None:
         console.warn(
             f"--evaluation {evaluation}: has no results of this model, which are found by the digest of its files; the "
@@ -118,6 +109,32 @@ def _export(
         )
     write_atomically(output / "README.md", model_card(state, hf_config, facts, request, tokenizer is not None, results))
     return state
+
+
+def check_export_folder(folder: Path, flag: str, problems: Problems) -> None:
+    """Note why an export cannot be written to `folder`, which `flag` named: it would replace unrelated files."""
+    before = len(problems.messages)
+    check_folder_to_write(folder, flag, problems)
+    if len(problems.messages) > before or not folder.is_dir():
+        return
+    # An export that was killed during its first file leaves *.tmp.
+    found = sorted(path.name for path in folder.iterdir() if path.suffix != ".tmp")
+    if found and not is_export(folder):
+        listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        problems.add(
+            f"{flag} {folder}: is not empty and not an earlier export (found: {listed}); expected a new folder or an "
+            f"empty one. Pass a new folder, or empty this one"
+        )
+
+
+def is_export(folder: Path) -> bool:
+    """Whether the weights or the model card were written by an export of this project."""
+    with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as weights:
+        if MARK.items() <= (weights.metadata() or {}).items():
+            return True
+    with suppress(OSError, UnicodeDecodeError):
+        return HEADING in (folder / "README.md").read_text()
+    return False
 
 
 def write_model(
@@ -141,35 +158,42 @@ def write_model(
     return hf_config
 
 
-def find_reports(checkpoint: Path, output: Path) -> list[Path]:
-    """Where evaluation.run may have written results of this model: near the export, or in the run's --output_dir."""
-    folders = (output, output.absolute().parent, checkpoint.absolute().parent.parent.parent)
-    return [folder / name / REPORT for folder in folders for name in ("evaluation", "evaluated")]
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata={"format": "pt", **MARK}
+    )
+    sort_metadata(temporary)
+    give_usual_mode(temporary)
+    temporary.replace(path)
+
+
+def sort_metadata(path: Path) -> None:
+    """Give equal weights equal bytes: safetensors writes the entries of the metadata in a random order."""
+    with path.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        stream.seek(8)
+        stream.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | None) -> str:
     """The checkpoint for people: step, validation loss, and whether it is the best of its run."""
-    best = CheckpointFolder(checkpoint.parent).best()
-    is_best = best is not None and best.tag == checkpoint.name
-    found = last_validation(metrics, state.step)
-    has_loss = found is not None and found["step"] == state.step
-    loss = found["mlm_loss"] if found and has_loss else None
-    loss = best.mlm_loss if best is not None and is_best and best.mlm_loss is not None else loss
-    by = f" by {best.probe} ({best.value:.4g})" if best is not None and best.probe is not None else ""
-    probes = first_and_last_probe(metrics, state.step)
-    scores = (
-        ""
-        if probes is None
-        else "".join(
-            f", {name} {probes[1][name]:.1%} ({probes[0][name]:.1%} at step {probes[0]['step']})"
-            for name in shared_probes(probes)
-        )
-    )
-    return (
-        f"step {state.step}{f', the best checkpoint{by}' if is_best else ''}, "
-        + ("no validation at this step" if loss is None else f"validation loss {loss:.4f}")
-        + scores
-    )
+    best, validation = CheckpointFolder(checkpoint.parent).best(), last_validation(metrics, state.step)
+    loss = validation["mlm_loss"] if validation is not None and validation["step"] == state.step else None
+    parts = [f"step {state.step}"]
+    if best is not None and best.tag == checkpoint.name:
+        by = "" if best.probe is None else f" by {best.probe} ({best.value:.4g})"
+        parts.append(f"the best checkpoint{by}")
+        loss = loss if best.mlm_loss is None else best.mlm_loss
+    parts.append("no validation at this step" if loss is None else f"validation loss {loss:.4f}")
+    gain = find_probe_gain(metrics, state.step)
+    if gain is not None:
+        parts += [
+            f"{name} {last:.1%} ({first:.1%} at step {gain.steps[0]})" for name, (first, last) in gain.figures.items()
+        ]
+    return ", ".join(parts)
 
 
 def all_ranks_export(

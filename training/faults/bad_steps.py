@@ -9,7 +9,7 @@ from data.shards.dataset import PretrainingDataset
 from data.stream.loader import StepBatches
 from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
-from training.checkpoints.skips import Skips
+from training.checkpoints.state import Skips
 
 
 class TooManyBadSteps(UserError):
@@ -45,17 +45,13 @@ class BadSteps:
         if self.num_in_row < self.limit:
             console.warn(what)
             return
-        is_first = progress.step == progress.state.start_step
-        saved = (
-            "No step had been applied before, so there is nothing to save"
-            if is_first
-            else ("The weights from before these steps are saved")
-        )
+        saved = "The weights from before these steps are saved"
+        if progress.step == progress.state.start_step:
+            saved = "No step had been applied before, so there is nothing to save"
         skips = progress.skips.merged(Skips(((self.first_sample, batches.next_sample),)))
         raise TooManyBadSteps(
             f"{what}. This is the limit --max_bad_steps. Check those rows, lower the learning rate, or train in "
-            f"another precision. {saved}. To skip their rows, write "
-            f"{json.dumps(skips.entries())} to {self.skips_file}",
+            f"another precision. {saved}. To skip their rows, write {json.dumps(skips.entries())} to {self.skips_file}",
             self.first_sample,
         )
 

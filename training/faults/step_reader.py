@@ -59,15 +59,7 @@ class StepReader:
         """The next step's batches; Unreadable on all ranks where one cannot read them."""
         segment = self._plan.at(self._progress.samples)
         is_new = segment is not self._segment or self._progress.samples != self._next_sample
-        batches, failure = None, None
-        try:
-            if is_new:
-                self._open(segment)
-            assert self._steps is not None
-            with self._timer.measure("data_wait"):
-                batches = next(self._steps)
-        except Exception as error:  # raised on all ranks below
-            failure = error
+        batches, failure = collectives.attempt(lambda: self._read(segment if is_new else None))
         # A stream that was opened just now, which happens on all ranks at the same step, has prefetched nothing.
         is_certain = self._is_prefetched and not is_new
         if not is_certain and collectives.all_ranks_any(failure is not None)[0]:
@@ -76,11 +68,16 @@ class StepReader:
         self._next_sample = batches.next_sample
         return batches
 
-    def _open(self, segment: Segment) -> None:
-        self.close()
-        self._segment, self._stream = segment, self._open_stream(segment)
-        set_batch(self._engine, segment)
-        self._steps = self._stream.steps(self._progress.samples)
+    def _read(self, new: Segment | None) -> StepBatches:
+        """The next step; `new`: of another stream, which is opened first."""
+        if new is not None:
+            self.close()
+            self._segment, self._stream = new, self._open_stream(new)
+            set_batch(self._engine, new)
+            self._steps = self._stream.steps(self._progress.samples)
+        assert self._steps is not None
+        with self._timer.measure("data_wait"):
+            return next(self._steps)
 
     def close(self) -> None:
         """End the prefetching thread."""

@@ -1,10 +1,9 @@
 """The data of a run, opened and checked before anything is built."""
 
 import hashlib
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.console import console
 from common.errors import Problems, UserError
@@ -12,7 +11,6 @@ from common.words import counted
 from data.shards.cache import ShardCache
 from data.shards.dataset import PretrainingDataset, check_disjoint, check_masked, check_tokenizer, open_dataset
 from data.shards.folder import find_shards, open_shard
-from data.shards.schema import Split
 from nvidia.config import BertConfig
 from training.runtime.ranks import RankInfo
 from training.settings.resolve import DataRequest
@@ -56,49 +54,51 @@ def mean_tokens(data: PretrainingDataset) -> float:
     return float(rows.input_mask.sum()) / len(rows)
 
 
-def open_data(request: DataRequest, rank_info: RankInfo, cache: ShardCache | None = None) -> Datasets:
-    """Open all data on this rank; with `verify`, each rank reads its share of the files completely.
+def open_data(
+    request: DataRequest, rank_info: RankInfo, cache: ShardCache | None = None, is_trial: bool = False
+) -> Datasets:
+    """Open all data on this rank; with --verify_data, each rank reads its share of the files completely.
 
-    All problems are reported at once.
+    All problems are reported at once. `is_trial`: only to find them, because the settings have problems already.
     """
-    options: dict[str, Any] = {
-        "vocab_size": request.vocab_size,
-        "verify": request.verify,
-        "share": (rank_info.rank, rank_info.world_size),
-        "cache": cache,
-    }
+    flags, config, tokenizer = request.flags, request.model_config, request.tokenizer
+    open_split = partial(
+        open_dataset,
+        # Without a tokenizer the vocabulary size is the JSON's, which may be what is wrong.
+        vocab_size=None if is_trial and tokenizer is None else config.num_tokens,
+        verify=flags.verify_data and not is_trial,
+        share=(rank_info.rank, rank_info.world_size),
+        cache=cache,
+    )
     problems = Problems()
-
-    def open_split(
-        folders: Sequence[Path], split: Split, length: int, predictions: int, weights: Sequence[float] | None = None
-    ) -> Any:
-        return problems.attempt(
-            lambda: open_dataset(
-                folders,
-                split=split,
-                max_seq_length=length,
-                max_predictions_per_seq=predictions,
-                weights=weights,
-                **options,
+    opened = [
+        problems.attempt(
+            partial(
+                open_split,
+                each.folders,
+                split="training",
+                max_seq_length=each.length,
+                max_predictions_per_seq=flags.max_predictions_per_seq,
+                weights=each.weights,
             )
         )
-
-    opened = [
-        open_split(each.folders, "training", each.length, request.max_predictions, each.weights)
         for each in request.lengths
     ]
     training = tuple(data for data in opened if data is not None)
-    validation, length = None, 0
-    if request.validation_folder is not None:
-        shape = problems.attempt(lambda: find_validation_shape(request, cache))
-        if shape is not None:
-            length, predictions = shape
-            validation = open_split([request.validation_folder], "validation", length, predictions)
+    validation, length, folder = None, 0, request.validation_folder
+    if folder is not None:
+        length, predictions = problems.attempt(lambda: find_validation_shape(folder, config, cache)) or (0, 0)
+        if length:
+            validation = problems.attempt(
+                lambda: open_split(
+                    [folder], split="validation", max_seq_length=length, max_predictions_per_seq=predictions
+                )
+            )
     found = [*training, *([] if validation is None else [validation])]
     for data in found:
-        problems.attempt(partial(check_fit, data, request.model_config))
-    problems.attempt(lambda: check_tokenizer(found, request.tokenizer_digest))
-    if not request.draws_masks:
+        problems.attempt(partial(check_fit, data, config))
+    problems.attempt(lambda: check_tokenizer(found, None if tokenizer is None else tokenizer.digest))
+    if not flags.dynamic_masking:
         for data in training:
             problems.attempt(partial(check_masked, data, "pass --dynamic_masking"))
     if validation is not None:
@@ -110,53 +110,42 @@ def open_data(request: DataRequest, rank_info: RankInfo, cache: ShardCache | Non
     return Datasets(training, validation, length, cache)
 
 
-def find_validation_shape(request: DataRequest, cache: ShardCache | None = None) -> tuple[int, int]:
+def find_validation_shape(folder: Path, config: BertConfig, cache: ShardCache | None) -> tuple[int, int]:
     """Tokens and predictions per row in the first validation shard; they may differ from training."""
-    assert request.validation_folder is not None
-    path = find_shards(request.validation_folder, "validation")[0]
+    path = find_shards(folder, "validation")[0]
     shard = open_shard(path, cache)
     length, predictions = shard.layout.max_seq_length, shard.layout.max_predictions_per_seq
     shard.close()
-    max_length = request.model_config.max_position_embeddings
-    if length > max_length:
+    if length > config.max_position_embeddings:
         raise UserError(
             f"{path}: validation rows are {length} tokens wide, but the model JSON's max_position_embeddings is "
-            f"{max_length}; raise it, or set validation.path to a folder with shorter rows"
+            f"{config.max_position_embeddings}; raise it, or set validation.path to a folder with shorter rows"
         )
     return length, max(predictions, 1)
 
 
 def check_fit(data: PretrainingDataset, config: BertConfig) -> None:
-    """Refuse labels that mean something else to the sentence head, and segments without an embedding."""
-    problems = Problems()
-    _check_objective(data, config.sentence_head, problems)
-    if config.type_vocab_size == 1:
-        _check_segments(data, problems)
-    problems.raise_if_any()
+    """Refuse labels that mean something else to the sentence head, and segments without an embedding.
 
-
-def _check_objective(data: PretrainingDataset, head: str, problems: Problems) -> None:
-    """One message per folder. Shards of other tools do not record their objective."""
-    reported = set()
-    for shard in data.shards:
+    One message per folder. Shards of other tools do not record their objective. Of segments, the first rows of each
+    folder are checked: either all rows are pairs or none is.
+    """
+    problems, head = Problems(), config.sentence_head
+    mislabelled, checked = set(), set()
+    for index, shard in enumerate(data.shards):
         objective = (shard.layout.attributes or {}).get("objective")
-        if head in PAIRS and objective in tuple(PAIRS) and objective != head and shard.folder not in reported:
-            reported.add(shard.folder)
+        if head in PAIRS and objective in tuple(PAIRS) and objective != head and shard.folder not in mislabelled:
+            mislabelled.add(shard.folder)
             problems.add(
                 f"{shard.path}: was prepared with --objective {objective}, where label 1 means {PAIRS[objective]!r}, "
                 f"but the model JSON's sentence_head is {head!r}, which would learn it as {PAIRS[head]!r}; set "
                 f"bert_model_config.sentence_head to {objective!r}, or prepare the data with --objective {head}"
             )
-
-
-def _check_segments(data: PretrainingDataset, problems: Problems) -> None:
-    """Checks the first rows of each folder: either all rows are pairs or none is."""
-    checked = set()
-    for index, shard in enumerate(data.shards):
-        if shard.folder not in checked:
+        if config.type_vocab_size == 1 and shard.folder not in checked:
             checked.add(shard.folder)
             if data.read(index, 0, min(CHECKED_ROWS, shard.layout.num_rows)).segment_ids.any():
                 problems.add(
                     f"{shard.path}: has rows with two segments, but the model JSON's type_vocab_size is 1; set "
                     f"bert_model_config.type_vocab_size to 2, or prepare data with one segment (--objective mlm)"
                 )
+    problems.raise_if_any()

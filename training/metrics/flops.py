@@ -7,18 +7,20 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nvidia.config import BertConfig
+from nvidia.cpu.amx import avoid_broken_amx
 from nvidia.cpu.linear import linear
 from training.runtime import collectives
+from training.runtime.precision import DTYPES, find_abilities
 
 # Work of one forward and one backward pass, in forward passes. Recomputation is not useful work and not counted.
 PASSES = 3
 MAX_TOKENS = 4096  # of the measured product: enough for full speed, short enough for a CPU
+PROBED_TOKENS = 2048  # where no run gives a number
 MEASURE_SECONDS = 0.3
 PACE_SECONDS = 0.01  # of each of PACE_TURNS measurements
 PACE_TURNS = 5
@@ -108,18 +110,21 @@ class MatmulProbe:
         return statistics.median(self.seconds(num_times) for _ in range(PACE_TURNS))
 
 
-class MatmulSpeed(NamedTuple):
-    """FLOP/s of plain matrix products of the model's shapes."""
+def measure_speeds(config: BertConfig, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """FLOP/s of the model's products in each precision that this machine supports. Takes about a second."""
+    avoid_broken_amx()
+    precisions, device = find_abilities().precisions, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        name: MatmulProbe(config, PROBED_TOKENS, dtype, device, clock).measure_speed()
+        for name, dtype in DTYPES.items()
+        if name in precisions
+    }
 
-    total: float  # of all ranks together
-    slowest: float  # of the slowest rank
 
-
-def all_ranks_measure_speed(probe: MatmulProbe) -> MatmulSpeed:
-    """Measure on all ranks at the same time."""
+def all_ranks_measure_speed(probe: MatmulProbe) -> list[float]:
+    """FLOP/s of each rank, measured on all at the same time."""
     collectives.all_ranks_barrier()
-    speeds = collectives.all_ranks_gather(probe.measure_speed())
-    return MatmulSpeed(sum(speeds), min(speeds))
+    return collectives.all_ranks_gather(probe.measure_speed())
 
 
 class RankPace:

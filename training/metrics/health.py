@@ -1,7 +1,7 @@
 """Warnings that an experienced user would derive from the figures, each given once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,7 @@ MAX_ROWS = 20_000  # checked for repeats
 class UnigramLevel:
     """The cross entropy of predicting by word frequency, from the masked tokens seen on this rank."""
 
-    counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # by id
     num_labels: int = 0
 
     @property
@@ -37,13 +37,10 @@ class UnigramLevel:
 
     def add(self, labels: np.ndarray) -> None:
         """`labels`: ids of masked tokens, -1 where nothing is predicted."""
-        if self.is_complete:
-            return
-        seen = np.bincount(labels[labels >= 0])
-        if len(seen) > len(self.counts):
-            self.counts = np.pad(self.counts, (0, len(seen) - len(self.counts)))
-        self.counts[: len(seen)] += seen
-        self.num_labels += int(seen.sum())
+        if not self.is_complete:
+            seen = np.bincount(labels[labels >= 0], minlength=len(self.counts))
+            seen[: len(self.counts)] += self.counts
+            self.counts, self.num_labels = seen, int(seen.sum())
 
     def nats(self) -> float | None:
         """None: too few labels."""
@@ -77,22 +74,6 @@ class RowRepeats:
 
 
 @dataclass
-class TimeShares:
-    """Consecutive reports, combined until they cover enough time to be judged."""
-
-    seconds: float = 0.0
-    data_wait: float = 0.0
-    paces: tuple[float, ...] = ()  # each rank's seconds for the same work
-
-    def add(self, figures: dict[str, float], paces: Sequence[float]) -> None:
-        seconds = figures["window_steps"] * figures["seconds_per_step"]
-        self.seconds += seconds
-        self.data_wait += figures["data_wait_share"] * seconds
-        before = self.paces or (0.0,) * len(paces)
-        self.paces = tuple(one + other for one, other in zip(before, paces, strict=True))
-
-
-@dataclass
 class Health:
     """Checks the figures of every report. `check` returns the warnings that were not given before."""
 
@@ -100,7 +81,7 @@ class Health:
     first_step: int = 0  # of the schedule: the step after it may have an lr of zero, where a warm-up begins
     unigram: UnigramLevel = field(default_factory=UnigramLevel)
     repeats: RowRepeats = field(default_factory=RowRepeats)
-    time: TimeShares = field(default_factory=TimeShares)
+    times: list[list[float]] = field(default_factory=list)  # of reports to be judged: seconds, data wait, paces
     given: set[str] = field(default_factory=set)
     warm_step: int | None = None  # of the first report after the warm-up
 
@@ -120,44 +101,69 @@ class Health:
         """`paces`: each rank's seconds for the same work. `is_warm`: the schedule's warm-up is over."""
         if is_warm and self.warm_step is None:
             self.warm_step = step
-        found = {
-            "lr": self._zero_lr(step, figures),
-            "plateau": self._plateau(step, figures),
-            "scale": _loss_scale(figures),
-            "finite": _finite(figures),
-        }
-        self.time.add(figures, paces)
-        if self.time.seconds >= MIN_SECONDS:
-            found |= {"data": _data_wait(self.time), "ranks": _slow_rank(self.time)}
-            self.time = TimeShares()
-        new = {key: text for key, text in found.items() if text and key not in self.given}
+        found = {**dict(self._find_in_figures(step, figures)), **dict(self._find_in_times(figures, paces))}
+        new = {key: text for key, text in found.items() if key not in self.given}
         self.given.update(new)
         return list(new.values())
 
-    def _zero_lr(self, step: int, figures: dict[str, float]) -> str | None:
-        if figures["learning_rate"] > 0 or step <= self.first_step + 1:
-            return None
-        return (
-            "the learning rate is zero, so the weights do not change. The schedule is past its end "
-            "(total_training_steps), or its peak is too small; see --lr_schedule, --rewarmup and --lr_offset"
-        )
+    def _find_in_figures(self, step: int, figures: dict[str, float]) -> Iterator[tuple[str, str]]:
+        """Name and text of each warning that one report justifies."""
+        loss, lr, scale = figures["loss"], figures["learning_rate"], figures.get("loss_scale", math.inf)
+        if lr <= 0 and step > self.first_step + 1:
+            yield (
+                "lr",
+                "the learning rate is zero, so the weights do not change. The schedule is past its end "
+                "(total_training_steps), or its peak is too small; see --lr_schedule, --rewarmup and --lr_offset",
+            )
+        if plateau := self._plateau(step, figures["mlm_loss"], lr):
+            yield "plateau", plateau
+        if scale <= LOW_LOSS_SCALE:
+            yield (
+                "scale",
+                f"the fp16 loss scale has fallen to {scale:g} after {figures['skipped_steps']:.0f} skipped steps, "
+                f"because gradients overflow repeatedly. Lower the learning rate, or train in bf16 (--precision bf16)",
+            )
+        if not math.isfinite(loss):
+            yield (
+                "finite",
+                f"the loss is {loss}, and training cannot recover. Restart from an earlier checkpoint with a lower "
+                f"learning rate or a longer warm-up",
+            )
 
-    def _plateau(self, step: int, figures: dict[str, float]) -> str | None:
+    def _find_in_times(self, figures: dict[str, float], paces: Sequence[float]) -> Iterator[tuple[str, str]]:
+        """Name and text of each warning about time, from as many reports as cover enough of it to be judged."""
+        window = figures["window_steps"] * figures["seconds_per_step"]
+        self.times.append([window, figures["data_wait_share"] * window, *paces])
+        seconds, data_wait, *sums = map(sum, zip(*self.times, strict=True))
+        if seconds < MIN_SECONDS:
+            return
+        self.times = []
+        if data_wait > MAX_DATA_WAIT_SHARE * seconds:
+            yield (
+                "data",
+                f"{data_wait / seconds:.0%} of the time is spent waiting for data. Put the shards on a faster disk, "
+                f"prepare them with this project (the chunks of NVIDIA's files are slow to read), or leave a core free "
+                f"for the reader",
+            )
+        if sums and max(sums) > MAX_RANK_SPEED_RATIO * min(sums):
+            yield (
+                "ranks",
+                f"rank {sums.index(max(sums))} takes {max(sums) / max(min(sums), 1e-9):.2f} times as long to compute "
+                f"as the fastest rank, and all ranks wait for it. Look for another job on its machine, a hot or slower "
+                f"device, or cores that ranks share",
+            )
+
+    def _plateau(self, step: int, loss: float, lr: float) -> str | None:
         if self.warm_step is None or step < self.warm_step + PLATEAU_STEPS or "plateau" in self.given:
             return None
         level = self.unigram.nats()
-        if level is None or abs(figures["mlm_loss"] - level) > PLATEAU_MARGIN:
+        if level is None or abs(loss - level) > PLATEAU_MARGIN:
             return None
-        return (
-            f"the masked-LM loss {figures['mlm_loss']:.2f} is still at the unigram level ({level:.2f} nats): the model "
-            f"has learned word frequencies, but does not use context yet. "
-            f"{self._plateau_cause(figures['learning_rate'])}"
+        what = (
+            f"the masked-LM loss {loss:.2f} is still at the unigram level ({level:.2f} nats): the model has learned "
+            f"word frequencies, but does not use context yet."
         )
-
-    def _plateau_cause(self, lr: float) -> str:
-        """The known causes that the figures show, or a sentence that they show none."""
-        share = self.repeats.share()
-        causes = []
+        causes, share = [], self.repeats.share()
         if share > REPEATED_SHARE:
             causes.append(f"the data repeats itself ({share:.0%} of the rows occurred before): remove duplicates")
         if self.batch_rows < SMALL_BATCH:
@@ -168,51 +174,12 @@ class Health:
         if 0 < lr < LOW_LR:
             causes.append(f"the learning rate is low (now {lr:.1e}): raise learning_rate")
         if causes:
-            return f"Likely causes: {'; '.join(causes)}"
+            return f"{what} Likely causes: {'; '.join(causes)}"
         return (
-            f"Neither repeated rows ({share:.0%}), nor the batch size ({self.batch_rows} rows per step), nor the "
-            f"learning rate (now {lr:.1e}) explains it. It may take more steps; if the loss was lower before, try a "
-            f"longer warm-up or a lower peak"
+            f"{what} Neither repeated rows ({share:.0%}), nor the batch size ({self.batch_rows} rows per step), nor "
+            f"the learning rate (now {lr:.1e}) explains it. It may take more steps; if the loss was lower before, try "
+            f"a longer warm-up or a lower peak"
         )
-
-
-def _loss_scale(figures: dict[str, float]) -> str | None:
-    scale = figures.get("loss_scale")
-    if scale is None or scale > LOW_LOSS_SCALE:
-        return None
-    return (
-        f"the fp16 loss scale has fallen to {scale:g} after {figures['skipped_steps']:.0f} skipped steps, because "
-        f"gradients overflow repeatedly. Lower the learning rate, or train in bf16 (--precision bf16)"
-    )
-
-
-def _data_wait(time: TimeShares) -> str | None:
-    share = time.data_wait / time.seconds
-    if share <= MAX_DATA_WAIT_SHARE:
-        return None
-    return (
-        f"{share:.0%} of the time is spent waiting for data. Put the shards on a faster disk, prepare them with this "
-        f"project (the chunks of NVIDIA's files are slow to read), or leave a core free for the reader"
-    )
-
-
-def _slow_rank(time: TimeShares) -> str | None:
-    if not time.paces or max(time.paces) <= MAX_RANK_SPEED_RATIO * min(time.paces):
-        return None
-    ratio = max(time.paces) / max(min(time.paces), 1e-9)
-    return (
-        f"rank {time.paces.index(max(time.paces))} takes {ratio:.2f} times as long to compute as the fastest rank, and "
-        f"all ranks wait for it. Look for another job on its machine, a hot or slower device, or cores that ranks share"
-    )
-
-
-def _finite(figures: dict[str, float]) -> str | None:
-    if math.isfinite(figures["loss"]):
-        return None
-    return (
-        f"the loss is {figures['loss']}, and training cannot recover. Restart from an earlier checkpoint with a lower "
-        f"learning rate or a longer warm-up"
-    )
 
 
 def describe_without_gradient(names: list[str]) -> str:

@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 
@@ -36,19 +35,23 @@ def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, 
     return found
 
 
-def first_and_last_probe(metrics: Path | None, step: int) -> tuple[dict[str, float], dict[str, float]] | None:
-    """The figures of the first and of the newest probe of a run up to `step`; None: there is no second one."""
-    rows = [] if metrics is None else [row for row in read_metrics(metrics) if row["kind"] == "probe"]
-    rows = [row for row in rows if row["step"] <= step]
-    if len(rows) < 2:
+class ProbeGain(NamedTuple):
+    """Figures of the first and of the newest probe of a run."""
+
+    steps: tuple[int, int]
+    figures: dict[str, tuple[float, float]]  # those that both have, by name
+
+
+def find_probe_gain(metrics: Path | None, step: int) -> ProbeGain | None:
+    """Of the probes up to `step`; None: there is no second one."""
+    rows = [] if metrics is None else read_metrics(metrics)
+    probes = [row for row in rows if row["kind"] == "probe" and row["step"] <= step]
+    if len(probes) < 2:
         return None
-    numbers = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
-    return numbers[0], numbers[-1]
-
-
-def shared_probes(probes: tuple[Mapping[str, float], Mapping[str, float]]) -> list[str]:
-    """The names of the figures that both have."""
-    return [name for name in probes[1] if name in probes[0] and name not in ("step", "samples", "time")]
+    first, last = probes[0], probes[-1]
+    numbers = [name for name in last if all(isinstance(row.get(name), int | float) for row in (first, last))]
+    names = [name for name in numbers if name not in ("step", "samples", "time")]
+    return ProbeGain((first["step"], last["step"]), {name: (first[name], last[name]) for name in names})
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -74,9 +77,10 @@ def read_valid_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The figures of one line; None where it is not a JSON object, or has a step that is not a number."""
+    """The figures of one line; None where it is not a JSON object, or its step or samples are not numbers."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step", 0), int) else None
+    is_row = isinstance(row, dict) and all(isinstance(row.get(key, 0), int) for key in ("step", "samples"))
+    return row if is_row else None

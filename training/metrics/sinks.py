@@ -1,44 +1,36 @@
 """Where figures are written: TensorBoard, metrics.jsonl in the run's folder, and the monitors of DeepSpeed's config."""
 
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
+from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from common.console import console
 from common.files import append_whole, write_atomically
-from training.metrics.board import Board
-from training.metrics.charts import charts_of
+from training.metrics.board import Board, charts_of
 from training.metrics.reader import read_valid_lines
 
 KINDS = ("train", "validation", "probe")  # lines with figures; a line of kind "end" marks a finished run
 
 
-class Position(Protocol):
-    """How far a run has come: TrainingState has both."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def samples(self) -> int: ...
-
-
 class Sinks:
-    """TensorBoard, JSON Lines, and DeepSpeed's `monitor` (CSV, W&B, Comet …). `is_main` False: they write nothing."""
+    """TensorBoard, JSON Lines, and DeepSpeed's `monitor` (CSV, W&B, Comet …). `is_main` False: they write nothing.
+
+    `step` and `samples`: where the run starts or resumes.
+    """
 
     def __init__(
         self,
         folder: Path,
         is_main: bool,
-        resumed: Position,
+        step: int,
+        samples: int,
         monitor: Any | None = None,
         *,
         num_ranks: int = 1,
@@ -49,17 +41,17 @@ class Sinks:
         self.lines = folder / "metrics.jsonl"
         self.board = Board(folder, num_ranks=num_ranks, with_details=with_details)
         self.failing: set[str] = set()  # sinks whose last write failed: warned of once per series of failures
-        self.roll_back(resumed)
+        self.roll_back(step, samples)
 
-    def roll_back(self, position: Position) -> None:
-        """Remove what was written after `position`, because those steps are taken again."""
+    def roll_back(self, step: int, samples: int) -> None:
+        """Remove what was written after `step` and `samples`, because those steps are taken again."""
         if self.folder is None:
             return
         files = getattr(self.monitor, "csv_monitor", None)
         if files is not None and self.lines.exists():  # not the first start of this run
-            self._attempt("the CSV monitor", lambda: remove_later_csv_rows(files, position.step))
-        self._attempt("metrics.jsonl", lambda: remove_later_lines(self.lines, position))
-        self._attempt("TensorBoard", lambda: self.board.open(position.step + 1, position.samples + 1))
+            self._attempt("the CSV monitor", lambda: remove_later_csv_rows(files, step))
+        self._attempt("metrics.jsonl", lambda: remove_later_lines(self.lines, step, samples))
+        self._attempt("TensorBoard", lambda: self.board.open(step + 1, samples + 1))
 
     def _attempt(self, name: str, action: Callable[[], None], kind: type[Exception] = OSError) -> None:
         """Call `action`; warn of an error of `kind`. A full disk or a failing service must not end the run."""
@@ -107,26 +99,29 @@ class Sinks:
         }
 
     def _append(self, row: dict[str, Any]) -> None:
-        append_whole(self.lines, json.dumps({key: _json_number(value) for key, value in row.items()}) + "\n")
+        infinite = {key: str(value) for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
+        append_whole(self.lines, json.dumps(row | infinite) + "\n")
 
     def text(self, name: str, content: str, step: int | None = None) -> None:
         if self.folder is not None:
-            self._attempt("TensorBoard", lambda: self.board.text(name, content, step))
+            self._attempt("TensorBoard", lambda: self.board.writer().add_text(name, content, step))
 
     def histograms(self, model: nn.Module, step: int) -> None:
         """The distribution of every parameter's values."""
-        if self.folder is not None:
-            for name, parameter in model.named_parameters():
-                values = parameter.detach().float().cpu()
-                self._attempt("TensorBoard", partial(self.board.histogram, name.replace(".", "/"), values, step))
 
-    def finish(self, hyperparameters: dict[str, Any], position: Position, hardware: str) -> None:
+        def write() -> None:
+            for name, parameter in model.named_parameters():
+                self.board.writer().add_histogram(name.replace(".", "/"), parameter.detach().float().cpu(), step)
+
+        if self.folder is not None:
+            self._attempt("TensorBoard", write)
+
+    def finish(self, hyperparameters: dict[str, Any], step: int, samples: int, hardware: str) -> None:
         """Mark the run as finished, and add it to TensorBoard's table of runs."""
         if self.folder is None:
             return
         self._attempt("TensorBoard", lambda: self.board.table_of_runs(hyperparameters, self._recorded_tags()))
-        place = {"step": position.step, "samples": position.samples}
-        row = {"kind": "end", **place, "time": time.time(), "hardware": hardware}
+        row = {"kind": "end", "step": step, "samples": samples, "time": time.time(), "hardware": hardware}
         self._attempt("metrics.jsonl", lambda: self._append(row))
         self.close()
 
@@ -148,7 +143,7 @@ def remove_later_csv_rows(monitor: Any, step: int) -> None:
             monitor.filenames.append(path.stem)
 
 
-def remove_later_lines(path: Path, position: Position) -> None:
+def remove_later_lines(path: Path, step: int, samples: int) -> None:
     """Remove lines that an interrupted run wrote after the checkpoint it resumes from, and an incomplete last line.
 
     By samples too: rows of a skipped step advance the samples without a step.
@@ -156,14 +151,9 @@ def remove_later_lines(path: Path, position: Position) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    rows = [row for row in read_valid_lines(path) if row.get("step", 0) <= position.step]
-    kept = [row for row in rows if _samples(row) <= position.samples]
+    rows = read_valid_lines(path)
+    kept = [row for row in rows if row.get("step", 0) <= step and row.get("samples", 0) <= samples]
     write_atomically(path, "".join(f"{json.dumps(row)}\n" for row in kept))
-
-
-def _samples(row: dict[str, Any]) -> int:
-    samples = row.get("samples", 0)
-    return samples if isinstance(samples, int) else 0
 
 
 @contextmanager
@@ -183,7 +173,3 @@ def without_writer_tracebacks() -> Generator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def _json_number(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

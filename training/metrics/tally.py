@@ -27,11 +27,8 @@ class Tally:
         return dict(zip(self.names, collectives.all_ranks_sum(self.sums.clone()).tolist(), strict=True))
 
 
-class BatchSpread:
+class BatchSpread(Tally):
     """How much the masked-LM loss differs between micro-batches: the uncertainty of its mean over all of them."""
-
-    def __init__(self) -> None:
-        self.sums: torch.Tensor | None = None
 
     def add(self, details: Any) -> None:
         """Add the details of one forward pass. Asynchronous, as Tally.add()."""
@@ -52,17 +49,10 @@ class BatchSpread:
 
 def summarize(sums: dict[str, float]) -> dict[str, float]:
     """Means per masked token and per sentence pair from a tally's sums. Without pairs there are no figures of them."""
-    masked = max(sums["masked_lm_count"], 1.0)
-    pairs = max(sums["next_sentence_count"], 1.0)
+    masked, pairs = max(sums["masked_lm_count"], 1.0), sums["next_sentence_count"]
     mlm = sums["masked_lm_loss_sum"] / masked
+    figures = {"loss": mlm, "mlm_loss": mlm, "mlm_accuracy": sums["masked_lm_correct"] / masked}
+    if not pairs:
+        return figures
     nsp = sums["next_sentence_loss_sum"] / pairs
-    figures = {
-        "loss": mlm + nsp,
-        "mlm_loss": mlm,
-        "nsp_loss": nsp,
-        "mlm_accuracy": sums["masked_lm_correct"] / masked,
-        "nsp_accuracy": sums["next_sentence_correct"] / pairs,
-    }
-    if not sums["next_sentence_count"]:
-        del figures["nsp_loss"], figures["nsp_accuracy"]
-    return figures
+    return {**figures, "loss": mlm + nsp, "nsp_loss": nsp, "nsp_accuracy": sums["next_sentence_correct"] / pairs}

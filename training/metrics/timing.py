@@ -12,10 +12,6 @@ SECTIONS = ("data_wait", "forward", "backward", "optimizer", "logging", "checkpo
 PAUSES = ("checkpoint", "validation", "probe")
 
 
-def _ignore(_section: str) -> None:
-    pass
-
-
 class SectionTimer:
     """Seconds spent in each section. Measuring never waits for the device; `lap` does, once.
 
@@ -26,7 +22,7 @@ class SectionTimer:
     def __init__(
         self,
         device: torch.device,
-        on_begin: Callable[[str], None] = _ignore,
+        on_begin: Callable[[str], None] = lambda section: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.uses_events = device.type == "cuda"

@@ -34,22 +34,15 @@ class Communication:
 
 
 def reduce_scatter_seconds(size: float, cluster: Cluster) -> float:
-    """(g-1)/g · S over the node's links, then (n-1)/n · S/g over each device's own network link."""
+    """(g-1)/g · S over the node's links, then (n-1)/n · S/g over each device's own network link.
+
+    An all-gather is the same in the other direction, and an all-reduce is both: between nodes only S/g of each device
+    travels.
+    """
     accelerator, inside, nodes = cluster.accelerator, cluster.gpus_per_node, cluster.nodes
-    share = accelerator.link_efficiency
-    within = (inside - 1) / inside * size / (accelerator.intra_node_bytes_per_s * share)
-    between = (nodes - 1) / nodes * size / inside / (accelerator.inter_node_bytes_per_s * share)
+    within = (inside - 1) / inside * size / accelerator.intra_node_bytes_per_s
+    between = (nodes - 1) / nodes * size / inside / accelerator.inter_node_bytes_per_s
     return within + between + _latency(cluster)
-
-
-def all_gather_seconds(size: float, cluster: Cluster) -> float:
-    """The same links in the other direction."""
-    return reduce_scatter_seconds(size, cluster)
-
-
-def all_reduce_seconds(size: float, cluster: Cluster) -> float:
-    """2 · (N-1)/N · S on one node; between nodes only the reduced S/g of each device travels."""
-    return reduce_scatter_seconds(size, cluster) + all_gather_seconds(size, cluster)
 
 
 def _latency(cluster: Cluster) -> float:
@@ -72,16 +65,16 @@ def estimate_communication(
     size = float(BYTES[precision] * parameters.total)
     # Stage 0 and 1 reduce once per step, 2 and 3 after each micro-step.
     reductions = micro_steps if zero.stage >= 2 else 1
-    one_way, both_ways = reduce_scatter_seconds, all_reduce_seconds
     # Up to stage 2 gradients are all-reduced by default even where a rank needs its own part only.
-    needs_half = zero.stage == 3 or (zero.stage > 0 and zero.reduces_to_owners)
-    buckets = ceil(parameters.total / zero.reduce_bucket)
-    reduce_once = (one_way if needs_half else both_ways)(size, cluster) + (buckets - 1) * _latency(cluster)
+    ways = 1 if zero.stage == 3 or (zero.stage > 0 and zero.reduces_to_owners) else 2
+    buckets = ceil(parameters.total / zero.reduce_bucket_size)
+    one_way = reduce_scatter_seconds(size, cluster)
+    reduce_once = ways * one_way + (buckets - 1) * _latency(cluster)
     copies = GRADIENT_PASSES * size / cluster.accelerator.streaming_bytes_per_s if zero.stage < 3 else 0.0
     reduce = reductions * (reduce_once + copies)
     gathers = _gathers(parameters, zero, micro_steps)
-    messages = ceil(parameters.total / (PREFETCHED if zero.stage == 3 else zero.all_gather_bucket))
-    gather = gathers * (all_gather_seconds(size, cluster) + (messages - 1) * _latency(cluster))
+    messages = ceil(parameters.total / (PREFETCHED if zero.stage == 3 else zero.allgather_bucket_size))
+    gather = gathers * (one_way + (messages - 1) * _latency(cluster))
     small = SMALL_COLLECTIVES * 2 * _latency(cluster)
     if zero.stage == 3:
         hidden = OVERLAP * micro_step_seconds * micro_steps if zero.overlaps else 0.0
@@ -90,7 +83,7 @@ def estimate_communication(
         hidden = OVERLAP * BACKWARD_SHARE * micro_step_seconds * reductions if zero.overlaps else 0.0
         exposed = max(0.0, reduce - hidden) + gather
     others = (cluster.world_size - 1) / cluster.world_size
-    sent = size * others * (reductions * (1 if needs_half else 2) + gathers)
+    sent = size * others * (reductions * ways + gathers)
     return Communication(reduce, gather + small, exposed + small, sent)
 
 
@@ -100,5 +93,5 @@ def _gathers(parameters: ParameterCount, zero: ZeroSettings, micro_steps: int) -
         return 0
     if zero.stage < 3:
         return 1
-    stays = parameters.total <= min(zero.max_live_parameters, zero.max_reuse_distance)
+    stays = parameters.total <= min(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
     return micro_steps * (1 if stays else 2)

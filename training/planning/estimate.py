@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nvidia.checkpointing import Checkpointing
 from training.planning.accelerators import GIB, Cluster
 from training.planning.communication import Communication, estimate_communication
 from training.planning.compute import MicroStep, estimate_micro_step, optimizer_seconds
 from training.planning.memory import Memory, ZeroSettings, estimate_memory
 from training.planning.workload import Batch, Execution, PlannedModel
+
+RECOMPUTATION_FLAGS = {
+    "activation": "--gelu_checkpoint",
+    "attention": "--attention_dropout_checkpoint",
+    "norm": "--normalize_invertible",
+}
 
 
 @dataclass(frozen=True)
@@ -22,16 +27,11 @@ class Configuration:
 
     @property
     def recomputation(self) -> str:
-        return describe_recomputation(self.execution.checkpointing)
-
-
-def describe_recomputation(choice: Checkpointing) -> str:
-    """The launcher's flags for a choice, or "none"."""
-    flags = [f"--gradient_checkpointing {choice.layers}"] if choice.layers else []
-    flags += ["--gelu_checkpoint"] if choice.activation else []
-    flags += ["--attention_dropout_checkpoint"] if choice.attention else []
-    flags += ["--normalize_invertible"] if choice.norm else []
-    return " ".join(flags) or "none"
+        """The launcher's flags for what is recomputed, or "none"."""
+        choice = self.execution.checkpointing
+        flags = [f"--gradient_checkpointing {choice.layers}"] if choice.layers else []
+        flags += [flag for name, flag in RECOMPUTATION_FLAGS.items() if getattr(choice, name)]
+        return " ".join(flags) or "none"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def estimate(model: PlannedModel, cluster: Cluster, configuration: Configuration
     accelerator, execution, zero = cluster.accelerator, configuration.execution, configuration.zero
     batch, world_size = Batch(configuration.micro, lengths), cluster.world_size
     micro_step = estimate_micro_step(config, batch, execution, accelerator, zero.stage)
-    parameters = model.parameters(zero.persistence_threshold)
+    parameters = model.parameters
     updated = parameters.total / (world_size if zero.stage > 0 else 1)
     rows = configuration.micro * configuration.accumulation * world_size
     return Estimate(
@@ -122,5 +122,5 @@ def estimate(model: PlannedModel, cluster: Cluster, configuration: Configuration
         optimizer_seconds=optimizer_seconds(updated, execution.bytes, accelerator),
         tokens_per_step=rows * lengths.mean,
         model_flops_per_step=rows * model.flops_per_row,
-        peak_flops=world_size * accelerator.peak_flops[execution.precision],
+        peak_flops=world_size * accelerator.peak_flops(execution.precision),
     )

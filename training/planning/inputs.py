@@ -1,6 +1,5 @@
 """What a plan starts from: the two JSON files and the data's lengths. The only module here that reads users' files."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from data.shards.dataset import open_dataset
 from nvidia.config import BertConfig
 from training.planning.workload import RowLengths
 from training.settings.deepspeed_file import BATCH_KEYS, check_content
-from training.settings.model_file import ModelFile, load_model_file, section_for_length
+from training.settings.model_file import load_model_file, section_for_length
 
 MASKED_SHARE = 0.15
 SAMPLED_SHARDS = 16
@@ -34,7 +33,6 @@ class ModelInput:
 class EngineInput:
     """The DeepSpeed JSON with its batch resolved for the cluster, as far as it can be."""
 
-    path: Path
     content: dict[str, Any]
     precision: str
     total_rows: int
@@ -50,7 +48,7 @@ class DataInput:
 
 
 def read_model(path: Path, width: int) -> ModelInput:
-    file: ModelFile = load_model_file(path)
+    file = load_model_file(path)
     section = section_for_length(file.mixed_seq_training, width, "mixed_seq_training", path)
     folders = section_for_length(file.data.mixed_seq_datasets, width, "data.mixed_seq_datasets", path)
     config = file.bert_config().with_padded_vocab()
@@ -74,7 +72,7 @@ def read_engine(path: Path, world_size: int) -> EngineInput:
     problems.raise_if_any()
     assert checked is not None
     assert batch is not None
-    return EngineInput(path, content, checked.wanted_precision, *batch)
+    return EngineInput(content, checked.wanted_precision, *batch)
 
 
 def _resolve_batch(path: Path, content: dict[str, Any], world_size: int) -> tuple[int, int | None]:
@@ -137,7 +135,3 @@ def measure_lengths(prefix: Path, folders: Sequence[Path], width: int) -> DataIn
         dataset.num_rows,
         size / dataset.num_rows,
     )
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

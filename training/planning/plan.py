@@ -2,43 +2,42 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from common.errors import UserError
-from nvidia.checkpointing import Checkpointing
 from training.planning.accelerators import GIB, Accelerator, Cluster
-from training.planning.estimate import Configuration, Estimate
+from training.planning.estimate import Estimate
 from training.planning.inputs import DataInput, EngineInput, ModelInput
-from training.planning.memory import ZeroSettings
+from training.planning.memory import ZeroSettings, estimate_states
 from training.planning.recommendation import (
     Planner,
     allowed_stages,
+    candidates,
     check_precision,
     deepspeed_json,
     explain_no_fit,
-    micro_batches,
     recommend,
-    recomputation_choices,
-    tuned_settings,
 )
-from training.planning.storage import StorageLoad, estimate_storage
-from training.planning.workload import ParameterCount, PlannedModel
+from training.planning.workload import PlannedModel
 
 MAX_TABLE_MICRO = 8  # columns of the table of micro-batches
-HOUR = 3600.0
+MAX_BYTES_PER_WRITER = 1e9  # per second: one process that serializes and writes a checkpoint file
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for beyond the files."""
+class StorageLoad:
+    """Load on the shared file system, in bytes and seconds. Ranks together read each block of the data about once."""
 
-    precision: str
-    is_pre_ln: bool
-    max_steps: int | None
-    dollars_per_gpu_hour: float | None
-    save_every_minutes: float
-    keep_last: int | None
-    file_system_gb_per_s: float
+    read_bytes_per_second: float
+    is_row_size_measured: bool
+    checkpoint_bytes: float
+    largest_rank_bytes: float
+    save_seconds: float
+    interval_seconds: float
+    kept_bytes: float | None  # None: every checkpoint is kept
+    saving_share: float  # of the time that training waits for checkpoints
+    write_bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -53,171 +52,154 @@ class ToTheEnd:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """The fastest micro-batch that fits at one stage with one choice of recomputation; None where none does."""
-
-    zero: ZeroSettings
-    choice: Checkpointing
-    found: Estimate | None
-
-
-@dataclass(frozen=True)
 class Plan:
+    """What the files and the command line ask for. Everything else follows, and is computed when it is first read."""
+
     model: ModelInput
     data: DataInput
-    cluster: Cluster
     engine: EngineInput
-    request: Request
-    parameters: ParameterCount
-    flops_per_token: float
-    configured: Estimate | None  # the JSON's own settings; None where its micro-batch does not divide the step
-    recommended: Estimate
-    fits: tuple[Fit, ...]
-    states: tuple[Estimate, ...]  # one for each stage, with the smallest micro-batch
-    activations: tuple[tuple[Configuration, float], ...]  # bytes by micro-batch and recomputation
-    scaling: tuple[tuple[int, Estimate | None], ...]  # by number of nodes
-    end: ToTheEnd
-    storage: StorageLoad
-    notes: tuple[str, ...]
+    cluster: Cluster
+    table: Mapping[str, Accelerator]
+    precision: str
+    is_pre_ln: bool
+    max_steps: int | None
+    dollars_per_gpu_hour: float | None
+    save_every_minutes: float
+    keep_last: int | None
+    file_system_gb_per_s: float
+
+    @cached_property
+    def planner(self) -> Planner:
+        check_precision(self.precision, self.cluster.accelerator)
+        planned = PlannedModel(self.model.config, self.data.lengths, self.is_pre_ln)
+        return Planner(planned, self.engine, self.precision)
+
+    @cached_property
+    def recommended(self) -> Estimate:
+        found = recommend(self.planner, self.cluster)
+        if found is None:
+            raise UserError(explain_no_fit(self.planner, self.cluster, self.table))
+        return found
+
+    @cached_property
+    def configured(self) -> Estimate | None:
+        """The JSON's own settings; None where its micro-batch does not divide the step."""
+        if self.engine.micro is None:
+            return None
+        return self.planner.estimate(self.cluster, self.engine.micro, ZeroSettings.of(self.engine.content))
+
+    @cached_property
+    def states(self) -> list[Estimate]:
+        """One for each stage, with the smallest micro-batch."""
+        stages, overlaps = allowed_stages(self.engine.content), self.recommended.configuration.zero.overlaps
+        return [
+            self.planner.estimate(self.cluster, 1, self.planner.tuned_settings(stage, overlaps)) for stage in stages
+        ]
+
+    @cached_property
+    def table_micro_batches(self) -> list[int]:
+        """Some of those that divide a rank's rows, spread over all of them."""
+        found = self.planner.micro_batches(self.cluster)
+        doubled = [micro for micro in found if micro & (micro - 1) == 0]
+        return (found if len(found) <= MAX_TABLE_MICRO or len(doubled) <= 2 else doubled)[:MAX_TABLE_MICRO]
+
+    @cached_property
+    def activations(self) -> dict[str, list[float]]:
+        """Bytes for each of `table_micro_batches`, by recomputation."""
+        zero, sizes = self.planner.tuned_settings(0, overlaps=False), {}
+        for choice in self.planner.recomputation_choices(self.cluster.accelerator):
+            row = [self.planner.estimate(self.cluster, micro, zero, choice) for micro in self.table_micro_batches]
+            sizes[row[0].configuration.recomputation] = [
+                found.memory.activations + found.memory.workspace for found in row
+            ]
+        return sizes
+
+    @cached_property
+    def fits(self) -> dict[tuple[int, str], Estimate | None]:
+        """The fastest micro-batch that fits by stage and recomputation, with overlapped reductions."""
+        fastest: dict[tuple[int, str], Estimate | None] = {}
+        for found in candidates(self.planner, self.cluster):
+            zero, recomputation = found.configuration.zero, found.configuration.recomputation
+            if zero.overlaps == (zero.stage > 0 and self.cluster.world_size > 1):
+                best = fastest.setdefault((zero.stage, recomputation), None)
+                if found.fits and (best is None or found.tokens_per_second > best.tokens_per_second):
+                    fastest[zero.stage, recomputation] = found
+        return fastest
+
+    @cached_property
+    def scaling(self) -> dict[int, Estimate | None]:
+        """The same step on 1, 2, 4 … nodes, each with its own best configuration."""
+        nodes = self.cluster.nodes
+        counts = sorted({*(2**power for power in range(20) if 2**power < nodes), nodes})
+        return {count: recommend(self.planner, replace(self.cluster, nodes=count)) for count in counts}
+
+    @cached_property
+    def storage(self) -> StorageLoad:
+        found, lengths, parameters = self.recommended, self.data.lengths, self.planner.model.parameters
+        execution, zero = found.configuration.execution, found.configuration.zero
+        # An uncompressed row of a shard: ids, mask, segments, positions and ids of predictions, label.
+        row_bytes = lengths.width * (4 + 1 + 1) + lengths.mean_masked * (4 + 4) + 1
+        on_device = replace(zero, offloads_optimizer=False, offloads_parameters=False)  # a file holds either
+        states = estimate_states(parameters, execution.precision, on_device, world_size=1)
+        weights = execution.bytes * parameters.total
+        optimizer = states["optimizer"] + states["master_weights"]
+        total = weights + optimizer
+        shares = found.world_size if zero.stage > 0 else 1
+        first = optimizer / shares + (weights / shares if zero.stage == 3 else weights)
+        seconds = max(total / (1e9 * self.file_system_gb_per_s), first / MAX_BYTES_PER_WRITER)
+        interval = 60 * self.save_every_minutes
+        return StorageLoad(
+            read_bytes_per_second=found.rows_per_second * (self.data.bytes_per_row or row_bytes),
+            is_row_size_measured=self.data.bytes_per_row is not None,
+            checkpoint_bytes=total,
+            largest_rank_bytes=first,
+            save_seconds=seconds,
+            interval_seconds=interval,
+            kept_bytes=None if self.keep_last is None else (self.keep_last + 1) * total,  # one more is being written
+            saving_share=seconds / (interval + seconds),
+            write_bytes_per_second=total / interval,
+        )
+
+    @cached_property
+    def end(self) -> ToTheEnd:
+        found, ends = self.recommended, [self.model.total_steps]
+        if self.data.num_rows is not None:
+            ends.append(max(1, self.model.num_epochs * self.data.num_rows // found.rows_per_step))
+        if self.max_steps is not None:
+            ends.append(self.max_steps)
+        steps = min(ends)
+        hours = steps * found.step_seconds / 3600 / (1 - self.storage.saving_share)
+        gpu_hours, price = hours * found.world_size, self.dollars_per_gpu_hour
+        dollars = None if price is None else price * gpu_hours
+        return ToTheEnd(steps, steps * found.tokens_per_step, hours, gpu_hours, dollars)
 
     def deepspeed_json(self) -> dict[str, Any]:
         return deepspeed_json(self.recommended, self.engine.content)
 
-
-def make_plan(
-    model: ModelInput,
-    data: DataInput,
-    engine: EngineInput,
-    cluster: Cluster,
-    request: Request,
-    table: Mapping[str, Accelerator],
-) -> Plan:
-    check_precision(request.precision, cluster.accelerator)
-    planned = PlannedModel(model.config, data.lengths, request.is_pre_ln)
-    planner = Planner(planned, engine, request.precision)
-    recommended = recommend(planner, cluster)
-    if recommended is None:
-        raise UserError(explain_no_fit(planner, cluster, table))
-    parameters = planned.parameters()
-    storage = estimate_storage(
-        recommended,
-        parameters,
-        bytes_per_row=data.bytes_per_row,
-        width=data.lengths.width,
-        masked=data.lengths.mean_masked,
-        interval_seconds=60 * request.save_every_minutes,
-        file_system_bytes_per_s=1e9 * request.file_system_gb_per_s,
-        keep_last=request.keep_last,
-    )
-    configured = None
-    if engine.micro is not None:
-        configured = planner.estimate(cluster, engine.micro, ZeroSettings.of(engine.content))
-    return Plan(
-        model=model,
-        data=data,
-        cluster=cluster,
-        engine=engine,
-        request=request,
-        parameters=parameters,
-        flops_per_token=planned.flops_per_row / data.lengths.mean,
-        configured=configured,
-        recommended=recommended,
-        fits=tuple(find_fits(planner, cluster)),
-        states=tuple(
-            planner.estimate(cluster, 1, tuned_settings(planner, stage, recommended.configuration.zero.overlaps))
-            for stage in allowed_stages(engine.content)
-        ),
-        activations=tuple(compare_activations(planner, cluster)),
-        scaling=tuple(compare_nodes(planner, cluster)),
-        end=find_end(model, data, recommended, storage, request),
-        storage=storage,
-        notes=tuple(find_notes(model, data, recommended, configured, request)),
-    )
-
-
-def table_micro_batches(planner: Planner, cluster: Cluster) -> list[int]:
-    """Some of those that divide a rank's rows, spread over all of them."""
-    found = micro_batches(planner.engine.total_rows // cluster.world_size)
-    if len(found) <= MAX_TABLE_MICRO:
-        return found
-    doubled = [micro for micro in found if micro & (micro - 1) == 0]
-    return (doubled if len(doubled) > 2 else found)[:MAX_TABLE_MICRO]
-
-
-def compare_activations(planner: Planner, cluster: Cluster) -> list[tuple[Configuration, float]]:
-    execution, zero = planner.execution(cluster.accelerator), tuned_settings(planner, 0, overlaps=False)
-    found = []
-    for choice in recomputation_choices(planner.model.config, execution):
-        for micro in table_micro_batches(planner, cluster):
-            estimated = planner.estimate(cluster, micro, zero, choice)
-            found.append((estimated.configuration, estimated.memory.activations + estimated.memory.workspace))
-    return found
-
-
-def find_fits(planner: Planner, cluster: Cluster) -> list[Fit]:
-    """The fastest micro-batch that fits, for each stage and choice of recomputation."""
-    execution, fits = planner.execution(cluster.accelerator), []
-    micros = micro_batches(planner.engine.total_rows // cluster.world_size)
-    for stage in allowed_stages(planner.engine.content):
-        zero = tuned_settings(planner, stage, overlaps=cluster.world_size > 1)
-        for choice in recomputation_choices(planner.model.config, execution):
-            found = [planner.estimate(cluster, micro, zero, choice) for micro in micros]
-            fitting = [one for one in found if one.fits]
-            best = max(fitting, key=lambda one: one.tokens_per_second) if fitting else None
-            fits.append(Fit(zero, choice, best))
-    return fits
-
-
-def compare_nodes(planner: Planner, cluster: Cluster) -> list[tuple[int, Estimate | None]]:
-    """The same step on 1, 2, 4 … nodes, each with its own best configuration."""
-    counts = sorted({*(2**power for power in range(20) if 2**power < cluster.nodes), cluster.nodes})
-    return [(nodes, recommend(planner, replace(cluster, nodes=nodes))) for nodes in counts]
-
-
-def find_end(model: ModelInput, data: DataInput, found: Estimate, storage: StorageLoad, request: Request) -> ToTheEnd:
-    ends = [model.total_steps]
-    if data.num_rows is not None:
-        ends.append(max(1, model.num_epochs * data.num_rows // found.rows_per_step))
-    if request.max_steps is not None:
-        ends.append(request.max_steps)
-    steps = min(ends)
-    hours = steps * found.step_seconds / HOUR / (1 - storage.saving_share)
-    gpu_hours = hours * found.world_size
-    price = request.dollars_per_gpu_hour
-    return ToTheEnd(
-        steps=steps,
-        tokens=steps * found.tokens_per_step,
-        hours=hours,
-        gpu_hours=gpu_hours,
-        dollars=None if price is None else price * gpu_hours,
-    )
-
-
-def find_notes(
-    model: ModelInput, data: DataInput, found: Estimate, configured: Estimate | None, request: Request
-) -> list[str]:
-    """What the reader should know of the result."""
-    notes, execution = [], found.configuration.execution
-    if configured is None:
-        notes.append("the DeepSpeed JSON's micro-batch and accumulation do not divide its batch on this many ranks")
-    elif not configured.fits:
-        notes.append(
-            f"the DeepSpeed JSON's own settings do not fit: {configured.memory.peak / GIB:,.1f} GiB of "
-            f"{configured.usable_gib:,.1f}"
-        )
-    if execution.pads_attention and model.config.attention_probs_dropout_prob and execution.device == "cuda":
-        notes.append(
-            "attention_probs_dropout_prob above 0 makes attention compute padded rows (docs/performance.md); with 0 it "
-            "skips padding"
-        )
-    if found.micro_step.launch_seconds > found.micro_step.device_seconds:
-        notes.append(
-            "micro-steps are bound by kernel launches: the device waits for the host; a larger batch would help"
-        )
-    if found.configuration.zero.offloads_optimizer:
-        notes.append("the time of an optimizer step on the host's processors is not modelled")
-    if data.num_rows is not None and model.num_epochs * data.num_rows < model.total_steps * found.rows_per_step:
-        notes.append("num_epochs ends the run before total_training_steps does")
-    if request.precision == "fp32" and execution.device == "cuda":
-        notes.append("fp32 does not use the matrix units: enable bf16 or fp16 in the DeepSpeed JSON")
-    return notes
+    def notes(self) -> list[str]:
+        """What the reader should know of the result."""
+        model, data, found, configured = self.model, self.data, self.recommended, self.configured
+        notes, execution = [], found.configuration.execution
+        if configured is None:
+            notes.append("the DeepSpeed JSON's micro-batch and accumulation do not divide its batch on this many ranks")
+        elif not configured.fits:
+            notes.append(
+                f"the DeepSpeed JSON's own settings do not fit: {configured.memory.peak / GIB:,.1f} GiB of "
+                f"{configured.usable_gib:,.1f}"
+            )
+        if execution.pads_attention and model.config.attention_probs_dropout_prob and execution.device == "cuda":
+            notes.append(
+                "attention_probs_dropout_prob above 0 makes attention compute padded rows (docs/performance.md); with "
+                "0 it skips padding"
+            )
+        if found.micro_step.launch_seconds > found.micro_step.device_seconds:
+            notes.append(
+                "micro-steps are bound by kernel launches: the device waits for the host; a larger batch would help"
+            )
+        if found.configuration.zero.offloads_optimizer:
+            notes.append("the time of an optimizer step on the host's processors is not modelled")
+        if data.num_rows is not None and model.num_epochs * data.num_rows < model.total_steps * found.rows_per_step:
+            notes.append("num_epochs ends the run before total_training_steps does")
+        if self.precision == "fp32" and execution.device == "cuda":
+            notes.append("fp32 does not use the matrix units: enable bf16 or fp16 in the DeepSpeed JSON")
+        return notes

@@ -6,7 +6,6 @@ from typing import Any
 
 from common.errors import UserError
 from nvidia.checkpointing import Checkpointing, default_chunk
-from nvidia.config import BertConfig
 from training.planning.accelerators import GIB, Accelerator, Cluster
 from training.planning.estimate import Configuration, Estimate, estimate
 from training.planning.inputs import EngineInput
@@ -18,6 +17,7 @@ STAGES = (0, 1, 2, 3)
 MAX_MICRO = 4096
 WORTH_IT = 0.03  # a configuration must be this much faster to be preferred to a simpler one: less is within the error
 MIN_BUCKET = 5_000_000  # elements; smaller reductions are bound by latency
+BUCKET_KEYS = ("reduce_bucket_size", "allgather_bucket_size")
 BUCKETS = 8  # into which a model's gradients are divided, so that reductions can begin early
 
 
@@ -38,28 +38,38 @@ class Planner:
         execution = self.execution(cluster.accelerator, choice)
         return estimate(self.model, cluster, Configuration(micro, accumulation, zero, execution))
 
+    def recomputation_choices(self, accelerator: Accelerator) -> list[Checkpointing]:
+        """Cheapest first."""
+        execution = self.execution(accelerator)
+        is_plain = execution.backend == "plain"
+        choices = [NOTHING, Checkpointing(activation=True)]
+        if is_plain:
+            choices += [Checkpointing(attention=True), Checkpointing(activation=True, attention=True)]
+        if execution.is_pre_ln:
+            choices.append(Checkpointing(activation=True, norm=True, attention=is_plain))
+        chunks = sorted({1, default_chunk(self.model.config.num_hidden_layers)}, reverse=True)
+        return choices + [Checkpointing(layers=chunk) for chunk in chunks]
+
+    def micro_batches(self, cluster: Cluster) -> list[int]:
+        """All that divide a rank's share of the step."""
+        rows = self.engine.total_rows // cluster.world_size
+        return [micro for micro in range(1, min(rows, MAX_MICRO) + 1) if rows % micro == 0]
+
+    def tuned_settings(self, stage: int, overlaps: bool) -> ZeroSettings:
+        """The JSON's settings at a stage, with buckets for this model's size where the JSON does not name any."""
+        zero = ZeroSettings.of(self.engine.content, stage)
+        if stage == 0:
+            return zero
+        bucket = max(MIN_BUCKET, -(-self.model.parameters.total // BUCKETS // 2) * 2)
+        given = self.engine.content.get("zero_optimization", {})
+        buckets: dict[str, Any] = {key: bucket for key in BUCKET_KEYS if key not in given}
+        return replace(zero, overlaps=overlaps, **buckets)
+
 
 def check_precision(precision: str, accelerator: Accelerator) -> None:
-    if precision not in accelerator.peak_flops:
-        known = ", ".join(key for key in accelerator.peak_flops if key != "tf32")
+    if precision not in accelerator.peak_tflops:
+        known = ", ".join(key for key in accelerator.peak_tflops if key != "tf32")
         raise UserError(f"{accelerator.name} does not compute in {precision} (it can do {known}); pass --precision")
-
-
-def recomputation_choices(config: BertConfig, execution: Execution) -> list[Checkpointing]:
-    """Cheapest first."""
-    is_plain = execution.backend == "plain"
-    choices = [NOTHING, Checkpointing(activation=True)]
-    if is_plain:
-        choices += [Checkpointing(attention=True), Checkpointing(activation=True, attention=True)]
-    if execution.is_pre_ln:
-        choices.append(Checkpointing(activation=True, norm=True, attention=is_plain))
-    chunks = sorted({1, default_chunk(config.num_hidden_layers)}, reverse=True)
-    return choices + [Checkpointing(layers=chunk) for chunk in chunks]
-
-
-def micro_batches(rows_per_rank: int) -> list[int]:
-    """All that divide a rank's share of the step."""
-    return [micro for micro in range(1, min(rows_per_rank, MAX_MICRO) + 1) if rows_per_rank % micro == 0]
 
 
 def allowed_stages(content: Mapping[str, Any]) -> tuple[int, ...]:
@@ -72,30 +82,13 @@ def allowed_stages(content: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(stage for stage in stages if stage > 0 or not configured.offloads_optimizer)
 
 
-def tuned_settings(planner: Planner, stage: int, overlaps: bool) -> ZeroSettings:
-    """The JSON's settings at a stage, with buckets for this model's size where the JSON does not name any."""
-    zero = ZeroSettings.of(planner.engine.content, stage)
-    if stage == 0:
-        return zero
-    given = planner.engine.content.get("zero_optimization", {})
-    total = planner.model.parameters().total
-    bucket = max(MIN_BUCKET, -(-total // BUCKETS // 2) * 2)
-    return replace(
-        zero,
-        overlaps=overlaps,
-        reduce_bucket=zero.reduce_bucket if "reduce_bucket_size" in given else bucket,
-        all_gather_bucket=zero.all_gather_bucket if "allgather_bucket_size" in given else max(bucket, MIN_BUCKET),
-    )
-
-
 def candidates(planner: Planner, cluster: Cluster, micros: Sequence[int] | None = None) -> Iterator[Estimate]:
     """Every configuration of the JSON's step that makes sense on the cluster, or those with `micros` alone."""
-    micros = micro_batches(planner.engine.total_rows // cluster.world_size) if micros is None else micros
-    choices = recomputation_choices(planner.model.config, planner.execution(cluster.accelerator))
+    micros = planner.micro_batches(cluster) if micros is None else micros
     for stage in allowed_stages(planner.engine.content):
         for overlaps in (True, False) if stage and cluster.world_size > 1 else (False,):
-            zero = tuned_settings(planner, stage, overlaps)
-            for choice in choices:
+            zero = planner.tuned_settings(stage, overlaps)
+            for choice in planner.recomputation_choices(cluster.accelerator):
                 for micro in micros:
                     yield planner.estimate(cluster, micro, zero, choice)
 
@@ -105,11 +98,9 @@ def recommend(planner: Planner, cluster: Cluster) -> Estimate | None:
     if planner.engine.total_rows % cluster.world_size:
         return None
     fitting = [found for found in candidates(planner, cluster) if found.fits]
-    if not fitting:
-        return None
-    best = max(found.tokens_per_second for found in fitting)
+    best = max((found.tokens_per_second for found in fitting), default=0.0)
     near = [found for found in fitting if found.tokens_per_second >= (1 - WORTH_IT) * best]
-    return min(near, key=_complexity)
+    return min(near, key=_complexity, default=None)
 
 
 def _complexity(found: Estimate) -> tuple[int, int, float]:
@@ -125,15 +116,13 @@ def explain_no_fit(planner: Planner, cluster: Cluster, table: Mapping[str, Accel
     larger = [
         other.name
         for other in table.values()
-        if planner.precision in other.peak_flops
+        if planner.precision in other.peak_tflops
         and other.memory_gib > accelerator.memory_gib
         and any(found.fits for found in candidates(planner, replace(cluster, accelerator=other), [1]))
     ]
     remedy = f"It would fit on {', '.join(larger)}" if larger else "It fits on no accelerator of the table"
-    zero = planner.engine.content.get("zero_optimization", {})
-    offload = (
-        "" if "offload_optimizer" in zero else '; or offload the optimizer ({"device": "cpu"}) in the DeepSpeed JSON'
-    )
+    is_offloaded = "offload_optimizer" in planner.engine.content.get("zero_optimization", {})
+    offload = "" if is_offloaded else '; or offload the optimizer ({"device": "cpu"}) in the DeepSpeed JSON'
     return (
         f"--gpus: the model does not fit on {cluster.world_size:,} × {accelerator.name}: ZeRO stage "
         f"{configuration.zero.stage} with a micro-batch of {configuration.micro} and recomputation "
@@ -150,7 +139,7 @@ def deepspeed_json(found: Estimate, content: Mapping[str, Any]) -> dict[str, Any
     block = {**content.get("zero_optimization", {}), "stage": zero.stage}
     if zero.stage:
         block |= {"overlap_comm": zero.overlaps, "contiguous_gradients": zero.is_contiguous}
-        block |= {"reduce_bucket_size": zero.reduce_bucket, "allgather_bucket_size": zero.all_gather_bucket}
+        block |= {key: getattr(zero, key) for key in BUCKET_KEYS}
     batch = (found.rows_per_step, configuration.micro, configuration.accumulation)
     precision = configuration.execution.precision
     for name in ("fp16", "bf16", "bfloat16"):

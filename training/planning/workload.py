@@ -13,8 +13,11 @@ from nvidia.attention.backend import WINDOW_QUERIES, is_wide_window
 from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
+from nvidia.modeling import BertForPreTraining
+from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.self_attention import training_context
 from training.metrics.flops import model_flops
+from training.optimizers.build import hidden_matrices
 from training.runtime.precision import DTYPES
 
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
@@ -151,21 +154,19 @@ def wide_size(config: BertConfig) -> int:
 class ParameterCount:
     total: int
     encoder_matrices: int  # what Muon updates
-    small: int  # of parameters below ZeRO-3's persistence threshold
-    largest: int  # elements of the largest parameter
+    sizes: tuple[int, ...]  # of each parameter
+
+    def small(self, threshold: int) -> int:
+        """Elements of all parameters below ZeRO-3's persistence threshold."""
+        return sum(size for size in self.sizes if size < threshold)
 
 
-def count_parameters(
-    config: BertConfig, is_pre_ln: bool = True, persistence_threshold: int = 100_000
-) -> ParameterCount:
-    """Every trainable parameter of the pretraining model, from the sizes of its parts."""
-    sizes = list(_parameter_sizes(config, is_pre_ln))
-    return ParameterCount(
-        total=sum(size for size, _ in sizes),
-        encoder_matrices=sum(size for size, is_hidden_matrix in sizes if is_hidden_matrix),
-        small=sum(size for size, _ in sizes if size < persistence_threshold),
-        largest=max(size for size, _ in sizes),
-    )
+def count_parameters(config: BertConfig, is_pre_ln: bool = True) -> ParameterCount:
+    """Every trainable parameter of the pretraining model, which is built without memory."""
+    with torch.device("meta"):
+        model = (BertForPreTrainingPreLN if is_pre_ln else BertForPreTraining)(config)
+    sizes = tuple(parameter.numel() for parameter in model.parameters())
+    return ParameterCount(sum(sizes), sum(matrix.numel() for matrix in hidden_matrices(model)), sizes)
 
 
 class PlannedModel:
@@ -174,42 +175,8 @@ class PlannedModel:
     def __init__(self, config: BertConfig, lengths: RowLengths, is_pre_ln: bool = True) -> None:
         self.config, self.lengths, self.is_pre_ln = config, lengths, is_pre_ln
         self.flops_per_row = flops_per_row(config, lengths)
-        self._counts: dict[int, ParameterCount] = {}
-
-    def parameters(self, persistence_threshold: int = 100_000) -> ParameterCount:
-        if persistence_threshold not in self._counts:
-            self._counts[persistence_threshold] = count_parameters(self.config, self.is_pre_ln, persistence_threshold)
-        return self._counts[persistence_threshold]
-
-
-def _parameter_sizes(config: BertConfig, is_pre_ln: bool) -> list[tuple[int, bool]]:
-    """(elements, whether it is a matrix of the encoder's linear layers) of each parameter."""
-    hidden, wide = config.hidden_size, wide_size(config)
-    norm = [(hidden, False)] * (2 if config.norm_bias else 1)
-    sizes = [(config.vocab_size * hidden, False), *norm]
-    if config.type_vocab_size:
-        sizes.append((config.type_vocab_size * hidden, False))
-    if config.position_embedding_type == "absolute":
-        sizes.append(((config.position_offset + config.max_position_embeddings) * hidden, False))
-    for layer in range(config.num_hidden_layers):
-        inner = config.num_heads(layer) * config.head_size
-        sizes += [(hidden * inner, True)] * 4 + [(hidden * wide, True), (config.intermediate_size * hidden, True)]
-        sizes += [(inner, False)] * 3 + [(hidden, False)] if config.has_attention_bias else []
-        sizes += [(wide, False), (hidden, False)] if config.has_mlp_bias else []
-        has_both_norms = layer > 0 or config.first_attention_norm
-        sizes += 2 * norm if has_both_norms else norm
-        sizes += [(config.head_size, False)] * (2 if config.qk_norm else 0)
-        if config.is_relative:
-            sizes.append(((2 * config.max_position_embeddings - 1) * config.head_size, False))
-    sizes += norm if is_pre_ln else []
-    sizes += [(hidden * hidden, False), *norm]  # the masked-token head
-    sizes += [(hidden, False)] if config.head_bias else []
-    sizes += [(config.vocab_size, False)] if config.decoder_bias else []
-    if not config.tie_word_embeddings:
-        sizes.append((config.vocab_size * hidden, False))
-    if config.has_sentence_head:
-        sizes += [(hidden * hidden, False), (hidden, False), (2 * hidden, False), (2, False)]
-    return sizes
+        self.flops_per_token = self.flops_per_row / lengths.mean
+        self.parameters = count_parameters(config, is_pre_ln)
 
 
 def flops_per_row(config: BertConfig, lengths: RowLengths) -> float:

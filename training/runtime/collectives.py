@@ -71,10 +71,7 @@ class Unreadable(Exception):
 
 @contextmanager
 def reporting_lost_ranks() -> Generator[None]:
-    """Turn the error of one rank into one message, instead of tracebacks of the ranks that waited for it.
-
-    A broken connection means that another rank has ended.
-    """
+    """Turn the error of one rank into one message, instead of tracebacks of the ranks that waited for it."""
     try:
         yield
     except Unreadable as agreed:
@@ -109,16 +106,20 @@ def all_ranks_raise_first_failure(failure: BaseException | None) -> NoReturn:
     raise failure
 
 
+def attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """The result of `action`, and its failure, to be raised when all ranks know of it."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
 def all_ranks_read(read: Callable[[], T]) -> T:
     """The result of `read()` on every rank; raises Unreadable on all if it fails on one."""
-    failure = None
-    try:
-        result = read()
-    except Exception as error:  # raised below on all ranks
-        failure = error
+    result, failure = attempt(read)
     if all_ranks_any(failure is not None)[0]:
         raise Unreadable(failure)
-    return result
+    return result  # type: ignore[return-value]
 
 
 def all_ranks_any(*flags: bool) -> list[bool]:
@@ -154,12 +155,7 @@ def all_ranks_barrier() -> None:
 
 def all_ranks_from_main(action: Callable[[], T]) -> T:
     """The result of `action` on rank 0, on every rank; its failure is raised on all ranks."""
-    failure, result = None, None
-    if dist.get_rank() == 0:
-        try:
-            result = action()
-        except Exception as error:  # raised below on all ranks
-            failure = error
+    result, failure = attempt(action) if dist.get_rank() == 0 else (None, None)
     if dist.get_world_size() > 1:
         sent = [(failure is None, result)]
         torch.distributed.broadcast_object_list(sent, src=0, group=_all_ranks_host_group())

@@ -3,8 +3,9 @@
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -37,14 +38,13 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
         environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
         environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     problems = Problems()
-    world_size = _read_number(environment, "WORLD_SIZE", None, 1, problems)
+    read = partial(_read_number, environment, problems)
+    world_size = read("WORLD_SIZE", 1)
     rank_info = RankInfo(
-        rank=_read_number(environment, "RANK", None, 0, problems),
-        local_rank=_read_number(environment, "LOCAL_RANK", "0" if world_size == 1 else None, 0, problems),
+        rank=read("RANK", 0),
+        local_rank=read("LOCAL_RANK", 0, "0" if world_size == 1 else None),
         world_size=world_size,
-        local_size=_read_number(
-            environment, "LOCAL_SIZE", environment.get("LOCAL_WORLD_SIZE", str(world_size)), 1, problems
-        ),
+        local_size=read("LOCAL_SIZE", 1, environment.get("LOCAL_WORLD_SIZE", str(world_size))),
     )
     problems.raise_if_any()
     _check_rank_info(rank_info, problems)
@@ -55,15 +55,14 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
 
 
 def _take_over(environment: MutableMapping[str, str]) -> bool:
-    """Set torch's variables from those of the launcher; False if there is none and the process is alone.
-
-    UserError if a launcher has started this process among others, and not said as which.
-    """
-    found = next((known for known in KNOWN_LAUNCHERS if not known.list_missing(environment)), None)
-    if found is SRUN and not _is_started_by_srun(environment):
-        found = None
+    """Set torch's variables from those of the launcher; False if there is none and the process is alone."""
+    # Whether srun started one of several tasks, or a single one with MASTER_ADDR set. A batch script has srun's
+    # variables too, but not those of a step.
+    is_by_srun = "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    launchers = [known for known in KNOWN_LAUNCHERS if known is not SRUN or is_by_srun]
+    found = next((known for known in launchers if not known.list_missing(environment)), None)
     if found is None:
-        _refuse_unplaced(environment)
+        _refuse_unplaced(launchers, environment)
         return False
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     numbers = {name: environment[variable] for name, variable in zip(names, found[1:], strict=True)}
@@ -93,19 +92,10 @@ def _missing_address(found: LauncherVariables) -> str:
     )
 
 
-def _is_started_by_srun(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several tasks of srun, or a single one with MASTER_ADDR set.
-
-    A batch script has srun's variables too, but not those of a step.
-    """
-    return "MASTER_ADDR" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-
-
-def _refuse_unplaced(environment: Mapping[str, str]) -> None:
-    for known in KNOWN_LAUNCHERS:
+def _refuse_unplaced(launchers: Sequence[LauncherVariables], environment: Mapping[str, str]) -> None:
+    """UserError if a launcher has started this process among others, and not said as which."""
+    for known in launchers:
         if known.rank not in environment or environment.get(known.world_size) == "1":
-            continue
-        if known is SRUN and not _is_started_by_srun(environment):
             continue
         by_srun = "Start it with scripts/slurm.sh, or pass srun --ntasks-per-node"
         raise UserError(
@@ -123,7 +113,7 @@ def _refuse_unplaced(environment: Mapping[str, str]) -> None:
 
 
 def _read_number(
-    environment: MutableMapping[str, str], name: str, default: str | None, least: int, problems: Problems
+    environment: Mapping[str, str], problems: Problems, name: str, least: int, default: str | None = None
 ) -> int:
     text = environment.get(name, default)
     if text is not None and re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= least:
@@ -197,10 +187,7 @@ def free_port() -> int:
 
 
 def share_cores(rank_info: RankInfo, environment: MutableMapping[str, str] = os.environ) -> int:
-    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS or a core binding is set.
-
-    Returns the number of threads.
-    """
+    """Divide the cores of this machine between its ranks, unless OMP_NUM_THREADS is set; the threads of this one."""
     threads = environment.get("OMP_NUM_THREADS")
     if threads is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", threads):
         raise UserError(

@@ -1,10 +1,10 @@
 """Groups of flags as frozen models: one definition from which argparse's flags and the typed values are made."""
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -30,12 +30,11 @@ class FlagGroup(BaseModel):
     Reading a flag that the user gave wrongly raises Unsure: what follows from it cannot be checked.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    title: ClassVar[str]
+    model_config = ConfigDict(frozen=True)
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        group = parser.add_argument_group(cls.title)
+        group = parser.add_argument_group(cls.model_config["title"])
         hints = get_type_hints(cls, include_extras=True)
         for name, field in cls.model_fields.items():
             extra: Any = field.json_schema_extra
@@ -52,11 +51,11 @@ class FlagGroup(BaseModel):
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
         """The group of parsed `arguments`, from which wrongly given flags are absent."""
-        given = {name: value for name, value in vars(arguments).items() if name in cls.model_fields}
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-        group = cls.model_construct(**values)
-        for name in cls.model_fields.keys() - given.keys():
-            group.__dict__.pop(name, None)  # its default
+        group = cls.model_construct()
+        group.__dict__.clear()  # of the defaults, which argparse has filled in
+        for name, value in vars(arguments).items():
+            if name in cls.model_fields:
+                group.__dict__[name] = tuple(value) if isinstance(value, list) else value
         return group
 
     def __getattr__(self, name: str) -> Any:  # called for absent attributes only
@@ -67,7 +66,8 @@ class FlagGroup(BaseModel):
 
 def _options_of_type(hint: Any, default: Any) -> dict[str, Any]:
     """add_argument()'s options for a field of type `hint`."""
-    (kind,) = [part for part in _union_members(hint) if part is not type(None)]
+    is_union = get_origin(hint) in (Union, UnionType)
+    (kind,) = [part for part in (get_args(hint) if is_union else [hint]) if part is not type(None)]
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction if default is True else "store_true"}
     if get_origin(kind) is Literal:
@@ -79,14 +79,6 @@ def _options_of_type(hint: Any, default: Any) -> dict[str, Any]:
         if isinstance(part, Metavar):
             options["metavar"] = part.name
     return {**options, "type": partial(_parse, TypeAdapter(kind))}
-
-
-def _union_members(hint: Any) -> Iterator[Any]:
-    """The members of `A | B`, or the one type that `hint` is."""
-    if get_origin(hint) in (Annotated, Literal, tuple, None):
-        yield hint
-    else:
-        yield from get_args(hint)
 
 
 def _parse(adapter: TypeAdapter[Any], word: str) -> Any:

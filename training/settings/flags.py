@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
@@ -48,16 +48,12 @@ Setting = Annotated[Override, BeforeValidator(Override.parse), Metavar("KEY=VALU
 Time = Annotated[Duration, BeforeValidator(Duration.parse), Metavar("TIME")]
 
 
-class RequiredFlags(FlagGroup):
-    title: ClassVar[str] = "required"
-
+class RequiredFlags(FlagGroup, title="required"):
     config_file: File = flag(..., "the model JSON", "--cf", names=("--config-file",))
     output_dir: Folder = flag(..., "folder for checkpoints and logs")
 
 
-class DataFlags(FlagGroup):
-    title: ClassVar[str] = "data"
-
+class DataFlags(FlagGroup, title="data"):
     max_seq_length: Count = flag(512, "tokens per row", metavar="S")
     max_predictions_per_seq: Count = flag(80, "maximum number of masked tokens per row", "--max_pred", metavar="P")
     data_path_prefix: Place = flag(
@@ -103,9 +99,7 @@ class DataFlags(FlagGroup):
         return None if self.validation_data_path_prefix is None else Path(self.validation_data_path_prefix)
 
 
-class TrainingFlags(FlagGroup):
-    title: ClassVar[str] = "training"
-
+class TrainingFlags(FlagGroup, title="training"):
     seed: Seed = flag(42, "seed of everything random; a run keeps the seed it started with")
     learning_rate: Rate | None = flag(
         None, "the peak of the schedule; replaces the model JSON's learning_rate for --max_seq_length"
@@ -174,9 +168,7 @@ class TrainingFlags(FlagGroup):
     )
 
 
-class CheckpointFlags(FlagGroup):
-    title: ClassVar[str] = "checkpoints"
-
+class CheckpointFlags(FlagGroup, title="checkpoints"):
     load_training_checkpoint: Folder | None = flag(
         None, "start this run from a checkpoint of another one (a saved_models/<job_name> folder)", "--load_cp"
     )
@@ -213,8 +205,7 @@ class CheckpointFlags(FlagGroup):
         None, "the model card's licence, as Hugging Face names it: apache-2.0"
     )
     export_language: Annotated[str, Metavar("CODES")] | None = flag(
-        None,
-        "the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)",
+        None, "the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)"
     )
     keep_best: bool = flag(
         False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
@@ -228,9 +219,7 @@ class CheckpointFlags(FlagGroup):
         return self.keep_best or self.keep_best_by is not None
 
 
-class ProbeFlags(FlagGroup):
-    title: ClassVar[str] = "probes: what the model can do, measured during the run"
-
+class ProbeFlags(FlagGroup, title="probes: what the model can do, measured during the run"):
     probe: tuple[Annotated[str, Metavar("TASK")], ...] | None = flag(
         None,
         "score these tasks, as `python -m evaluation.run --tasks` names them, without fine-tuning; tables have the "
@@ -250,9 +239,7 @@ class ProbeFlags(FlagGroup):
     )
 
 
-class FaultFlags(FlagGroup):
-    title: ClassVar[str] = "when something goes wrong"
-
+class FaultFlags(FlagGroup, title="when something goes wrong"):
     max_bad_steps: Count = flag(
         10, "stop after N consecutive steps with an infinite or NaN gradient; none of them is applied"
     )
@@ -265,12 +252,9 @@ class FaultFlags(FlagGroup):
     )
 
 
-class ModelFlags(FlagGroup):
-    title: ClassVar[str] = "model"
-
+class ModelFlags(FlagGroup, title="model"):
     preln: bool = flag(
-        True,
-        "LayerNorm before each branch, as in BertForPreTrainingPreLN, or after it, as in BertForPreTraining",
+        True, "LayerNorm before each branch, as in BertForPreTrainingPreLN, or after it, as in BertForPreTraining"
     )
     finetune: bool = flag(False, "load weights only: optimizer, schedule and data start fresh")
     gradient_checkpointing: Count | None = flag(
@@ -298,9 +282,7 @@ class ModelFlags(FlagGroup):
     )
 
 
-class LauncherFlags(FlagGroup):
-    title: ClassVar[str] = "launcher and DeepSpeed"
-
+class LauncherFlags(FlagGroup, title="launcher and DeepSpeed"):
     local_rank: Annotated[int, Metavar("N")] = flag(-1, "passed by launchers; the LOCAL_RANK variable takes precedence")
     deepspeed: bool = flag(False, "accepted; the DeepSpeed engine is always used")
     deepspeed_config: File | None = flag(None, "the DeepSpeed JSON (default: ds_config.json)")
@@ -308,7 +290,7 @@ class LauncherFlags(FlagGroup):
 
 @dataclass(frozen=True)
 class CommandLine:
-    """All flags, by group. `values()` are those of all groups by name."""
+    """All flags, by group. `values()` are those of all groups by name, without those that the user gave wrongly."""
 
     required: RequiredFlags
     data: DataFlags

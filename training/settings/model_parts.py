@@ -11,10 +11,10 @@ from data.shards.folder import list_shards, split_of
 from data.tokenizer import TOKENIZER_FILES, BertTokenizer, load_tokenizer
 from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig
+from training.settings.data_folders import Length, resolve_lengths, schedule_points
 from training.settings.deepspeed_file import DeepSpeedFile
 from training.settings.first_weights import FirstWeights, find_first_weights
 from training.settings.flags import CommandLine, DataFlags
-from training.settings.lengths import Length, resolve_lengths, schedule_points
 from training.settings.model_file import ModelFile, TrainingSection, section_for_length
 
 # Published sizes, for JSON files that name a tokenizer on the Hugging Face hub instead of a file.
@@ -36,9 +36,9 @@ class ModelParts:
     lengths: tuple[Length, ...] | None
     tokenizer: BertTokenizer | None
     model_config: BertConfig | None
-    first_weights: FirstWeights | None
+    first_weights: Path | None  # --use_pretrain's Hugging Face folder
     validation_folder: Path | None
-    is_pre_ln: bool | None  # None: as --preln says
+    is_pre_ln: bool | None
 
 
 def find_parts(
@@ -68,11 +68,11 @@ def find_parts(
         )
         if is_known  # else the folder is a problem that has been reported
         else None,
-        first_weights=first_weights,
+        first_weights=None if first_weights is None else first_weights.folder,
         validation_folder=(
             problems.attempt(lambda: find_validation_folder(model_file, flags.data)) if has_prefixes else None
         ),
-        is_pre_ln=None if described is None else described.is_pre_ln,
+        is_pre_ln=problems.attempt(lambda: flags.model.preln) if described is None else described.is_pre_ln,
     )
 
 
@@ -85,12 +85,10 @@ def find_lengths(
         return None
     return resolve_lengths(
         points,
-        micro=1 if deepspeed is None else deepspeed.batch.micro,
-        max_predictions=flags.data.max_predictions_per_seq,
-        datasets=model_file.data.mixed_seq_datasets,
-        weights=model_file.data.mixed_seq_weights,
-        prefix=flags.data.data_folder,
-        config_file=flags.required.config_file,
+        1 if deepspeed is None else deepspeed.batch.micro,
+        model_file.data,
+        flags.data,
+        flags.required.config_file,
     )
 
 

@@ -6,20 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import Problems, UserError
+from common.errors import Problems
 from data.masking import Unit
 from data.shards.cache import ShardCache
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
-from nvidia.interop.stock_config import export_obstacles
 from training.engine.json_blocks import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
+from training.settings.checks import (
+    check_best,
+    check_engine,
+    check_exportable,
+    check_flags,
+    check_places,
+    check_tokenizer,
+    warn_about_unused_rate,
+)
+from training.settings.data_folders import Length, check_prefixes, with_mirrors
 from training.settings.deepspeed_file import DeepSpeedFile, load_deepspeed_file
-from training.settings.engine_checks import check_engine, warn_about_unused_rate
-from training.settings.flag_checks import check_flags, check_places
 from training.settings.flags import (
     CheckpointFlags,
     CommandLine,
@@ -30,11 +37,8 @@ from training.settings.flags import (
     TrainingFlags,
 )
 from training.settings.json_keys import find_mistaken_kinds, split_overrides
-from training.settings.lengths import Length
-from training.settings.mirrors import with_mirrors
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
-from training.settings.prefixes import check_prefixes
 from training.settings.saved_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED
 
 
@@ -42,14 +46,11 @@ from training.settings.saved_files import DEEPSPEED_JSON, MODEL_JSON, RESOLVED
 class DataRequest:
     """The data to open, and what it must fit."""
 
+    flags: DataFlags
     lengths: tuple[Length, ...]
-    validation_folder: Path | None
     model_config: BertConfig
-    max_predictions: int
-    vocab_size: int | None  # None: not known
-    tokenizer_digest: str | None
-    draws_masks: bool  # --dynamic_masking: the shards need no masks
-    verify: bool
+    tokenizer: BertTokenizer | None
+    validation_folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Settings:
 
     @property
     def data(self) -> DataRequest:
-        return request_data(self.data_flags, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
+        return DataRequest(self.data_flags, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
 
     @property
     def masking(self) -> MaskingRequest | None:
@@ -185,17 +186,20 @@ def resolve_settings(
     config = None if parts is None else parts.model_config
     if problems.attempt(lambda: flags.model.deepspeed_transformer_kernel):
         problems.attempt(lambda: check_kernel(config, precision, problems))
-    if config is not None:
-        problems.attempt(lambda: _check_exportable(flags.checkpoints.export_dir, config, is_pre_ln(parts, flags)))
+    if parts is not None and config is not None and parts.is_pre_ln is not None:
+        is_pre_ln = parts.is_pre_ln
+        problems.attempt(lambda: check_exportable(flags.checkpoints.export_dir, config, is_pre_ln))
     if parts is not None and has_prefixes and parts.validation_folder is None:
-        problems.attempt(lambda: _check_best(flags.checkpoints, flags.probes))
+        problems.attempt(lambda: check_best(flags.checkpoints, flags.probes))
     if parts is not None and parts.tokenizer is None:
-        problems.attempt(lambda: _check_tokenizer(flags.probes.probe))
+        problems.attempt(lambda: check_tokenizer(flags.probes.probe))
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
     if problems.messages and check_inputs is not None:
-        request = problems.attempt(lambda: _request_parts(flags.data, parts)) if has_prefixes else None
+        request = None
+        if parts is not None and parts.lengths is not None and config is not None and has_prefixes:
+            request = DataRequest(flags.data, parts.lengths, config, parts.tokenizer, parts.validation_folder)
         problems.attempt(lambda: check_inputs(request))
     problems.raise_if_any()
     assert model_file is not None
@@ -203,34 +207,25 @@ def resolve_settings(
     assert job_name is not None
     assert precision is not None
     assert parts is not None
-    sources: dict[str, str | bytes] = {
-        MODEL_JSON: flags.required.config_file.read_bytes(),
-        DEEPSPEED_JSON: deepspeed.path.read_bytes(),
-        RESOLVED: _describe_values(flags, model_file, deepspeed.for_engine(precision)),
-    }
-    return _make_settings(flags, parts, deepspeed, job_name, precision, sources)
-
-
-def _describe_values(flags: CommandLine, model_file: ModelFile, engine: dict[str, Any]) -> str:
-    """JSON of all flags and of both files, with every default filled in."""
-    values = {"flags": flags.values(), "model": model_file.model_dump(), "deepspeed": engine}
-    return json.dumps(values, indent=2, default=str)
+    return _make_settings(flags, model_file, parts, deepspeed, job_name, precision)
 
 
 def _make_settings(
     flags: CommandLine,
+    model_file: ModelFile,
     parts: ModelParts,
     deepspeed: DeepSpeedFile,
     job_name: str,
     precision: str,
-    sources: dict[str, str | bytes],
 ) -> Settings:
     """The settings, from parts that were found without a problem."""
-    assert parts.training is not None
-    assert parts.lengths is not None
-    assert parts.model_config is not None
-    warn_about_unused_rate(deepspeed, parts.training.learning_rate)
-    return Settings(
+    values = {
+        "flags": flags.values(),
+        "model": model_file.model_dump(),
+        "deepspeed": deepspeed.for_engine(precision),
+    }
+    found = dict(vars(parts))
+    settings = Settings(
         output_dir=flags.required.output_dir,
         job_name=job_name,
         data_flags=flags.data,
@@ -238,22 +233,18 @@ def _make_settings(
         checkpoint_flags=flags.checkpoints,
         probe_flags=flags.probes,
         fault_flags=flags.faults,
-        model_flags=flags.model.model_copy(update={"preln": is_pre_ln(parts, flags)}),
-        model_config=parts.model_config,
-        training=parts.training,
-        tokenizer=parts.tokenizer,
+        model_flags=flags.model.model_copy(update={"preln": found.pop("is_pre_ln")}),
         deepspeed=deepspeed,
         precision=precision,
-        lengths=parts.lengths,
-        validation_folder=parts.validation_folder,
-        first_weights=None if parts.first_weights is None else parts.first_weights.folder,
-        sources=sources,
+        sources={
+            MODEL_JSON: flags.required.config_file.read_bytes(),
+            DEEPSPEED_JSON: deepspeed.path.read_bytes(),
+            RESOLVED: json.dumps(values, indent=2, default=str),  # with every default filled in
+        },
+        **found,
     )
-
-
-def is_pre_ln(parts: ModelParts | None, flags: CommandLine) -> bool:
-    """Whether the model is pre-LN: as the folder of --use_pretrain describes it, else as --preln says."""
-    return flags.model.preln if parts is None or parts.is_pre_ln is None else parts.is_pre_ln
+    warn_about_unused_rate(deepspeed, settings.training.learning_rate)
+    return settings
 
 
 def _load_files(
@@ -274,59 +265,4 @@ def _load_files(
         None
         if engine_path is None
         else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size, for_engine)),
-    )
-
-
-def _check_exportable(export_dir: Path | None, config: BertConfig, is_preln: bool) -> None:
-    """Refuse now what the export could not write at the end of the run."""
-    obstacles = [] if export_dir is None else export_obstacles(config, is_preln)
-    if obstacles:
-        raise UserError(
-            f"--export_dir {export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
-            f"change the model JSON, or drop --export_dir"
-        )
-
-
-def _check_tokenizer(probe: tuple[str, ...] | None) -> None:
-    """Refuse what needs a tokenizer, where there is none."""
-    if probe is not None:
-        raise UserError(f"--probe {probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
-
-
-def _check_best(flags: CheckpointFlags, probes: ProbeFlags) -> None:
-    """Refuse what needs validation data, where there is none."""
-    if flags.export == "best" and flags.keep_best_by is None:
-        raise UserError(
-            "--export best: without validation data there is no best checkpoint; expected a folder with validation "
-            "shards in the model JSON's validation.path; set it, or pass --export last"
-        )
-    if probes.stop_after_no_gain is not None and probes.probe is None:
-        raise UserError(
-            f"--stop_after_no_gain {probes.stop_after_no_gain}: there is neither validation data nor a probe to "
-            f"improve; set the model JSON's validation.path, or pass --probe"
-        )
-
-
-def _request_parts(flags: DataFlags, parts: ModelParts | None) -> DataRequest | None:
-    if parts is None or parts.lengths is None or parts.model_config is None:
-        return None
-    return request_data(flags, parts.lengths, parts.model_config, parts.tokenizer, parts.validation_folder)
-
-
-def request_data(
-    flags: DataFlags,
-    lengths: tuple[Length, ...],
-    model_config: BertConfig,
-    tokenizer: BertTokenizer | None,
-    validation_folder: Path | None,
-) -> DataRequest:
-    return DataRequest(
-        lengths=lengths,
-        validation_folder=validation_folder,
-        model_config=model_config,
-        max_predictions=flags.max_predictions_per_seq,
-        vocab_size=model_config.num_tokens,
-        tokenizer_digest=None if tokenizer is None else tokenizer.digest,
-        draws_masks=flags.dynamic_masking,
-        verify=flags.verify_data,
     )

@@ -151,7 +151,8 @@ EXPORT = {
 
 PREDICT = {
     "no text": (words(), "no text given", "[MASK]", "Pass one with [MASK] in it", "--pair"),
-    "no model": (only("--model", "{root}/lost", "a [MASK]"), "lost", "no config.json", "expected a folder written by scripts/export_hf.py", "export_hf.py"),
+    "no model": (only("--model", "{root}/lost", "a [MASK]"), "lost", "does not exist", "expected a folder written by scripts/export_hf.py", "Check --model"),
+    "no config": (both(removed("hf/config.json"), words("a [MASK]")), "hf", "no config.json", "expected a folder written by scripts/export_hf.py", "export_hf.py"),
     "no tokenizer": (both(removed("hf/tokenizer.json"), words("a [MASK]")), "hf", "no tokenizer.json", "tokenizer.json", "--tokenizer"),
     "no weights": (both(removed("hf/*.safetensors"), words("a [MASK]")), "hf", "model.safetensors", "expected a folder that scripts/export_hf.py wrote", "export it again"),
     "weights cut short": (both(cut_short("hf/model.safetensors"), words("a [MASK]")), "hf", "cannot be loaded", "expected a folder that scripts/export_hf.py wrote", "export it again"),

@@ -104,7 +104,7 @@ FLAGS = {
         both(edited("model.json", "bert_model_config.position_embedding_type", "relative_key"), words("--deepspeed_transformer_kernel")),
         "--deepspeed_transformer_kernel", "does not compute position_embedding_type 'relative_key'", "expected dense attention with absolute positions, gelu and", "change the model",
     ),
-    "stochastic mode without the fused layer": (words("--stochastic_mode"), "--stochastic_mode", "mode of", "a mode of --deepspeed_transformer_kernel", "pass both or neither"),
+    "stochastic mode without the fused layer": (words("--stochastic_mode"), "--stochastic_mode", "needs", "needs --deepspeed_transformer_kernel, the layer that has this mode", "pass both or neither"),
     "sparse attention without its block": (words("--deepspeed_sparse_attention"), "deepspeed.json", "sparse_attention", "needs a block 'sparse_attention' in {root}/deepspeed.json", "add"),
     "weights without a source": (words("--finetune"), "--finetune", "weights only", "name their source", "--load_training_checkpoint or --use_pretrain"),
     "weights from two sources": (

@@ -11,11 +11,9 @@ import torch
 
 from common.errors import UserError
 from data.tokenizer import BertTokenizer
-from evaluation.probe_tasks import MIN_UNITS, build_probe, check_kind, probe_names
-from evaluation.pseudo_likelihood.encoding import encode, mask_id_of
-from evaluation.pseudo_likelihood.likelihood import score_sentences
+from evaluation.probes import MIN_UNITS, build_probe, check_kind, probe_names
+from evaluation.pseudo_likelihood.likelihood import ALONE, Team, encode, mask_id_of, score_sentences
 from evaluation.pseudo_likelihood.native import PackedScorer, mean_states, to_native
-from evaluation.pseudo_likelihood.team import ALONE, Team
 from evaluation.tasks.task import choose_tasks, make_task
 from evaluation.tasks.task_data import load_data
 from tests.unit.evaluation.tiny import NOUNS, make_model, make_tokenizer, sentence, write_pairs, write_reviews

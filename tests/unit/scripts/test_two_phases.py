@@ -14,7 +14,7 @@ import pytest
 from common.errors import UserError
 from common.processes import STOPPED_EXIT_CODE
 from scripts import two_phases
-from scripts.two_phases import Chain, Request, check_phases, checkpoints_of, main, phase_words, remaining_phases
+from scripts.two_phases import Chain, check_phases, main, read_phases, remaining_phases
 from tests.support import make_rows, read_metrics, with_slow_steps, write_json, write_nvidia_shard, write_project
 from tests.unit.training.in_process import run_here
 from training.plan.learning_rate import Schedule
@@ -47,15 +47,15 @@ def write_phases(folder: Path, first_steps: int = 6) -> list[str]:
 
 
 def test_interrupted_in_phase_two_it_resumes_there_without_another_warmup(tmp_path: Path) -> None:
-    request = Request.parse([*write_phases(tmp_path), *PASSED_ON, "--data_path_prefix", str(tmp_path)])
-    assert remaining_phases(request) == (0, 1)
-    run_here(phase_words(request, 0))
+    phases = read_phases([*write_phases(tmp_path), *PASSED_ON, "--data_path_prefix", str(tmp_path)])
+    assert remaining_phases(phases) == phases
+    run_here(phases[0].words)
     assert [row["step"] for row in read_metrics(tmp_path, "train", f"two_{SHORT}")] == list(range(1, 7))
-    assert remaining_phases(request) == (0, 1)  # phase 1 will say that it is finished
+    assert remaining_phases(phases) == phases  # phase 1 will say that it is finished
 
-    run_here([*phase_words(request, 1), "--max_steps", "5"])  # stands for an interruption
-    assert remaining_phases(request) == (1,)
-    run_here(phase_words(request, 1))
+    run_here([*phases[1].words, "--max_steps", "5"])  # stands for an interruption
+    assert remaining_phases(phases) == phases[1:]
+    run_here(phases[1].words)
     rows = read_metrics(tmp_path, "train", f"two_{LONG}")
     assert [row["step"] for row in rows] == list(range(7, 27))
     schedule = Schedule("LE", peak=0.003, total_steps=20, warmup_proportion=0.1, origin=6)
@@ -65,7 +65,7 @@ def test_interrupted_in_phase_two_it_resumes_there_without_another_warmup(tmp_pa
 def test_equal_lengths_are_refused(tmp_path: Path) -> None:
     words = [*write_phases(tmp_path), "--lengths", "16", "16"]
     with pytest.raises(UserError, match="must differ"):
-        remaining_phases(Request.parse(words))
+        read_phases(words)
 
 
 def passed_on(folder: Path) -> list[str]:
@@ -87,11 +87,11 @@ def test_phases_that_cannot_follow_each_other_are_refused_before_the_first(
     engine = json.loads((tmp_path / "deepspeed.json").read_text())
     other = write_json(tmp_path / "other.json", {**engine, **change})
     words += ["--deepspeed_configs", str(tmp_path / "deepspeed.json"), str(other)]
-    request = Request.parse([*words, *passed_on(tmp_path)])
+    phases = read_phases([*words, *passed_on(tmp_path)])
     with pytest.raises(UserError, match="phase 2 cannot start from phase 1") as caught:
-        check_phases(request, (0, 1))
+        check_phases(phases)
     assert message in str(caught.value)
-    check_phases(request, (1,))  # phase 2 resumes from its own checkpoint
+    check_phases(phases[1:])  # phase 2 resumes from its own checkpoint
 
 
 def test_a_mistake_is_not_reported_with_a_folder_that_phase_one_will_write(tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ def test_a_dry_run_tries_both_phases_where_the_second_has_something_to_begin_wit
     assert "ended with code" not in said.err
     assert not (tmp_path / "out").exists()
 
-    request = Request.parse(words)
-    run_here([*phase_words(request, 0), "--max_steps", "2"])
+    phases = read_phases(words)
+    run_here([*phases[0].words, "--max_steps", "2"])
     capsys.readouterr()
     assert main([*words, "--dry_run"]) == 0
     assert capsys.readouterr().out.count("dry run: nothing was written") == 2
-    assert not checkpoints_of(request, 1).folder.exists()
+    assert not phases[1].checkpoints.folder.exists()
 
 
 @pytest.mark.parametrize("starter", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])

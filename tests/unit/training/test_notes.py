@@ -10,7 +10,7 @@ from nvidia.attention.sparsity import SparseAttention
 from nvidia.config import BertConfig
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
-from training.notes import find_attention_notes, find_model_notes, find_notes, find_warnings
+from training.banner import find_attention_notes, find_model_notes, find_notes, find_warnings
 from training.plan.horizon import Horizon
 from training.plan.learning_rate import Schedule
 from training.plan.step_plan import Phase, plan_steps

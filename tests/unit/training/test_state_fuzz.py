@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,10 @@ import pytest
 from common.errors import UserError
 from nvidia.cpu.libraries import Libraries
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
+from training.checkpoints.folder import read_best
 from training.checkpoints.manifest import find_damage, write_manifest
 from training.checkpoints.paths import MANIFEST, STATE
-from training.checkpoints.retention import read_best
-from training.checkpoints.skips import read_skips
-from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.state import TrainingState, read_skips, read_state
 from training.metrics.reader import read_valid_lines
 from training.metrics.sinks import remove_later_lines
 
@@ -109,7 +108,7 @@ def test_damaged_metrics(tmp_path: Path) -> None:
     for _ in range(ROUNDS):
         lines = [damage_text(row.encode(), chance) if chance.random() < 0.2 else row.encode() for row in rows]
         path.write_bytes(b"\n".join([*lines, b"[1]", b"null", b'{"step": null}', b"\xff\xfe", b"[" * 100_000, b""]))
-        remove_later_lines(path, replace(GOOD, step=10, samples=80))
+        remove_later_lines(path, 10, 80)
         kept = read_valid_lines(path)
         assert all(row.get("step", 0) <= 10 for row in kept)
         assert len(kept) >= 3

@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from scripts.two_phases import Request, phase_words
+from scripts.two_phases import read_phases
 from tests.support import PROJECT, read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.settings.flags import build_parser
@@ -20,8 +20,7 @@ def test_commands_parse_and_their_files_exist() -> None:
     plain, phases = commands("deepspeed_train.py"), commands("scripts/two_phases.py")
     assert len(plain) == 5
     assert len(phases) == 1
-    request = Request.parse(phases[0])
-    for words in (*plain, *(phase_words(request, phase) for phase in (0, 1))):
+    for words in (*plain, *(phase.words for phase in read_phases(phases[0]))):
         parsed = build_parser().parse_args(words)
         assert (PROJECT / parsed.config_file).is_file()
         assert (PROJECT / parsed.deepspeed_config).is_file()

@@ -10,10 +10,18 @@ import torch
 
 from benchmarks import minimal_pairs
 from common.errors import UserError
+from evaluation.probes import minimal_pair_accuracy
 from evaluation.pseudo_likelihood import native
-from evaluation.pseudo_likelihood.encoding import Encoded, encode, mask_id_of
-from evaluation.pseudo_likelihood.likelihood import Masking, StockScorer, make_queries, score_sentences
-from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, minimal_pair_accuracy, score_cloze, score_pairs
+from evaluation.pseudo_likelihood.likelihood import (
+    Encoded,
+    Masking,
+    StockScorer,
+    encode,
+    make_queries,
+    mask_id_of,
+    score_sentences,
+)
+from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, score_cloze, score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native
 from nvidia.cpu import libraries
 from nvidia.cpu.libraries import Libraries

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from evaluation.tasks.conll import to_bio
-from evaluation.tasks.readers import read_files
+from evaluation.tasks.readers import read_files, to_bio
 from evaluation.tasks.task import Task, make_task
 from evaluation.tasks.task_data import load_data
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from training.checkpoints.folder import Best
 from training.checkpoints.progress import Progress
-from training.checkpoints.retention import Best
 from training.checkpoints.state import TrainingState
 
 STATE = TrainingState(5, 0, 40, 300, 42, 2, 0, "fp32", "", None, 3.0, {}, is_preln=True, seconds=7.0)

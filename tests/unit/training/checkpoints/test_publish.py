@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from training.checkpoints import publish as publishing
+from training.checkpoints import writer as publishing
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.manifest import write_manifest
 from training.checkpoints.paths import STATE
-from training.checkpoints.publish import exchange, publish, recover
+from training.checkpoints.writer import exchange, publish, recover
 
 TAG = "step_00000007"
 

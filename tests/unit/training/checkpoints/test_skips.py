@@ -8,8 +8,7 @@ import pytest
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
-from training.checkpoints.skips import Skips
-from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.state import Skips, TrainingState, read_state
 
 BATCH = 8  # rows per step in tests.support's project
 

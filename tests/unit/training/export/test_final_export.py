@@ -21,9 +21,8 @@ from tests.support import VOCAB, make_rows, read_metrics, write_json, write_proj
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import TrainingState
-from training.export.card_facts import CardFacts, CardRequest, read_card_facts
 from training.export.hugging_face import export_checkpoint, read_weights
-from training.export.model_card import model_card
+from training.export.model_card import CardFacts, CardRequest, model_card, read_card_facts
 
 
 def check_export(folder: Path) -> None:

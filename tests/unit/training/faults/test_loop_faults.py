@@ -12,10 +12,10 @@ from common.processes import STOPPED_EXIT_CODE
 from deepspeed_train import main
 from tests.support import read_metrics, write_json, write_project
 from tests.unit.training.in_process import own_environment, run_here
-from training.checkpoints import writer
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.saving import Saver
 from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.writer import CheckpointWriter
 from training.engine import build
 from training.faults.spikes import Spike, SpikeDetector
 from training.inputs import datasets
@@ -48,20 +48,20 @@ def spoil(monkeypatch: pytest.MonkeyPatch, *micro_steps: int) -> None:
 def test_a_rollback_after_a_failed_commit_goes_to_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = writer.commit
+    plain = CheckpointWriter.commit
     spikes = iter([7])
 
-    def fail_once(folder: Path, staged: Path, *rest: Any) -> None:
+    def fail_once(self: CheckpointWriter, staged: Path, *rest: Any) -> None:
         if staged.name == "step_00000006" and not (tmp_path / "failed").exists():
             (tmp_path / "failed").touch()
             raise OSError(28, "No space left on device")
-        plain(folder, staged, *rest)
+        plain(self, staged, *rest)
 
     def find(_self: SpikeDetector, steps: list[StepLoss]) -> list[Spike]:
         at = next((step for step in steps if step.step == 7), None)
         return [Spike(at, 1.0)] if at is not None and next(spikes, None) else []
 
-    monkeypatch.setattr(writer, "commit", fail_once)
+    monkeypatch.setattr(CheckpointWriter, "commit", fail_once)
     monkeypatch.setattr(SpikeDetector, "find", find)
     flags = ["--max_steps", "9", "--save_every_steps", "3", "--on_spike", "rollback"]
     run_here([*write_project(tmp_path), *flags])

@@ -6,7 +6,6 @@ import resource
 import signal
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from common.files import append_whole
 from tests.rank_server import RankServer
 from tests.support import VOCAB, read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.metrics.charts import charts_of
+from training.metrics.board import charts_of
 from training.metrics.sinks import Sinks, without_writer_tracebacks
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "paris", "is", "capital", "of", "."]
@@ -91,7 +90,7 @@ def test_the_custom_layout_names_charts_that_exist(events: Any) -> None:
 
 
 def test_curves_by_samples_on_request(tmp_path: Path) -> None:
-    sinks = Sinks(tmp_path, True, SimpleNamespace(step=0, samples=0), num_ranks=2, with_details=True)
+    sinks = Sinks(tmp_path, True, 0, 0, num_ranks=2, with_details=True)
     sinks.record("train", 5, 40, {"loss": 3.0, "seconds_forward": 0.5, "slowest_rank": 1.0})
     sinks.close()
     events = EventAccumulator(str(tmp_path / "by_samples")).Reload()
@@ -177,7 +176,7 @@ def test_the_hook_for_thread_errors_is_replaced_only_by_the_function_that_says_s
         shown.append(str(report.exc_value))
 
     monkeypatch.setattr(threading, "excepthook", before)
-    Sinks(tmp_path / "runs", True, SimpleNamespace(step=0, samples=0)).close()
+    Sinks(tmp_path / "runs", True, 0, 0).close()
     assert threading.excepthook is before
 
     class _AsyncWriterThread(threading.Thread):  # as TensorBoard's is called

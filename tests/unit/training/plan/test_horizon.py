@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from training.checkpoints.retention import Retention
+from training.checkpoints.folder import Retention
 from training.checkpoints.saving import SavePolicy, Saver
 from training.plan.horizon import Horizon
 from training.plan.step_plan import Phase, plan_steps

@@ -19,8 +19,8 @@ from tests.unit.training.planning.measuring import (
 )
 from training.planning import compute
 from training.planning.accelerators import read_table
-from training.planning.activations import estimate_activations
 from training.planning.compute import count_kernels, estimate_micro_step, executed_flops, forward_products
+from training.planning.memory import estimate_activations
 from training.planning.workload import Batch, RowLengths, flops_per_row, plan_execution
 
 
@@ -50,7 +50,7 @@ def test_windows_are_planned_as_work_that_grows_with_the_window() -> None:
         attention = [product.flops for product in forward_products(config, rows, execution) if product.is_attention]
         flops.append(sum(attention))
         seconds.append(estimate_micro_step(config, rows, execution, a100).seconds)
-        stored.append(estimate_activations(config, rows, execution).stored)
+        stored.append(estimate_activations(config, rows, execution)[0])
     assert flops[1] / flops[0] == pytest.approx(1 / 3 + 2 / 3 * (128 + WINDOW_QUERIES) / 8192, rel=1e-6)
     assert seconds[1] < 0.6 * seconds[0]
     assert stored[1] == stored[0]

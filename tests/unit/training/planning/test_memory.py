@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvidia.config import BertConfig
 from tests.support import free_port
 from tests.unit.training.in_process import own_environment
 from tests.unit.training.planning.measuring import build_model, make_batch, small_batch, small_config
@@ -76,39 +77,28 @@ def test_states_are_those_of_the_engine(stage: int, precision: str, world_of_one
     assert found["master_weights"] == sum(tensor.nbytes for tensor in masters)
     assert found["gradients"] == kept
     weights = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
-    small = count_parameters(config).small * weights[0].element_size() if stage == 3 else 0
+    small = count_parameters(config).small(100_000) * weights[0].element_size() if stage == 3 else 0
     assert found["weights"] == sum(tensor.nbytes for tensor in weights) + small
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"hidden_act": "swiglu", "use_bias": False},
-        {"sentence_head": "none", "tie_word_embeddings": False},
-        {"position_embedding_type": "relative_key", "pruned_heads": {1: (0,)}},
-        {"attention_bias": False, "norm_bias": False, "type_vocab_size": 0, "qk_norm": True, "position_offset": 2},
-        {"mlp_bias": False, "head_bias": False, "decoder_bias": False, "position_embedding_type": "rotary"},
-    ],
-)
-@pytest.mark.parametrize("is_pre_ln", [True, False])
-def test_parameters_are_counted_exactly(changes: dict[str, Any], is_pre_ln: bool) -> None:
-    config = small_config(**changes)
-    sizes = [parameter.numel() for parameter in build_model(config, is_pre_ln=is_pre_ln).parameters()]
-    counted = count_parameters(config, is_pre_ln)
-    assert (counted.total, counted.largest) == (sum(sizes), max(sizes))
-    assert counted.small == sum(size for size in sizes if size < 100_000)
+def test_parameters_of_bert() -> None:
+    base = count_parameters(BertConfig(vocab_size=30528))
+    assert (base.total, max(base.sizes)) == (110_112_578, 30528 * 768)
+    assert base.encoder_matrices == 12 * (4 * 768**2 + 2 * 768 * 3072)
+    assert base.small(768 * 768) == base.total - base.encoder_matrices - (30528 + 2 * 768) * 768
 
 
 def test_partitions_divide_states_by_the_ranks() -> None:
     parameters = count_parameters(small_config())
-    stages = {stage: estimate_states(parameters, "bf16", ZeroSettings(stage, reduce_bucket=2), 8) for stage in range(4)}
+    stages = {
+        stage: estimate_states(parameters, "bf16", ZeroSettings(stage, reduce_bucket_size=2), 8) for stage in range(4)
+    }
     total = parameters.total
     assert stages[0]["optimizer"] == 8 * total
     assert [stages[stage]["optimizer"] for stage in (1, 2, 3)] == [total] * 3
     assert [stages[stage]["gradients"] for stage in range(4)] == [2 * total, 2 * total, total / 4, total / 4]
     assert [stages[stage]["weights"] for stage in range(3)] == [2 * total] * 3
-    assert stages[3]["weights"] == total / 4 + 2 * parameters.small
+    assert stages[3]["weights"] == total / 4 + 2 * parameters.small(100_000)
 
 
 def test_optimizers_have_their_own_states() -> None:

@@ -32,7 +32,7 @@ BF16: dict[str, Any] = {"train_batch_size": 4096, "bf16": {"enabled": True}, "ze
 
 def planner(config: BertConfig = BASE, content: dict[str, Any] | None = None, width: int = 128) -> Planner:
     content = content or BF16
-    engine = EngineInput(Path("ds.json"), content, "bf16", content["train_batch_size"], None)
+    engine = EngineInput(content, "bf16", content["train_batch_size"], None)
     return Planner(PlannedModel(config, describe_lengths(width, None, None).lengths), engine, "bf16")
 
 

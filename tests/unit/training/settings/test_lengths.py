@@ -21,7 +21,9 @@ from training.inputs.streams import build_stream
 from training.plan.step_plan import Phase, StepPlan, plan_steps
 from training.plan.token_schedule import TokenSchedule
 from training.runtime.ranks import RankInfo
-from training.settings.lengths import resolve_lengths, schedule_points
+from training.settings.data_folders import resolve_lengths, schedule_points
+from training.settings.flags import read_arguments
+from training.settings.model_file import DataSection
 
 
 def rows_per_step(folder: Path) -> list[int]:
@@ -143,16 +145,11 @@ def test_the_digest_covers_the_data_of_all_lengths(whole: Path) -> None:
 
 
 def lengths(points: tuple[tuple[int, int], ...], micro: int = 4) -> list[tuple[int, int, int]]:
-    datasets = {"128": {"wiki": "short"}, "384": {"wiki": "middle"}, "512": {"wiki": "long"}}
-    found = resolve_lengths(
-        points,
-        micro=micro,
-        max_predictions=80,
-        datasets=datasets,
-        weights={},
-        prefix=Path(),
-        config_file=Path("model.json"),
+    data = DataSection(
+        mixed_seq_datasets={"128": {"wiki": "short"}, "384": {"wiki": "middle"}, "512": {"wiki": "long"}}
     )
+    flags, _ = read_arguments(["--max_predictions_per_seq", "80"])
+    found = resolve_lengths(points, micro, data, flags.data, Path("model.json"))
     return [(each.length, each.micro, each.max_predictions) for each in found]
 
 
