@@ -16,7 +16,6 @@ from data.stream.loader import evaluation_batches
 from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import to_device
-from training.metrics.formatting import validation_line
 from training.metrics.sinks import Sinks
 from training.metrics.tally import BatchSpread, Tally, summarize
 from training.metrics.timing import SectionTimer
@@ -112,6 +111,20 @@ class Validator:
         if error is not None:
             figures[STANDARD_ERROR] = error
         return {**figures, "perplexity": math.exp(min(figures["mlm_loss"], 700.0))}
+
+
+def validation_line(step: int, figures: dict[str, float], standard_error: float | None = None) -> str:
+    """`standard_error`: of the masked-LM loss; None: it is not shown."""
+    error = "" if standard_error is None else f" ± {standard_error:.3f}"
+    nsp = (
+        f"  nsp loss {figures['nsp_loss']:.3f} (accuracy {figures['nsp_accuracy']:.1%})"
+        if "nsp_loss" in figures
+        else ""
+    )
+    return (
+        f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f}{error} "
+        f"(perplexity {figures['perplexity']:.1f}, accuracy {figures['mlm_accuracy']:.1%}){nsp}"
+    )
 
 
 def _all_ranks_next(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:
