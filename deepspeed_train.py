@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if is_dry_run:
             all_ranks_dry_run(run)
         collectives.all_ranks_barrier()  # until here a stop request ends the process; from here on the run saves first
-        stack.enter_context(stop)
+        stack.enter_context(stop.receiving())
         is_finished = is_dry_run or all_ranks_train(run)
         if run.uploader is not None:
             run.uploader.all_ranks_finish(stop, run.timer.begin)

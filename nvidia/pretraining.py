@@ -14,6 +14,7 @@ from common.errors import UserError
 from nvidia.bert import BertModelBase
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.config import BertConfig
+from nvidia.cpu.cross_entropy import cross_entropy_sum
 from nvidia.heads import PreTrainingHeads
 from nvidia.layer_drop import branch_scales
 from nvidia.layers import initialize_weights
@@ -97,8 +98,9 @@ class PreTrainingModel(nn.Module):
         first, predicted = states.split([packing.num_rows, masked.shape[0]])
 
         scores = self.cls.predictions(predicted).float()  # [M, tokens]
-        masked_loss = functional.cross_entropy(scores, masked_labels, reduction="sum")
         count = scores.new_full((), masked.shape[0])
+        correct = _num_correct(scores.detach(), masked_labels).to(count)
+        masked_loss = cross_entropy_sum(scores, masked_labels)
         loss = masked_loss / _divisor(count, masked_lm_total)
 
         zero = torch.zeros_like(count)
@@ -114,7 +116,7 @@ class PreTrainingModel(nn.Module):
             loss = loss + sentence_loss / _divisor(sentence_count, next_sentence_total)
         self.details = PreTrainingDetails(
             masked_lm_loss_sum=masked_loss.detach(),
-            masked_lm_correct=_num_correct(scores.detach(), masked_labels).to(count),
+            masked_lm_correct=correct,
             masked_lm_count=count,
             next_sentence_loss_sum=sentence_loss.detach(),
             next_sentence_correct=sentence_correct,

@@ -45,7 +45,7 @@ class Packing:
         return flat.index_copy(0, self.indices, packed).view(self.num_rows, self.row_length, *packed.shape[1:])
 
     def mask(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The attention mask of this batch under `key`, made on first use and shared by all layers with that key."""
+        """What attention needs of this batch under `key`, made on first use and shared by all layers with that key."""
         if key not in self.masks:
             self.masks[key] = make()
         return self.masks[key]

@@ -74,27 +74,17 @@ def local_folder(text: str) -> Path:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="doctor.py", description=__doc__)
-    parser.add_argument("--ranks", type=positive_int, metavar="N", help="ranks to start here (default: one per GPU)")
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path(), metavar="DIR", help="output folder of the run (default: .)"
-    )
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
-    parser.add_argument("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")
-    parser.add_argument(
-        "--timeout",
-        type=positive_int,
-        default=MAX_SECONDS,
-        metavar="SECONDS",
-        help=f"give up on several machines after this time (default: {MAX_SECONDS})",
-    )
-    parser.add_argument(
-        "--data_path_prefix", type=local_folder, metavar="DIR", help="data of the run, on several machines"
-    )
-    parser.add_argument(
-        "--accelerator",
-        action="store_true",
-        help="also run the tests of tests/gpu on this GPU, about a minute, and report what may be trusted",
-    )
+    add = parser.add_argument
+    add("--ranks", type=positive_int, metavar="N", help="ranks to start here (default: one per GPU)")
+    output = "output folder of the run (default: .)"
+    add("--output_dir", type=Path, default=Path(), metavar="DIR", help=output)
+    add("--hostfile", type=Path, metavar="FILE", help="check these machines together, through ssh")
+    add("--master_port", type=positive_int, default=29500, metavar="N", help="port on the first host")
+    timeout = f"give up on several machines after this time (default: {MAX_SECONDS})"
+    add("--timeout", type=positive_int, default=MAX_SECONDS, metavar="SECONDS", help=timeout)
+    add("--data_path_prefix", type=local_folder, metavar="DIR", help="data of the run, on several machines")
+    accelerator = "also run the tests of tests/gpu on this GPU, about a minute, and report what may be trusted"
+    add("--accelerator", action="store_true", help=accelerator)
     return parser
 
 
@@ -128,21 +118,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check_machine(ranks: int, output_dir: Path) -> list[Finding]:
     allowed, memory = read_limits()
     without_torch = [Finding("accelerator", "unknown, because torch cannot be imported", INSTALL)]
+    launcher, is_new_enough = find_deepspeed(), sys.version_info >= (3, 11)
     return [
-        check_python(),
+        Finding("python", platform.python_version(), None if is_new_enough else "use Python 3.11 or newer"),
         *check_versions((PROJECT / "requirements.txt").read_text()),
         *(check_computing() if torch else without_torch),
-        check_launcher(),
+        Finding("launcher", launcher or "the `deepspeed` command was not found", None if launcher else INSTALL),
         check_cores(ranks, len(os.sched_getaffinity(0)), allowed, dict(os.environ)),
         check_limits(allowed, memory),
         check_memory(Path("/proc/meminfo")),
         check_disk(output_dir),
     ]
-
-
-def check_python() -> Finding:
-    is_new_enough = sys.version_info >= (3, 11)
-    return Finding("python", platform.python_version(), None if is_new_enough else "use Python 3.11 or newer")
 
 
 def check_versions(requirements: str) -> list[Finding]:
@@ -178,7 +164,7 @@ def check_speed(speeds: dict[str, float]) -> Finding:
 
 def check_accelerator() -> Finding:
     abilities = find_abilities()
-    kinds = ", ".join(kind for kind in ("fp32", "fp16", "bf16") if abilities.can(kind))
+    kinds = ", ".join(abilities.precisions)
     if not torch.cuda.is_available():
         built = "built for CUDA" if torch.version.cuda else "a CPU build"
         has_driver = shutil.which("nvidia-smi") is not None
@@ -210,19 +196,22 @@ def check_trust() -> list[Finding]:
 
 def read_trust(report: str) -> list[Finding]:
     """One finding per test of a JUnit report: how many of its cases passed, which failed, which cannot run here."""
-    cases: dict[str, dict[str, list[str]]] = {}
+    cases: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for case in ElementTree.fromstring(report).iter("testcase"):
         test, _, name = case.get("name", "").removesuffix("]").partition("[")
-        kind = next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), "passed")
-        found = case.find(kind)
-        reason = "" if found is None else str(found.get("message", "")).split("\n")[0]
-        said = f"{name} ({reason})" if kind in ("failure", "error") else reason or name
-        cases.setdefault(test, {}).setdefault("failed" if kind in ("failure", "error") else kind, []).append(said)
+        passed, failed, skipped = cases.setdefault(test, ([], [], []))
+        outcome = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        reason = "" if outcome is None else outcome.get("message", "").split("\n")[0]
+        if outcome is None:
+            passed.append(name)
+        elif outcome.tag == "skipped":
+            skipped.append(reason or name)
+        else:
+            failed.append(f"{name} ({reason})")
     findings = []
-    for test, by_kind in cases.items():
-        failed, unavailable = by_kind.get("failed", []), sorted(set(by_kind.get("skipped", [])))
-        parts = [f"{len(by_kind.get('passed', []))} passed"] + ([f"{len(failed)} failed"] if failed else [])
-        parts += [f"not available: {'; '.join(unavailable[:MAX_NAMED])}"] if unavailable else []
+    for test, (passed, failed, skipped) in cases.items():
+        parts = [f"{len(passed)} passed"] + ([f"{len(failed)} failed"] if failed else [])
+        parts += [f"not available: {'; '.join(sorted(set(skipped))[:MAX_NAMED])}"] if skipped else []
         remedy = f"do not rely on {'; '.join(failed[:MAX_NAMED])}" if failed else None
         findings.append(Finding("GPU", f"{test.removeprefix('test_').replace('_', ' ')}: {', '.join(parts)}", remedy))
     return findings
@@ -234,19 +223,8 @@ def check_instructions(cpu_flags: set[str]) -> Finding:
     text = ", ".join(known) or UNKNOWN
     if "amx_bf16" not in cpu_flags or not dies_of_illegal_instruction(HALF_MATMUL, os.environ):
         return Finding("instructions", text)
-    return Finding(
-        "instructions",
-        f"{text}; amx_bf16 is reported but cannot be executed",
-        f"export {ISA_LIMIT}={ISA_WITHOUT_AMX} (training sets it automatically)",
-        is_advice=True,
-    )
-
-
-def check_launcher() -> Finding:
-    found = find_deepspeed()
-    if found is None:
-        return Finding("launcher", "the `deepspeed` command was not found", INSTALL)
-    return Finding("launcher", found)
+    remedy = f"export {ISA_LIMIT}={ISA_WITHOUT_AMX} (training sets it automatically)"
+    return Finding("instructions", f"{text}; amx_bf16 is reported but cannot be executed", remedy, is_advice=True)
 
 
 def check_cores(num_ranks: int, visible: int, allowed: float | None, environment: dict[str, str]) -> Finding:
@@ -304,8 +282,7 @@ def check_limits(cores: float | None, memory: float | None) -> Finding:
     """Limits of a container or a scheduler, which can be lower than what the machine has."""
     limits = [f"{cores:g} cores"] if cores is not None else []
     limits += [f"{memory:.1f} GiB of memory"] if memory is not None else []
-    is_tight = memory is not None and memory < 4
-    remedy = f"allow more memory; {BASE_MEMORY}" if is_tight else None
+    remedy = f"allow more memory; {BASE_MEMORY}" if memory is not None and memory < 4 else None
     return Finding("limits", ", ".join(limits) or "none set by a control group", remedy, is_advice=True)
 
 

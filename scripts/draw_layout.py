@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.console import console
 from common.errors import UserError, run_command
-from common.help import Parser, positive_int
+from common.help import HelpFormatter, Parser, positive_int
 from common.json_files import load_json
 from nvidia.attention.sparsity import SparseAttention, make_layout
 
@@ -24,19 +24,12 @@ BLOCK = "sparse_attention"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="draw_layout.py", description=__doc__, allow_abbrev=False)
-    parser.add_argument("config", type=Path, metavar="FILE", help=f"DeepSpeed JSON with a block '{BLOCK}'")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=".png file to write")
-    parser.add_argument(
-        "--max_seq_length", type=positive_int, default=512, metavar="N", help="tokens per row (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num_attention_heads",
-        type=positive_int,
-        default=12,
-        metavar="N",
-        help="drawn side by side if they differ (default: %(default)s)",
-    )
+    parser = Parser(prog="draw_layout.py", description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("config", type=Path, metavar="FILE", help=f"DeepSpeed JSON with a block '{BLOCK}'")
+    add("--output", type=Path, required=True, metavar="FILE", help=".png file to write")
+    add("--max_seq_length", type=positive_int, default=512, metavar="N", help="tokens per row")
+    add("--num_attention_heads", type=positive_int, default=12, metavar="N", help="drawn side by side if they differ")
     return parser
 
 

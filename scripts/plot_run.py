@@ -65,13 +65,8 @@ svg { max-width: 100%; height: auto }
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="plot_run.py", description=__doc__)
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="folder of a run, <output_dir>/runs/<job_name>, or a folder of several, such as <output_dir>/runs",
-    )
+    runs = "folder of a run, <output_dir>/runs/<job_name>, or a folder of several, such as <output_dir>/runs"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=".png or .html file to write")
     parser.add_argument("--over", choices=list(AXES), default="step", help="horizontal axis (default: %(default)s)")
     return parser
@@ -82,7 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.output.suffix not in (".png", ".html"):
         raise UserError(f"--output {flags.output}: expected a name that ends with .png or .html")
     runs = {name: read_rows(folder / METRICS) for name, folder in name_runs(find_runs(flags.runs)).items()}
-    check_axis(runs, flags.over)
+    for name, rows in runs.items():
+        if not any(flags.over in row for row in rows):
+            raise UserError(
+                f"--over {flags.over}: the run {name} has no such figure in its metrics.jsonl; expected one of a run "
+                f"of this project. Pass --over step"
+            )
     check_output(flags.output)
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     if flags.output.suffix == ".png":
@@ -113,15 +113,6 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def check_axis(runs: dict[str, Rows], over: str) -> None:
-    for name, rows in runs.items():
-        if not any(over in row for row in rows):
-            raise UserError(
-                f"--over {over}: the run {name} has no such figure in its metrics.jsonl; expected one of a run of this "
-                f"project. Pass --over step"
-            )
-
-
 def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Runs by the name of their folder, or by its path where several have the same name."""
     names = [folder.resolve().name for folder in folders]
@@ -133,13 +124,10 @@ def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
 def draw(axes: Any, runs: dict[str, Rows], key: str, over: str) -> None:
     for number, (name, rows) in enumerate(runs.items()):
         for kind, style in (("train", {"alpha": 0.6}), ("validation", {"marker": "o", "linestyle": "--"})):
-            chosen = [
-                row for row in rows if row["kind"] == kind and isinstance(row.get(key), int | float) and over in row
-            ]
-            if chosen:
-                positions = [row[over] for row in chosen]
-                values = [row[key] for row in chosen]
-                axes.plot(positions, values, label=f"{name}, {kind}", color=f"C{number % 10}", **style)
+            of_kind = [row for row in rows if row["kind"] == kind and over in row]
+            points = [(row[over], row[key]) for row in of_kind if isinstance(row.get(key), int | float)]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=f"{name}, {kind}", color=f"C{number % 10}", **style)
     axes.set(xlabel=AXES[over], ylabel=PANELS[key])
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

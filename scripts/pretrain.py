@@ -61,8 +61,8 @@ class Recipe(BaseModel):
 class Stage:
     name: str
     command: list[str]
-    dry: list[str] | None  # shows what the stage will take; None: nothing can be said before the stages before it
-    needs: Path | None = None  # without which `dry` cannot run
+    has_dry_run: bool = False  # of its own, which shows what the stage will take
+    needs: Path | None = None  # without which that cannot run
     cost: str = ""  # what is known without running anything
 
 
@@ -82,24 +82,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             if code == 0 and chain.is_asked:
                 code = STOPPED_EXIT_CODE
             if code != 0:
-                console.warn(f"{stage.name} ended with code {code}; {advise(code)}")
+                fix = "fix what is reported above, in the recipe or in the files that it names"
+                advice = fix if code == USER_ERROR_EXIT_CODE else "the same command resumes there"
+                console.warn(f"{stage.name} ended with code {code}; {advice}")
                 return code
     return 0
-
-
-def advise(code: int) -> str:
-    if code == USER_ERROR_EXIT_CODE:
-        return "fix what is reported above, in the recipe or in the files that it names"
-    return "the same command resumes there"
 
 
 def run_dry(chain: Chain, stage: Stage) -> int:
     if stage.cost:
         console.say(f"  {stage.cost}")
-    is_possible = stage.dry is not None and (stage.needs is None or stage.needs.exists())
-    if stage.dry is not None and not is_possible:
+    if not stage.has_dry_run:
+        return 0
+    if stage.needs is not None and not stage.needs.exists():
         console.say(f"  {NOT_PREPARED}")
-    return chain.run(stage.dry) if stage.dry is not None and is_possible else 0
+        return 0
+    return chain.run([*stage.command, "--dry_run"])
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -119,22 +117,13 @@ def stages_of(recipe: Recipe) -> Iterator[Stage]:
     """The commands in their order; sections of the recipe add flags to them."""
     output = Path(recipe.output_dir)
     shards, exported = output / "data" / "hdf5", output / "model"
-    yield Stage(
-        "prepare",
-        python("-m", "data.prepare", *words(prepare_flags(recipe, shards))),
-        dry=None,
-        cost=describe_text(recipe.text),
-    )
-    train = words(train_flags(recipe, output))
+    prepare = python("-m", "data.prepare", **prepare_flags(recipe, shards))
+    yield Stage("prepare", prepare, cost=describe_text(recipe.text))
     script = PROJECT / SCRIPT
-    launched = [*(python(str(script)) if recipe.ranks == 1 else launch_command(script, recipe.ranks)), *train]
-    yield Stage(
-        "train",
-        launched,
-        dry=[*launched, "--dry_run"],
-        needs=shards / str(recipe.max_seq_length) / "manifest.json",
-        cost=f"at most {recipe.time_budget} of training, restarts included" if recipe.time_budget else "",
-    )
+    launcher = python(str(script)) if recipe.ranks == 1 else launch_command(script, recipe.ranks)
+    budget = f"at most {recipe.time_budget} of training, restarts included" if recipe.time_budget else ""
+    manifest = shards / str(recipe.max_seq_length) / "manifest.json"
+    yield Stage("train", [*launcher, *words(train_flags(recipe, output))], True, manifest, budget)
     export = {
         "checkpoint": output / "saved_models" / recipe.name,
         "output": exported,
@@ -142,25 +131,22 @@ def stages_of(recipe: Recipe) -> Iterator[Stage]:
         "metrics": output / "runs" / recipe.name / "metrics.jsonl",
         **recipe.export,
     }
-    export_command = python(str(PROJECT / "scripts" / "export_hf.py"), *words(export))
-    yield Stage("export", export_command, None, cost="seconds")
+    export_command = python(str(PROJECT / "scripts" / "export_hf.py"), **export)
+    yield Stage("export", export_command, cost="seconds")
     if recipe.tasks:
-        evaluate = python("-m", "evaluation.run", *words(evaluate_flags(recipe, output, exported)))
-        yield Stage("evaluate", evaluate, dry=[*evaluate, "--dry_run"])
-        yield Stage("model card", export_command, None, cost="seconds")  # with the results, which the export finds
+        yield Stage("evaluate", python("-m", "evaluation.run", **evaluate_flags(recipe, output, exported)), True)
+        yield Stage("model card", export_command, cost="seconds")  # with the results, which the export finds
 
 
 def prepare_flags(recipe: Recipe, shards: Path) -> Flags:
-    vocabulary = {}
-    if not {"vocab_size", "vocab_file"} & recipe.prepare.keys():
-        size = load_json(Path(recipe.model), "a model JSON").get("bert_model_config", {}).get("vocab_size")
-        vocabulary = {} if size is None else {"vocab_size": size}
+    model = load_json(Path(recipe.model), "a model JSON").get("bert_model_config") or {}
+    has_vocabulary = bool({"vocab_size", "vocab_file"} & recipe.prepare.keys())
     return {
         "input": recipe.text,
         "output_dir": shards,
         "max_seq_length": recipe.max_seq_length,
         "max_predictions_per_seq": recipe.max_predictions_per_seq,
-        **vocabulary,
+        "vocab_size": None if has_vocabulary else model.get("vocab_size"),
         **recipe.prepare,
     }
 
@@ -193,6 +179,10 @@ def evaluate_flags(recipe: Recipe, output: Path, exported: Path) -> Flags:
     }
 
 
+def python(*program: str, **flags: Any) -> list[str]:
+    return [sys.executable, *program, *words(flags)]
+
+
 def words(flags: Flags) -> list[str]:
     """The command line of `flags`. None and false leave a flag out; it is given without a value for true."""
     found = []
@@ -201,10 +191,6 @@ def words(flags: Flags) -> list[str]:
             values = value if isinstance(value, list) else [] if value is True else [value]
             found += [f"--{name}", *map(str, values)]
     return found
-
-
-def python(*arguments: str) -> list[str]:
-    return [sys.executable, *arguments]
 
 
 def describe_text(paths: Sequence[str]) -> str:

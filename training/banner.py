@@ -243,12 +243,10 @@ def find_attention_notes(
     taken, faster = choose_backend("auto", given), choose_backend("auto", given._replace(dropout_prob=0.0))
     if taken == faster:
         return []
+    has_window = config.is_sparse or config.attention_window
+    jagged = "" if has_window else ", or try attention_backend 'jagged', which has not been run on a GPU"
     return [
         f"attention is computed by {taken!r}, including padding, because the faster {faster!r} has no dropout and "
-        f"attention_probs_dropout_prob is {config.attention_probs_dropout_prob}; set it to 0 in the model JSON"
-        + (
-            ""
-            if config.is_sparse or config.attention_window
-            else ", or try attention_backend 'jagged', which has not been run on a GPU"
-        )
+        f"attention_probs_dropout_prob is {config.attention_probs_dropout_prob}; set it to 0 in the model "
+        f"JSON{jagged}"
     ]

@@ -85,9 +85,7 @@ def all_ranks_build_run(
         engine = put_in_engine(model, settings)
         note("loading the checkpoint", 0)
         state = all_ranks_resume(engine, rank_info, fresh, point)
-        budget = settings.flags.training.time_budget
-        is_exported = settings.flags.checkpoints.export_dir is not None
-        progress = Progress(all_ranks_count_lost_time(state, budget, settings.saved_models, is_exported))
+        progress = Progress(all_ranks_count_lost_time(state, settings))
     if point is not None and point.is_own and is_writing:
         checkpoints.repair_pointers(point.tag, progress.state)
         if uploader is not None:

@@ -1,5 +1,6 @@
 """What a run's loop consists of beside the engine: saver, validator, prober, previews and the report window."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ def _build_saver(run: Run) -> Saver:
     policy = SavePolicy(
         retention_of(flags),
         every_steps=flags.save_every_steps,
-        every_minutes=flags.save_every_minutes,
+        every_minutes=flags.save_every_minutes or math.inf,
         epochs=flags.ckpt_to_save,
     )
     horizon, budget, sources = run.clock.horizon, run.clock.budget, run.settings.sources

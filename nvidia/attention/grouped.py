@@ -1,16 +1,15 @@
-"""Attention on a CPU without padding and without storing the scores: one sequence at a time, in tiles that fit a cache.
+"""Attention on a CPU with next to no padding and without storing the scores: in tiles that fit a cache.
 
-T real tokens, A heads, D head size, n sequences of length L, P = n·A pairs of sequence and head, R queries of a tile.
+T real tokens, A heads, D head size, n sequences of at most L tokens and R queries, P = n·A pairs of sequence and head.
 torch's own kernel for CPUs has no dropout. Here scores exist for one tile at a time, in both passes, so memory grows
-with T, not with T·L. Short sequences of one length are computed together. In a block of which only some rows are read,
-only U queries are computed. With a window, a tile has the keys that its queries see and no others, so work grows with
-T·window.
+with T, not with T·L. Short sequences of similar length are padded to one length and computed together. In a block of
+which only some rows are read, only U queries are computed. With a window, a tile has the keys that its queries see and
+no others, so work grows with T·window.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -25,39 +24,103 @@ Groups = tuple[tuple[int, int], ...]  # (number of sequences, their length), in 
 
 # Scores of a tile, 2 MiB: they stay in the cache between the product that writes them and the one that reads them.
 _TILE = 1 << 19
-# Scores of all heads below which copying sequences of one length together costs less than computing each by itself.
+# Scores of all heads below which copying sequences together costs less than computing each by itself.
 _SHORT = 1 << 17
-# Scores per sequence from which on computing each by itself costs less than queries that nobody reads.
-_MIN_SKIPPED = 1 << 14
+# Scores of padding that cost as much as the calls of another run.
+_MAX_PADDING = 1 << 15
+# Scores of a batch from which on gathering some queries costs less than queries that nobody reads.
+_MIN_SKIPPED = 1 << 16
 
 
-def grouped_attention(qkv: Tensor, groups: Groups, dropout_prob: float, window: int = 0) -> Tensor:
-    """[T, 3, A, D] with sequences in groups of one length → [T, A, D]; `window` as in AttentionInputs."""
-    return _GroupedAttention.apply(qkv, None, _runs(groups, qkv.shape[2], window), dropout_prob)
+def grouped_attention(qkv: Tensor, packing: Packing, dropout_prob: float, window: int = 0) -> Tensor:
+    """[T, 3, A, D], packed by length → [T, A, D]; `window` as in AttentionInputs."""
+    heads = qkv.shape[2]
+    runs = packing.mask(("grouped", heads, window), lambda: _runs(packing.groups, heads, window))
+    return _GroupedAttention.apply(qkv, None, runs, dropout_prob)
 
 
 def attention_of_some(q: Tensor, kv: Tensor, groups: Groups, counts: Sequence[int], dropout_prob: float) -> Tensor:
     """The same for some queries [U, A, D], `counts` per sequence, with all keys and values [T, 2, A, D]."""
-    return _GroupedAttention.apply(kv, q, _runs_of_some(groups, counts), dropout_prob)
+    return _GroupedAttention.apply(kv, q, _runs_of_some(groups, counts, q.shape[1]), dropout_prob)
+
+
+class _InPlace:
+    """One sequence, used where it is."""
+
+    def spread(self, packed: Tensor, has_zeros: bool = False) -> Tensor:
+        """[N, K, A, D] → [K, P, N, D]"""
+        return packed.permute(1, 2, 0, 3)
+
+    empty = spread
+
+    def collect(self, spread: Tensor, packed: Tensor) -> None:
+        """The results are in their place already."""
+
+
+class _Copied:
+    """Sequences of N rows in all, copied side by side: each pair of sequence and head has `width` rows of its own."""
+
+    def __init__(self, lengths: Sequence[int], heads: int) -> None:
+        self.sequences, self.heads, self.width = len(lengths), heads, max(lengths)
+        sizes, steps = torch.tensor(lengths, dtype=torch.int32), torch.arange(self.width, dtype=torch.int32)
+        self.is_real = steps < sizes[:, None]  # [n, width]
+        self.is_ragged = min(lengths) < self.width
+        ends = sizes.cumsum(0, dtype=torch.int32)
+        self.row = torch.where(self.is_real, (ends - sizes)[:, None] + steps, 0)  # [n, width]
+        self.indices: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """[P, 1, width]: -∞ for padding, 0 for other keys; None without padding."""
+        if not self.is_ragged:
+            return None
+        seen = torch.zeros(self.sequences, self.width).masked_fill(~self.is_real, -math.inf)
+        return seen.repeat_interleave(self.heads, dim=0).unsqueeze(1)
+
+    def index(self, num_kinds: int) -> tuple[Tensor, Tensor]:
+        """The rows of D elements of [N, K, A, D] in the order of [K, n, A, width, D], and the way back."""
+        if num_kinds not in self.indices:
+            kinds, heads = (torch.arange(count, dtype=torch.int32) for count in (num_kinds, self.heads))
+            there = (self.row[:, None] * num_kinds + kinds[:, None, None, None]) * self.heads + heads[:, None]
+            sequence, step = self.is_real.nonzero().int()[:, :, None, None].unbind(1)  # each [N, 1, 1]
+            back = ((kinds[:, None] * self.sequences + sequence) * self.heads + heads) * self.width + step
+            self.indices[num_kinds] = there.flatten(), back.flatten()
+        return self.indices[num_kinds]
+
+    def spread(self, packed: Tensor, has_zeros: bool = False) -> Tensor:
+        """[N, K, A, D] → [K, P, width, D]; with zeros on padding, if asked for, else with values of other rows."""
+        there, _ = self.index(packed.shape[1])
+        spread = packed.reshape(-1, packed.shape[-1]).index_select(0, there).view(*self.shape(packed))
+        if has_zeros and self.is_ragged:
+            by_sequence = spread.view(-1, self.sequences, self.heads, self.width, spread.shape[-1])
+            by_sequence.masked_fill_(~self.is_real[:, None, :, None], 0)
+        return spread
+
+    def empty(self, packed: Tensor) -> Tensor:
+        """An array as `spread` makes it, without values."""
+        return packed.new_empty(self.shape(packed))
+
+    def shape(self, packed: Tensor) -> tuple[int, ...]:
+        return packed.shape[1], self.sequences * self.heads, self.width, packed.shape[-1]
+
+    def collect(self, spread: Tensor, packed: Tensor) -> None:
+        """Copy [K, P, width, D] back into [N, K, A, D]."""
+        _, back = self.index(len(spread))
+        torch.index_select(spread.view(-1, packed.shape[-1]), 0, back, out=packed.view(-1, packed.shape[-1]))
 
 
 class _Run(NamedTuple):
-    """Sequences of one length that are computed together, and their slices of the packed rows."""
+    """Sequences that are computed together, and their slices of the packed rows."""
 
     sequences: int  # n
-    length: int  # L
+    length: int  # L, of the longest
+    queries_each: int  # R, of the one with most
     tokens: slice
     queries: slice  # equal to `tokens` unless queries are packed separately
+    token_rows: _InPlace | _Copied
+    query_rows: _InPlace | _Copied
     reach: int | None = None  # how many tokens a query sees on each side; None for all
-
-    @property
-    def queries_each(self) -> int:
-        return (self.queries.stop - self.queries.start) // self.sequences
-
-    @property
-    def is_viewed(self) -> bool:
-        """Whether a single sequence is used in place: not if its queries are split into tiles, which reread keys."""
-        return self.sequences == 1 and self.queries_each * self.length <= _TILE
+    padding: Tensor | None = None  # [P, 1, L], added to the scores; None if all sequences have the same length
 
 
 class _Tile(NamedTuple):
@@ -66,7 +129,7 @@ class _Tile(NamedTuple):
     pairs: slice
     queries: slice
     keys: slice
-    hidden: Tensor | None  # with a window: added to the scores
+    hidden: Tensor | None  # added to the scores
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -81,7 +144,8 @@ class _GroupedAttention(torch.autograd.Function):
         context = torch.empty_like(packed[:, 0] if some is None else some, memory_format=torch.contiguous_format)
         for run in runs:
             q, k, v = _of_run(run, packed, some)
-            (out,) = _heads_first(context[run.queries].unsqueeze(1), run)
+            target = context[run.queries].unsqueeze(1)
+            out = run.query_rows.empty(target)
             for tile in _tiles(len(q), run):
                 pairs, queries, keys, _ = tile
                 probabilities = _probabilities(q[pairs, queries], k[pairs, keys], tile, scratch)
@@ -89,8 +153,8 @@ class _GroupedAttention(torch.autograd.Function):
                     probabilities *= masks.draw(
                         probabilities.shape, packed.dtype, out=scratch.take(probabilities.shape, 1)
                     )
-                _product(out[pairs, queries], probabilities, v[pairs, keys], masks.scale)
-            _put_back(context[run.queries].unsqueeze(1), (out,), run)
+                _product(out[0, pairs, queries], probabilities, v[pairs, keys], masks.scale)
+            run.query_rows.collect(out, target)
         return context
 
     @staticmethod
@@ -98,23 +162,24 @@ class _GroupedAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         packed, some = ctx.saved_tensors
         masks, scratch = MaskStream(ctx.seed, ctx.dropout_prob), _Scratch(packed, ctx.runs, 4)
-        packed_gradient = torch.empty_like(packed)
-        some_gradient = None if some is None else torch.empty_like(some)
+        packed_gradient = torch.empty_like(packed, memory_format=torch.contiguous_format)
+        some_gradient = None if some is None else torch.empty_like(some, memory_format=torch.contiguous_format)
         for run in ctx.runs:
-            inputs = (*_of_run(run, packed, some), *_heads_first(gradient[run.queries].unsqueeze(1), run))
-            gradients = _of_run(run, packed_gradient, some_gradient)
-            if run.queries_each == 0:  # the sequence has no queries
-                packed_gradient[run.tokens] = 0
-            if run.reach is not None:  # tiles overlap in some of their keys
+            (out_gradient,) = run.query_rows.spread(gradient[run.queries].unsqueeze(1), has_zeros=True)
+            inputs = (*_of_run(run, packed, some), out_gradient)
+            targets = [(run.token_rows, packed_gradient[run.tokens])]
+            if some_gradient is not None:
+                targets.insert(0, (run.query_rows, some_gradient[run.queries].unsqueeze(1)))
+            spread = [rows.empty(target) for rows, target in targets]
+            gradients = [part for parts in spread for part in parts]
+            if run.queries_each == 0 or run.reach is not None:  # nothing is written, or tiles overlap in some keys
                 gradients[1].zero_()
                 gradients[2].zero_()
             for tile in _tiles(len(gradients[0]), run):
-                _add_tile(gradients, inputs, tile, masks, scratch)
-            if some_gradient is None:
-                _put_back(packed_gradient[run.tokens], gradients, run)
-            else:
-                _put_back(some_gradient[run.queries].unsqueeze(1), gradients[:1], run)
-                _put_back(packed_gradient[run.tokens], gradients[1:], run)
+                is_added = tile.queries.start > 0 or run.reach is not None
+                _add_tile(gradients, inputs, tile, masks, scratch, is_added)
+            for parts, (rows, target) in zip(spread, targets, strict=True):
+                rows.collect(parts, target)
         return packed_gradient, some_gradient, None, None
 
 
@@ -135,13 +200,14 @@ def _add_tile(
     tile: _Tile,
     masks: MaskStream,
     scratch: _Scratch,
+    is_added: bool,
 ) -> None:
-    """Add the part of one tile to the gradients of queries, keys and values, each [P, …, D]; the first tile writes."""
-    pairs, queries, keys, hidden = tile
+    """Write, or add, the part of one tile to the gradients of queries, keys and values, each [P, …, D]."""
+    pairs, queries, keys, _ = tile
     q, k, v, out_gradient = inputs
     q, k, v, out_gradient = q[pairs, queries], k[pairs, keys], v[pairs, keys], out_gradient[pairs, queries]
     probabilities = _probabilities(q, k, tile, scratch)  # [P, R, keys]
-    used, scale, is_added = probabilities, q.shape[-1] ** -0.5, queries.start > 0 or hidden is not None
+    used, scale = probabilities, q.shape[-1] ** -0.5
     if masks.drops:
         mask = masks.draw(probabilities.shape, probabilities.dtype, out=scratch.take(probabilities.shape, 1))
         used = torch.mul(probabilities, mask, out=scratch.take(probabilities.shape, 2))
@@ -169,30 +235,58 @@ def _product(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool = F
 
 
 def _runs(groups: Groups, heads: int, window: int) -> tuple[_Run, ...]:
-    """Runs of one sequence, or of all sequences of one length if they are short."""
+    """Runs of one sequence, or of short sequences of similar length; of one length with a window, because padding
+    outside of it would see nothing."""
     runs, start = [], 0
-    for count, length in groups:
-        reach = window // 2 if 0 < window // 2 < length - 1 else None
-        together = count if _is_short(heads, length) else 1
-        for _ in range(0, count, together):
-            tokens = slice(start, start + together * length)
-            runs.append(_Run(together, length, tokens, tokens, reach))
-            start = tokens.stop
+    lengths = _lengths(groups)
+    for together in _together(lengths, lengths, heads, 0 if window else _MAX_PADDING):
+        chosen = lengths[together]
+        tokens = slice(start, start + sum(chosen))
+        reach = window // 2 if 0 < window // 2 < chosen[0] - 1 else None
+        rows, padding = _rows(chosen, heads, chosen[0] ** 2)
+        runs.append(_Run(len(chosen), chosen[0], chosen[0], tokens, tokens, rows, rows, reach, padding))
+        start = tokens.stop
     return tuple(runs)
 
 
-def _runs_of_some(groups: Groups, counts: Sequence[int]) -> tuple[_Run, ...]:
-    """Runs of one sequence, because the number of queries differs between sequences."""
-    lengths = [length for count, length in groups for _ in range(count)]
-    ends, query_ends = accumulate(lengths), accumulate(counts)
-    return tuple(
-        _Run(1, length, slice(end - length, end), slice(query_end - count, query_end))
-        for length, end, count, query_end in zip(lengths, ends, counts, query_ends, strict=True)
-    )
+def _runs_of_some(groups: Groups, counts: Sequence[int], heads: int) -> tuple[_Run, ...]:
+    """The same for `counts` queries per sequence."""
+    runs, start, first = [], 0, 0
+    lengths = _lengths(groups)
+    for together in _together(lengths, counts, heads, _MAX_PADDING):
+        chosen, asked = lengths[together], counts[together]
+        tokens, queries = slice(start, start + sum(chosen)), slice(first, first + sum(asked))
+        rows, padding = _rows(chosen, heads, chosen[0] * max(asked))
+        query_rows, _ = _rows(asked, heads, chosen[0] * max(asked))
+        runs.append(_Run(len(chosen), chosen[0], max(asked), tokens, queries, rows, query_rows, padding=padding))
+        start, first = tokens.stop, queries.stop
+    return tuple(runs)
 
 
-def _is_short(heads: int, length: int) -> bool:
-    return heads * length * length < _SHORT
+def _lengths(groups: Groups) -> list[int]:
+    return [length for count, length in groups for _ in range(count)]
+
+
+def _rows(lengths: Sequence[int], heads: int, scores: int) -> tuple[_InPlace | _Copied, Tensor | None]:
+    """A single sequence is used in place, unless its queries are split into tiles, which reread keys."""
+    if len(lengths) == 1 and scores <= _TILE:
+        return _InPlace(), None
+    copied = _Copied(lengths, heads)
+    return copied, copied.hidden
+
+
+def _together(lengths: Sequence[int], counts: Sequence[int], heads: int, max_padding: int) -> Iterator[slice]:
+    """Neighbours that are computed together: short ones, with at most `max_padding` scores of padding in all."""
+    start, most, real = 0, 0, 0
+    for place, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        most, real = max(most, count), real + length * count
+        padded = (place + 1 - start) * lengths[start] * most
+        is_short = heads * lengths[start] * most < _SHORT
+        if place > start and not (is_short and heads * (padded - real) <= max_padding):
+            yield slice(start, place)
+            start, most, real = place, count, length * count
+    if lengths:
+        yield slice(start, len(lengths))
 
 
 def _tile_shape(num_pairs: int, run: _Run) -> tuple[int, int, int]:
@@ -206,13 +300,14 @@ def _tile_shape(num_pairs: int, run: _Run) -> tuple[int, int, int]:
 
 
 def _tiles(num_pairs: int, run: _Run) -> Iterator[_Tile]:
-    """Split the scores [P, queries, L] that are needed into tiles."""
+    """Split the scores [P, R, L] that are needed into tiles."""
     pairs, rows, _ = _tile_shape(num_pairs, run)
     for first in range(0, num_pairs, pairs):
         for row in range(0, run.queries_each, max(1, rows)):
             chosen, queries = slice(first, min(first + pairs, num_pairs)), slice(row, min(row + rows, run.queries_each))
             if (reach := run.reach) is None:
-                yield _Tile(chosen, queries, slice(0, run.length), None)
+                hidden = None if run.padding is None else run.padding[chosen]
+                yield _Tile(chosen, queries, slice(0, run.length), hidden)
             else:
                 keys = slice(max(0, queries.start - reach), min(queries.stop + reach, run.length))
                 shift = queries.start - keys.start
@@ -229,31 +324,12 @@ def _hidden_keys(num_queries: int, num_keys: int, shift: int, reach: int) -> Ten
 
 def _of_run(run: _Run, packed: Tensor, some: Tensor | None) -> tuple[Tensor, ...]:
     """The queries, keys and values of a run, each [P, …, D]."""
-    queries = () if some is None else _heads_first(some[run.queries].unsqueeze(1), run)
-    return (*queries, *_heads_first(packed[run.tokens], run))
-
-
-def _heads_first(tokens: Tensor, run: _Run) -> tuple[Tensor, ...]:
-    """[n·L, K, A, D] → K tensors [P, L, D]: views if the run is used in place, else copies."""
-    total, kinds, heads, size = tokens.shape
-    parts = tokens.view(run.sequences, total // run.sequences, kinds, heads, size).permute(2, 0, 3, 1, 4)
-    if not run.is_viewed:
-        parts = parts.clone(memory_format=torch.contiguous_format)
-    return parts.flatten(1, 2).unbind()
-
-
-def _put_back(tokens: Tensor, parts: Sequence[Tensor], run: _Run) -> None:
-    """Copy K tensors [P, L, D] back into [n·L, K, A, D], unless they are views of it."""
-    if run.is_viewed:
-        return
-    for kind, part in enumerate(parts):
-        pairs, length, size = part.shape
-        by_token = part.view(run.sequences, pairs // run.sequences, length, size).transpose(1, 2)
-        tokens[:, kind].view(by_token.shape).copy_(by_token)
+    queries = () if some is None else run.query_rows.spread(some[run.queries].unsqueeze(1)).unbind()
+    return (*queries, *run.token_rows.spread(packed[run.tokens]).unbind())
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
-    return grouped_attention(qkv, inputs.packing.groups, inputs.dropout_prob, inputs.window), None
+    return grouped_attention(qkv, inputs.packing, inputs.dropout_prob, inputs.window), None
 
 
 def attend_some(q: Tensor, kv: Tensor, inputs: AttentionInputs, counts: Sequence[int]) -> Tensor:
@@ -261,13 +337,13 @@ def attend_some(q: Tensor, kv: Tensor, inputs: AttentionInputs, counts: Sequence
 
 
 def should_skip_queries(packing: Packing, num_heads: int, num_queries: int, window: int) -> bool:
-    """Whether skipping queries outweighs computing each sequence by itself: not where all are short, and not with a
+    """Whether skipping queries outweighs gathering those that are read: not where there are few scores, and not with a
     window, where all queries cost little."""
     if window:
         return False
     scores = num_heads * sum(count * length * length for count, length in packing.groups)
-    is_worth_it = scores >= _MIN_SKIPPED * packing.num_rows and 2 * num_queries <= packing.num_tokens
-    return is_worth_it or any(not _is_short(num_heads, length) for _, length in packing.groups)
+    is_worth_it = scores >= _MIN_SKIPPED and 2 * num_queries <= packing.num_tokens
+    return is_worth_it or num_heads * packing.groups[0][1] ** 2 >= _SHORT
 
 
 def reason_against(context: BackendContext) -> str | None:

@@ -92,9 +92,9 @@ class _Dropout(torch.autograd.Function):
 
 def _masked(x: Tensor, seed: int, probability: float, scale: float = 1.0) -> Tensor:
     """scale · dropout(x) with the mask of this seed"""
-    stream, dropped = MaskStream(seed, probability), torch.empty_like(x)
+    stream, dropped, zero = MaskStream(seed, probability), torch.empty_like(x), x.new_zeros(())
     for rows, mask in stream.draw_blocks(x):
-        torch.mul(x[rows], mask.mul_(scale * stream.scale), out=dropped[rows])
+        torch.addcmul(zero, x[rows], mask, value=scale * stream.scale, out=dropped[rows])
     return dropped
 
 

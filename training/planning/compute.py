@@ -14,7 +14,7 @@ BACKWARD_PRODUCTS = 2  # of a linear layer: for its input and for its weight
 # Products of attention in the backward pass, in forwards: fused kernels compute the scores again.
 FUSED_ATTENTION_BACKWARD = 2.5
 PLAIN_ATTENTION_BACKWARD = 2.0
-LONG_ROW_SCORES = 1 << 14  # of all heads: from here on the CPU's attention skips queries whose results are not used
+MIN_SKIPPED_SCORES = 1 << 16  # of a batch: from here on `grouped` attention skips queries whose results are not used
 # Kernels of a block in eager PyTorch, forward and backward, and of embeddings, heads and loss; a test counts them.
 KERNELS_PER_LAYER = 60
 KERNELS_OUTSIDE = 128
@@ -54,7 +54,6 @@ class MicroStep:
     """Seconds of a micro-step's parts, and what they consist of."""
 
     flops: float  # executed, recomputation included
-    bytes: float  # moved by all kernels but products
     product_seconds: float
     memory_seconds: float
     launch_seconds: float  # of the host, during which the device computes
@@ -72,19 +71,17 @@ def estimate_micro_step(
     config: BertConfig, batch: Batch, execution: Execution, accelerator: Accelerator, zero_stage: int = 0
 ) -> MicroStep:
     """Forward and backward of one micro-batch on one device."""
-    hooks = ZERO3_HOST_TIME if zero_stage == 3 else 1.0
     speed, bandwidth = accelerator.matmul_flops(execution.precision), accelerator.streaming_bytes_per_s
     seconds = 0.0
     for product in forward_products(config, batch, execution):
         # A fused attention kernel reads and writes its scores nowhere.
         moved = 0.0 if product.is_attention else product.bytes(execution.bytes)
         seconds += _num_passes(product, execution) * max(product.flops / speed, moved / bandwidth)
-    moved = traffic(config, batch, execution)
+    hooks = ZERO3_HOST_TIME if zero_stage == 3 else 1.0
     return MicroStep(
         flops=executed_flops(config, batch, execution),
-        bytes=moved,
         product_seconds=seconds,
-        memory_seconds=moved / bandwidth,
+        memory_seconds=traffic(config, batch, execution) / bandwidth,
         launch_seconds=accelerator.launch_seconds * count_kernels(config, execution) * hooks,
     )
 
@@ -143,21 +140,19 @@ def leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -
     """Whether the last block's attention computes the used queries alone."""
     if execution.has_own_window(config, config.num_hidden_layers - 1, batch.lengths.width):
         return False
-    if execution.backend == "sdpa":
-        return execution.device == "cpu" and 2 * batch.used <= batch.tokens
-    is_long = config.num_attention_heads * batch.lengths.mean_square >= LONG_ROW_SCORES
-    return execution.backend == "grouped" and is_long
+    if execution.device != "cpu" or 2 * batch.used > batch.tokens:
+        return False
+    scores = config.num_attention_heads * batch.lengths.mean_square * batch.rows
+    return execution.backend == "sdpa" or (execution.backend == "grouped" and scores >= MIN_SKIPPED_SCORES)
 
 
 def _num_passes(product: Product, execution: Execution) -> float:
     """How often a micro-step computes a product: forward, backward, and again where it is recomputed."""
-    return 1 + _backward_factor(product, execution) + _recomputed_share(product, execution)
-
-
-def _backward_factor(product: Product, execution: Execution) -> float:
     if not product.is_attention:
-        return BACKWARD_PRODUCTS
-    return PLAIN_ATTENTION_BACKWARD if execution.backend == "plain" else FUSED_ATTENTION_BACKWARD
+        backward: float = BACKWARD_PRODUCTS
+    else:
+        backward = PLAIN_ATTENTION_BACKWARD if execution.backend == "plain" else FUSED_ATTENTION_BACKWARD
+    return 1 + backward + _recomputed_share(product, execution)
 
 
 def _recomputed_share(product: Product, execution: Execution) -> float:
@@ -168,11 +163,10 @@ def _recomputed_share(product: Product, execution: Execution) -> float:
     if choice.layers:
         # Recomputation ends before a chunk's last product.
         return 1.0 - 1 / choice.layers if product.part == "narrow" else 1.0
-    if choice.attention and product.is_attention:
-        return 1.0
     # Recomputation of a norm ends before the wide product. Queries, keys and values come from one function of our own,
     # and what such a function keeps is known only after it has run.
-    return 1.0 if choice.norm and execution.is_pre_ln and product.part == "projection" else 0.0
+    repeats_projection = choice.norm and execution.is_pre_ln and product.part == "projection"
+    return float(repeats_projection or (choice.attention and product.is_attention))
 
 
 def traffic(config: BertConfig, batch: Batch, execution: Execution) -> float:

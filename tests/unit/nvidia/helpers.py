@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nvidia.config import BertConfig
+from nvidia.unpadding import Packing, plan_packing
 
 TINY = BertConfig(
     vocab_size=101,
@@ -37,6 +38,10 @@ def make_batch(lengths: tuple[int, ...] = (11, 7, 11, 1, 4), width: int = 11, se
     sentence = torch.randint(0, 2, (rows,), generator=generator)
     sentence[-1] = -1
     return 2, ids, mask, segments, sentence, labels
+
+
+def packing_of(*lengths: int) -> Packing:
+    return plan_packing(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
 
 
 def spread_weights(model: torch.nn.Module, seed: int = 3) -> None:

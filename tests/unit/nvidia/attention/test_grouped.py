@@ -14,9 +14,9 @@ from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import plan_packing
-from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+from tests.unit.nvidia.helpers import largest_difference, make_batch, packing_of, spread_weights, tiny_config
 
-TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences of one length together, or each by itself
+TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences together, or each by itself
 
 
 def random_tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -45,7 +45,7 @@ def test_the_size_of_tiles_does_not_change_the_result(tile: int, short: int, mon
     expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
     monkeypatch.setattr(grouped, "_TILE", tile)
     monkeypatch.setattr(grouped, "_SHORT", short)
-    assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing.groups, 0.0), qkv), expected)
+    assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing, 0.0), qkv), expected)
 
 
 @pytest.mark.parametrize("short", [TOGETHER, ALONE])
@@ -53,7 +53,7 @@ def test_attention_with_dropout_equals_the_formula_with_its_mask(short: int, mon
     monkeypatch.setattr(grouped, "_SHORT", short)
     qkv = random_tensor(14, 3, 3, 8)
     torch.manual_seed(5)
-    ours = value_and_gradients(lambda x: grouped.grouped_attention(x, ((2, 7),), 0.4), qkv)
+    ours = value_and_gradients(lambda x: grouped.grouped_attention(x, packing_of(7, 7), 0.4), qkv)
     torch.manual_seed(5)
     masks = MaskStream(draw_seed(), 0.4)
     draws = [(6, 7, 7)] if short == TOGETHER else [(3, 7, 7)] * 2
@@ -68,19 +68,21 @@ def test_attention_with_dropout_equals_the_formula_with_its_mask(short: int, mon
     assert_near(ours, value_and_gradients(formula, qkv))
 
 
+@pytest.mark.parametrize("short", [TOGETHER, ALONE])
 @pytest.mark.parametrize("tile", [1, 30, 1 << 19])
-def test_some_queries_get_the_same_context_as_among_all(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_queries_get_the_same_context_as_among_all(tile: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two, none and all of the queries of three sequences."""
-    groups, rows = ((2, 6), (1, 3)), torch.tensor([1, 5, 12, 13, 14])
+    packing, rows = packing_of(6, 6, 3), torch.tensor([1, 5, 12, 13, 14])
     q, kv = random_tensor(15, 3, 8), random_tensor(15, 2, 3, 8, seed=2)
     together = value_and_gradients(
-        lambda q, kv: grouped.grouped_attention(torch.cat([q.unsqueeze(1), kv], 1), groups, 0.0).index_select(0, rows),
+        lambda q, kv: grouped.grouped_attention(torch.cat([q.unsqueeze(1), kv], 1), packing, 0.0).index_select(0, rows),
         q,
         kv,
     )
     monkeypatch.setattr(grouped, "_TILE", tile)
+    monkeypatch.setattr(grouped, "_SHORT", short)
     context, q_gradient, kv_gradient = value_and_gradients(
-        lambda q, kv: grouped.attention_of_some(q, kv, groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
+        lambda q, kv: grouped.attention_of_some(q, kv, packing.groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
     )
     assert_near((context, torch.zeros_like(q).index_copy(0, rows, q_gradient), kv_gradient), together)
     assert not kv_gradient[6:12].any()
@@ -192,5 +194,12 @@ def test_the_last_block_computes_only_queries_that_are_read(
 def test_queries_are_skipped_where_sequences_have_many_scores(
     lengths: tuple[int, ...], heads: int, num_queries: int, window: int, expected: bool
 ) -> None:
-    packing = plan_packing(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
-    assert grouped.should_skip_queries(packing, heads, num_queries, window) is expected
+    assert grouped.should_skip_queries(packing_of(*lengths), heads, num_queries, window) is expected
+
+
+def test_sequences_are_computed_together_unless_padding_costs_more_than_another_run() -> None:
+    runs = grouped._runs(packing_of(*[128] * 9, 127, 120, 97, 78, 9, 9).groups, 2, 0)
+    assert [(run.sequences, run.length) for run in runs] == [(12, 128), (3, 78)]
+    runs = grouped._runs_of_some(packing_of(300, 40, 40, 40).groups, [90, 1, 20, 3], 8)
+    assert [(run.sequences, run.length, run.queries_each) for run in runs] == [(1, 300, 90), (3, 40, 20)]
+    assert [run.sequences for run in grouped._runs(packing_of(300, 300).groups, 2, 0)] == [1, 1]

@@ -11,7 +11,7 @@ from nvidia.checkpointing import Checkpointing
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.unpadding import make_packing, plan_packing
 from tests.unit.nvidia.attention.test_grouped import assert_near, random_tensor, value_and_gradients
-from tests.unit.nvidia.helpers import largest_difference, make_batch, spread_weights, tiny_config
+from tests.unit.nvidia.helpers import largest_difference, make_batch, packing_of, spread_weights, tiny_config
 
 LENGTHS, WIDTH = (37, 9, 1, 37, 20, 2), 41
 MASK = make_batch(LENGTHS, WIDTH)[2].bool()
@@ -84,7 +84,7 @@ def test_gradients_with_dropout_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) 
 
     def compute(qkv: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return grouped.grouped_attention(qkv, ((1, 5), (1, 2)), 0.4, window=4)
+        return grouped.grouped_attention(qkv, packing_of(5, 2), 0.4, window=4)
 
     assert torch.autograd.gradcheck(compute, random_tensor(7, 3, 2, 2).double().requires_grad_())
 
@@ -94,8 +94,8 @@ def test_dropout_drops_probabilities_inside_the_window_and_scales_the_others() -
     qkv = random_tensor(length, 3, 5, length)
     qkv[:, 2] = torch.eye(length)[:, None]  # with these values the context is the probabilities
     torch.manual_seed(0)
-    dropped = grouped.grouped_attention(qkv, ((1, length),), 0.25, window=10)
-    exact = grouped.grouped_attention(qkv, ((1, length),), 0.0, window=10)
+    dropped = grouped.grouped_attention(qkv, packing_of(length), 0.25, window=10)
+    exact = grouped.grouped_attention(qkv, packing_of(length), 0.0, window=10)
     kept = dropped > 0
     assert largest_difference(dropped[kept], exact[kept] / 0.75) <= 1e-4
     assert (exact > 0).sum() == 5 * (length * 11 - 30)
