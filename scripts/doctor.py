@@ -164,7 +164,7 @@ def check_speed(speeds: dict[str, float]) -> Finding:
 
 def check_accelerator() -> Finding:
     abilities = find_abilities()
-    kinds = ", ".join(kind for kind in ("fp32", "fp16", "bf16") if abilities.can(kind))
+    kinds = ", ".join(abilities.precisions)
     if not torch.cuda.is_available():
         built = "built for CUDA" if torch.version.cuda else "a CPU build"
         has_driver = shutil.which("nvidia-smi") is not None

@@ -16,7 +16,6 @@ from evaluation.tasks.task_data import load_all
 from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import calling_parts_of
-from training.metrics.formatting import probe_line
 from training.metrics.sinks import Sinks
 from training.metrics.timing import SectionTimer
 from training.plan.horizon import look_ahead
@@ -227,3 +226,10 @@ class Prober:
                 f"--probe: probes take {share:.0%} of the time between them, expected about "
                 f"{MAX_SHARE / PROBES_PER_INTERVAL:.0%}. Probe less often (--probe_every_steps), or fewer tasks"
             )
+
+
+def probe_line(step: int, probes: Sequence[tuple[str, str, int]], figures: dict[str, float]) -> str:
+    """`probes`: the name of each, and the unit and number of what it was scored on."""
+    sizes = {name: f" ({counted(number, unit)})" for name, unit, number in probes}
+    shown = ", ".join(f"{name} {value:.1%}{sizes.get(name, '')}" for name, value in figures.items())
+    return f"probe at step {step}: {shown}"

@@ -8,15 +8,15 @@ from tqdm import tqdm
 
 from common.console import console
 from common.hardware import describe_hardware
+from common.words import counted, format_seconds
 from data.stream.loader import StepBatches
 from training.build import Run
 from training.clock import Clock
 from training.engine.gradients import GradientNorm, GradientWatch
-from training.metrics.formatting import first_live_text, live_text, train_line
 from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
 from training.metrics.tally import Tally
-from training.metrics.window import MetricsWindow, Settled, StepLoss, WindowReport
+from training.metrics.window import MetricsWindow, StepLoss, WindowReport
 from training.plan.learning_rate import effective_recipe
 from training.settings.resolve import Settings
 
@@ -79,9 +79,9 @@ class Reporter:
         """Count the tokens of the steps since the last settled one, without a report. Returns each step's loss."""
         return self._add_tokens(self.window.all_ranks_settle())
 
-    def _add_tokens(self, settled: Settled) -> list[StepLoss]:
-        self.progress.add_tokens(settled.num_tokens)
-        return settled.step_losses
+    def _add_tokens(self, settled: list[StepLoss]) -> list[StepLoss]:
+        self.progress.add_tokens(sum(step.num_tokens for step in settled))
+        return settled
 
     def discard(self) -> None:
         """Discard the steps since the last report: the run was rolled back."""
@@ -127,16 +127,38 @@ class Reporter:
         """
         if self.bar.disable:
             return
-        step, epoch = self.progress.step, self.clock.passes()
+        step, epoch = self.progress.step, f"epoch {self.clock.passes():.2f}"
         if self.closed is not None:
-            left = self.clock.seconds_left(self.closed.seconds_per_micro_step)
-            to_save = seconds_to_save(self.window.seconds_per_step())
-            text = live_text(epoch, self.figures, left, min(left, to_save))
+            figures, left = self.figures, self.clock.seconds_left(self.closed.seconds_per_micro_step)
+            to_save = min(left, seconds_to_save(self.window.seconds_per_step()))
+            text = (
+                f"{epoch}  loss {figures['loss']:.3f}  lr {figures['learning_rate']:.1e}  "
+                f"{figures['tokens_per_second']:,.0f} tokens/s  matmul {figures['matmul_share']:.0%}  "
+                f"ETA {format_seconds(left)}  next save in {format_seconds(to_save)}"
+            )
             self.bar.set_postfix_str(text, refresh=False)
         elif (loss := self.window.loss_so_far()) is not None:
-            first_report = step + self.print_steps - step % self.print_steps
-            self.bar.set_postfix_str(first_live_text(epoch, loss, self.lr, first_report), refresh=False)
+            first = step + self.print_steps - step % self.print_steps
+            text = f"{epoch}  loss {loss:.3f} so far  lr {self.lr:.1e}  first report at step {first}"
+            self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(step - self.bar.n)
+
+
+def train_line(step: int, last_step: int | None, figures: dict[str, float], seconds_left: float, is_part: bool) -> str:
+    """The console line of a report. `last_step` None: the time budget ends the run.
+
+    `is_part`: it covers fewer steps than --print_steps, because the run ends or was resumed here.
+    """
+    place = f"step {step}" if last_step is None else f"step {step}/{last_step}"
+    if is_part:
+        place += f" (last {counted(int(figures['window_steps']), 'step')} only)"
+    nsp = f"  nsp {figures['nsp_loss']:.3f} ({figures['nsp_accuracy']:.1%})" if "nsp_loss" in figures else ""
+    return (
+        f"{place}  loss {figures['loss']:.3f}  mlm {figures['mlm_loss']:.3f} ({figures['mlm_accuracy']:.1%}){nsp}  "
+        f"lr {figures['learning_rate']:.2e}  grad_norm {figures['grad_norm']:.2f}  "
+        f"{figures['tokens_per_second']:,.0f} tokens/s  matmul {figures['matmul_share']:.0%}  "
+        f"data wait {figures['data_wait_share']:.0%}  ETA {format_seconds(seconds_left)}"
+    )
 
 
 def finish_sinks(run: Run) -> None:
@@ -147,15 +169,15 @@ def finish_sinks(run: Run) -> None:
 
 def hyperparameters(settings: Settings) -> dict[str, Any]:
     """Settings by name, without those that have no effect in this run."""
-    flags, model = settings.training_flags, settings.model_config.to_dict()
+    flags, model = settings.flags.training, settings.model_config.to_dict()
     found = {
         **effective_recipe(settings.recipe()),
         "max_steps": flags.max_steps,
-        "max_seq_length": settings.data_flags.max_seq_length,
+        "max_seq_length": settings.flags.data.max_seq_length,
         "precision": settings.precision,
         "zero_stage": settings.deepspeed.zero_stage,
         "seed": flags.seed,
-        "is_preln": settings.model_flags.preln,
+        "is_preln": settings.flags.model.preln,
         **{key: model[key] for key in MODEL_KEYS},
     }
     return {key: value for key, value in found.items() if value is not None}

@@ -16,7 +16,6 @@ from data.stream.loader import evaluation_batches
 from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import to_device
-from training.metrics.formatting import validation_line
 from training.metrics.sinks import Sinks
 from training.metrics.tally import BatchSpread, Tally, summarize
 from training.metrics.timing import SectionTimer
@@ -26,15 +25,6 @@ from training.runtime.stopping import StopRequests
 
 STANDARD_ERROR = "standard_error"  # of mlm_loss, for the console only: it depends on the micro-batches
 MIN_ROWS_TO_CHOOSE = 200  # of validation data, for a best checkpoint that is more than chance
-
-
-def describe_uncertain_choice(num_rows: int, standard_error: float | None) -> str:
-    size = "unknown: there is one micro-batch" if standard_error is None else f"± {standard_error:.3f} nats"
-    return (
-        f"--keep_best: the validation data has {counted(num_rows, 'row')}, expected at least {MIN_ROWS_TO_CHOOSE}. The "
-        f"standard error of the loss is {size}, so checkpoints that differ by less may be ranked by chance. Prepare a "
-        f"larger share (data.prepare --validation_share)"
-    )
 
 
 def validation_rows(micro: int, training_length: int, length: int) -> int:
@@ -77,7 +67,12 @@ class Validator:
         )
         console.say(validation_line(progress.step, figures, error))
         if is_first and self.is_choice_uncertain:
-            console.warn(describe_uncertain_choice(self.dataset.num_rows, error))
+            size = "unknown: there is one micro-batch" if error is None else f"± {error:.3f} nats"
+            console.warn(
+                f"--keep_best: the validation data has {counted(self.dataset.num_rows, 'row')}, expected at least "
+                f"{MIN_ROWS_TO_CHOOSE}. The standard error of the loss is {size}, so checkpoints that differ by less "
+                f"may be ranked by chance. Prepare a larger share (data.prepare --validation_share)"
+            )
         self.sinks.record("validation", progress.step, progress.samples, figures)
         return best
 
@@ -116,6 +111,20 @@ class Validator:
         if error is not None:
             figures[STANDARD_ERROR] = error
         return {**figures, "perplexity": math.exp(min(figures["mlm_loss"], 700.0))}
+
+
+def validation_line(step: int, figures: dict[str, float], standard_error: float | None = None) -> str:
+    """`standard_error`: of the masked-LM loss; None: it is not shown."""
+    error = "" if standard_error is None else f" ± {standard_error:.3f}"
+    nsp = (
+        f"  nsp loss {figures['nsp_loss']:.3f} (accuracy {figures['nsp_accuracy']:.1%})"
+        if "nsp_loss" in figures
+        else ""
+    )
+    return (
+        f"validation at step {step}: mlm loss {figures['mlm_loss']:.3f}{error} "
+        f"(perplexity {figures['perplexity']:.1f}, accuracy {figures['mlm_accuracy']:.1%}){nsp}"
+    )
 
 
 def _all_ranks_next(batches: Iterator[Batch], stop: StopRequests) -> Batch | None:

@@ -248,7 +248,7 @@ def test_a_disk_that_is_full_when_a_run_goes_back(small_disk: Path, rank_server:
 
 def test_pointers_that_cannot_be_written(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fill(small_disk)
-    CheckpointWriter(small_disk).mark_best(Retention(), Best("step_00000001", 1.0, False))
+    CheckpointWriter(small_disk).update_pointers("step_00000001", Retention(), Best("step_00000001", 1.0, False))
     write_skips(small_disk, Skips(((1, 2),)))
     assert capfd.readouterr().err.count("No space left on device") == 2
 

@@ -128,7 +128,7 @@ def _claim_fp16(_: Fault) -> None:
     from training.runtime.precision import Abilities
     from training.settings import checks
 
-    checks.find_abilities = lambda: Abilities("CPU", fp16=True, bf16=True)
+    checks.find_abilities = lambda: Abilities("CPU", ("fp32", "fp16", "bf16"))
 
 
 def _no_compiler(_: Fault) -> None:

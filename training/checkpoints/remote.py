@@ -5,11 +5,13 @@ Uploads happen in a thread: training never waits for them. Only the newest one a
 """
 
 import json
+import math
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 from common.console import console
@@ -164,19 +166,18 @@ class Uploader:
 
         `note` is called again and again, for the watchdog.
         """
-        is_announced, deadline = False, None
-        while True:
+        deadline = math.inf
+
+        def is_over() -> bool:
+            return self.wait(ROUND_SECONDS) or time.monotonic() > deadline
+
+        for number in count():
             note("upload")
-            if deadline is None and stop.all_ranks_agreed():
+            if deadline == math.inf and stop.all_ranks_agreed():
                 deadline = time.monotonic() + STOP_SECONDS
-
-            def is_over(deadline: float | None = deadline) -> bool:
-                return self.wait(ROUND_SECONDS) or (deadline is not None and time.monotonic() > deadline)
-
             if collectives.all_ranks_from_main(is_over):
                 return
-            if not is_announced:
-                is_announced = True
+            if number == 0:
                 console.say(f"uploading {self._newest} to {self._remote.store.url}")
 
     def close(self) -> None:
@@ -205,11 +206,9 @@ class Uploader:
                     self._uploaded = max(self._uploaded or tag, tag)
                     best = read_best(self._folder, [path.name for path in self._folder.iterdir()])
                     self._remote.retire(self._retention, None if best is None else best.tag)
-            except UserError as error:
-                failure = str(error)
             except Exception as error:  # of any file system; training must not end because of it
-                failure = f"{self._remote.store.url}: {type(error).__name__}: {error}"
-            if failure:
+                kind = "" if isinstance(error, UserError) else f"{self._remote.store.url}: {type(error).__name__}: "
+                failure = f"{kind}{error}"
                 console.warn(f"{failure}. {tag} was not uploaded; training continues, and the next one is tried")
             with self._changed:
                 self._failure, self._current = failure, None

@@ -1,5 +1,6 @@
 """When a run saves, and what happens when its disk is full."""
 
+import math
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ class SavePolicy:
 
     retention: Retention
     every_steps: int | None = None
-    every_minutes: float | None = None
+    every_minutes: float = math.inf
     epochs: Container[int] | None = None  # at whose end to save; None: all
 
 
@@ -68,8 +69,7 @@ class Saver:
 
     def is_overdue(self) -> bool:
         """Whether --save_every_minutes have passed, by this rank's clock. Only rank 0's answer counts."""
-        minutes = self.policy.every_minutes
-        return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+        return time.monotonic() - self.saved_at >= 60 * self.policy.every_minutes
 
     def is_due(self, epoch: int) -> bool:
         """Whether a save is due after a step that began in `epoch`. The same on all ranks."""
@@ -79,22 +79,16 @@ class Saver:
         has_epoch_ended = self.horizon.epoch_of(self.progress.samples) > epoch
         return has_epoch_ended and (self.policy.epochs is None or epoch in self.policy.epochs)
 
-    def steps_to_next(self) -> int:
-        """Steps until the next checkpoint by steps or epochs, if no step is skipped."""
-        step, samples, every = self.progress.step, self.progress.samples, self.policy.every_steps
-        candidates = [self.horizon.last_step() - step]
-        if every is not None:
-            candidates.append(every - step % every)
-        if self.policy.epochs is None or self.horizon.epoch_of(samples) in self.policy.epochs:
-            candidates.append(self.horizon.steps_to_epoch_end(samples))
-        return min(candidates)
-
     def seconds_to_next(self, seconds_per_step: float) -> float:
-        """Seconds until the next checkpoint at this speed, --save_every_minutes included."""
-        by_steps, minutes = self.steps_to_next() * seconds_per_step, self.policy.every_minutes
-        if minutes is None:
-            return by_steps
-        return min(by_steps, max(0.0, 60 * minutes - (time.monotonic() - self.saved_at)))
+        """Seconds until the next checkpoint at this speed, if no step is skipped."""
+        step, samples, policy = self.progress.step, self.progress.samples, self.policy
+        steps = [self.horizon.last_step() - step]
+        if policy.every_steps is not None:
+            steps.append(policy.every_steps - step % policy.every_steps)
+        if policy.epochs is None or self.horizon.epoch_of(samples) in policy.epochs:
+            steps.append(self.horizon.steps_to_epoch_end(samples))
+        by_clock = self.saved_at + 60 * policy.every_minutes - time.monotonic()
+        return min(min(steps) * seconds_per_step, max(0.0, by_clock))
 
     def all_ranks_save(self, best: Best | None) -> None:
         """Save a checkpoint during training. If it cannot be written, warn and continue."""
@@ -108,13 +102,8 @@ class Saver:
 
         A checkpoint that is still being committed is waited for, and written again if that fails.
         """
-        if not self.has_unsaved_steps:
-            try:
-                self.checkpoints.all_ranks_finish()
-                return
-            except SaveFailed as failure:
-                console.warn(str(failure))
-        self.all_ranks_save_last(None, patience=0.0)
+        if self.has_unsaved_steps or not self.checkpoints.all_ranks_finish_or_warn():
+            self.all_ranks_save_last(None, patience=0.0)
 
     def all_ranks_save_last(self, best: Best | None = None, patience: float = FINAL_PATIENCE_SECONDS) -> None:
         """Save the last checkpoint of a run: wait `patience` seconds for space, then fail with the reason."""
@@ -126,32 +115,21 @@ class Saver:
                 self.checkpoints.all_ranks_finish()
                 return
             except SaveFailed as failure:
-                left, lost, valid = collectives.all_ranks_from_main(
-                    lambda: (
-                        deadline - time.monotonic(),
-                        self._steps_to_repeat(),
-                        self.checkpoints.newest_known_valid(),
-                    )
+                # Only rank 0 knows the newest valid one, because it commits in the background.
+                left, valid = collectives.all_ranks_from_main(
+                    lambda: (deadline - time.monotonic(), self.checkpoints.newest_known_valid())
                 )
                 if left <= 0 or self.stop.all_ranks_agreed():
                     start = "starts again" if valid is None else f"resumes from {valid}"
-                    raise UserError(
-                        f"{failure}. The same command {start} and repeats {counted(lost, 'step')}"
-                    ) from None
+                    first = self.progress.state.start_step if valid is None else step_of(valid)
+                    lost = counted(self.progress.step - first, "step")
+                    raise UserError(f"{failure}. The same command {start} and repeats {lost}") from None
                 console.warn(f"{failure}. Trying again for {left:.0f} s")
                 time.sleep(RETRY_SECONDS)
 
-    def _steps_to_repeat(self) -> int:
-        """Steps since the newest valid checkpoint. Only rank 0 knows, because it commits in the background."""
-        valid, state = self.checkpoints.newest_known_valid(), self.progress.state
-        return state.step - (state.start_step if valid is None else step_of(valid))
-
     def _all_ranks_save(self, best: Best | None) -> None:
         began, self.saved_at = time.perf_counter(), time.monotonic()
-        try:
-            self.checkpoints.all_ranks_finish()
-        except SaveFailed as failure:
-            console.warn(str(failure))
+        self.checkpoints.all_ranks_finish_or_warn()
         # By rank 0's clock, which differs from that of other ranks and must not enter their state.
         used, pause = self.budget.used(), self.budget.longest_pause
         state = replace(self.progress.state, seconds=used, longest_pause=pause)

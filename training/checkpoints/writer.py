@@ -62,7 +62,7 @@ class CheckpointWriter(CheckpointFolder):
             raise SaveFailed(problem)
         if exists:
             if best is not None and collectives.is_main():
-                self.mark_best(retention, best)
+                self.update_pointers(tag, retention, best)
             return
         engine.save_checkpoint(str(staging), tag=tag, save_latest=False)
         names, failure = engine.checkpoint_engine.take_outcome()
@@ -98,12 +98,24 @@ class CheckpointWriter(CheckpointFolder):
         if problem is not None:
             raise SaveFailed(problem)
 
-    def mark_best(self, retention: Retention, best: Best) -> None:
-        """Mark an existing checkpoint as the best so far."""
+    def all_ranks_finish_or_warn(self) -> bool:
+        """Wait for the commit in the background. Whether it succeeded; if not, the reason is reported."""
         try:
-            retire(self.folder, [tag for tag in self.tags() if tag not in self.damaged], retention, best)
+            self.all_ranks_finish()
+        except SaveFailed as failure:
+            console.warn(str(failure))
+            return False
+        return True
+
+    def update_pointers(self, tag: str, retention: Retention, best: Best | None) -> None:
+        """Make `latest` name the checkpoint `tag`, mark `best` as the best so far, and remove what is not kept."""
+        try:
+            point_to(self.folder, tag)
+            # Later steps were skipped when this run resumed; they must not push out valid ones.
+            earlier = [each for each in self.tags() if step_of(each) <= step_of(tag) and each not in self.damaged]
+            retire(self.folder, earlier, retention, best)
         except OSError as error:
-            console.warn(f"{self.folder}: {best.tag} is the best so far, but best.json cannot be written ({error})")
+            console.warn(f"{self.folder}: {tag} was saved, but its pointers could not be written ({error})")
 
     def repair_pointers(self, tag: str, state: TrainingState) -> None:
         """Update `latest` and `best.json` if a kill after the rename left them behind; `state` is that of `tag`."""
@@ -187,13 +199,7 @@ class CheckpointWriter(CheckpointFolder):
         self.damaged.discard(staged.name)
         shutil.rmtree(staged.parent, ignore_errors=True)
         console.say(f"checkpoint: {self.folder / staged.name}" + (" (the best so far)" if best else ""))
-        try:
-            point_to(self.folder, staged.name)
-            # Later steps were skipped when this run resumed; they must not push out valid ones.
-            earlier = [tag for tag in self.tags() if step_of(tag) <= step_of(staged.name)]
-            retire(self.folder, [tag for tag in earlier if tag not in self.damaged], retention, best)
-        except OSError as error:
-            console.warn(f"{self.folder}: the checkpoint was saved, but its pointers could not be written ({error})")
+        self.update_pointers(staged.name, retention, best)
 
 
 def point_to(folder: Path, tag: str) -> None:

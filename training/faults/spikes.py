@@ -13,7 +13,7 @@ from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.paths import SKIPS
 from training.checkpoints.progress import Progress
 from training.checkpoints.state import read_state, write_skips
-from training.checkpoints.writer import CheckpointWriter, SaveFailed
+from training.checkpoints.writer import CheckpointWriter
 from training.metrics.sinks import Sinks
 from training.metrics.window import StepLoss
 from training.runtime import collectives
@@ -99,10 +99,7 @@ class SpikeResponse:
 
     def all_ranks_roll_back(self, at: StepLoss) -> bool:
         """Load the newest checkpoint from before `at`, and skip its samples from now on. False: there is none."""
-        try:
-            self.checkpoints.all_ranks_finish()
-        except SaveFailed as failure:
-            console.warn(str(failure))
+        self.checkpoints.all_ranks_finish_or_warn()
         tag = collectives.all_ranks_from_main(lambda: self.checkpoints.newest_valid(before_step=at.step))
         if tag is None:
             return False

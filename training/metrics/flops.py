@@ -113,11 +113,11 @@ class MatmulProbe:
 def measure_speeds(config: BertConfig, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """FLOP/s of the model's products in each precision that this machine supports. Takes about a second."""
     avoid_broken_amx()
-    abilities, device = find_abilities(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precisions, device = find_abilities().precisions, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         name: MatmulProbe(config, PROBED_TOKENS, dtype, device, clock).measure_speed()
         for name, dtype in DTYPES.items()
-        if abilities.can(name)
+        if name in precisions
     }
 
 

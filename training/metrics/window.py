@@ -19,26 +19,20 @@ READ_SECONDS = 1.0  # between two reads of a loss that is still being summed
 
 
 class StepLoss(NamedTuple):
-    """The loss of one step over all ranks, and its samples."""
+    """The loss of one step over all ranks, and its samples. Each step is settled once."""
 
     step: int
     first_sample: int
     next_sample: int
     loss: float
-
-
-class Settled(NamedTuple):
-    """What the training state and the spike detector need of steps, over all ranks. Each step is settled once."""
-
-    step_losses: list[StepLoss]
-    num_tokens: int  # real tokens
+    num_tokens: int = 0  # real tokens
 
 
 class WindowReport(NamedTuple):
     """A closed window, the same on all ranks."""
 
     figures: dict[str, float]
-    settled: Settled  # of the steps that all_ranks_settle() has not returned before
+    settled: list[StepLoss]  # the steps that all_ranks_settle() has not returned before
     paces: list[float]  # each rank's seconds for the same work
     seconds_per_micro_step: float
 
@@ -112,25 +106,19 @@ class MetricsWindow:
         if not self.sums or now - self.read_at < READ_SECONDS:
             return None
         self.read_at = now
-        return self._summarize(torch.stack(self.sums).sum(0).tolist())["loss"]
+        return summarize(dict(zip(self.names, torch.stack(self.sums).sum(0).tolist(), strict=True)))["loss"]
 
-    def _summarize(self, values: list[float]) -> dict[str, float]:
-        return summarize(dict(zip(self.names, values, strict=True)))
-
-    def all_ranks_settle(self) -> Settled:
+    def all_ranks_settle(self) -> list[StepLoss]:
         """Settle the steps that are not settled yet, by one reduction. The window stays open."""
         return self._settle(collectives.all_ranks_sum(torch.stack(self.sums[self.num_settled :])))
 
-    def _settle(self, by_step: torch.Tensor) -> Settled:
+    def _settle(self, by_step: torch.Tensor) -> list[StepLoss]:
         """`by_step` [steps, names]: sums of the last steps over all ranks; those settled before are left out."""
-        rows = by_step[-self.num_unsettled :].tolist() if self.num_unsettled else []
-        losses = [self._summarize(values)["loss"] for values in rows]
-        steps = self.steps[self.num_settled :]
+        unsettled = by_step[len(by_step) - self.num_unsettled :].tolist()
+        sums = [dict(zip(self.names, values, strict=True)) for values in unsettled]
+        steps = zip(self.steps[self.num_settled :], sums, strict=True)
         self.num_settled = self.num_steps
-        return Settled(
-            [StepLoss(*step, loss) for step, loss in zip(steps, losses, strict=True)],
-            int(sum(values[self.names.index("num_tokens")] for values in rows)),
-        )
+        return [StepLoss(*step, summarize(each)["loss"], int(each["num_tokens"])) for step, each in steps]
 
     def all_ranks_close(self) -> WindowReport:
         """The figures of this window over all ranks, by one reduction. Then the next window begins."""

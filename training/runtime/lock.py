@@ -56,13 +56,12 @@ def all_ranks_check_shared(folder: Path, hosts: Sequence[str]) -> None:
     signature = collectives.all_ranks_from_main((folder / LOCK).read_text)
     seen = collectives.all_ranks_gather(_sees(folder, signature))
     blind = sorted({host for host, sees in zip(hosts, seen, strict=True) if not sees})
-    if blind and collectives.is_main():
-        raise UserError(
-            f"{folder}: {', '.join(blind)} cannot see what {hosts[0]} (rank 0) writes there; expected a folder on a "
-            f"file system that all machines share. Mount it there, or pass another --output_dir"
-        )
+    text = (
+        f"{folder}: {', '.join(blind)} cannot see what {hosts[0]} (rank 0) writes there; expected a folder on a file "
+        f"system that all machines share. Mount it there, or pass another --output_dir"
+    )
     if blind:
-        raise ReportedElsewhere("rank 0 reports which machine does not see the folder")
+        raise UserError(text) if collectives.is_main() else ReportedElsewhere(text)
 
 
 def _sees(folder: Path, signature: str) -> bool:

@@ -12,43 +12,20 @@ LOGGERS = ("DeepSpeed", "py.warnings")
 MAX_HELD = 10_000  # records
 
 
-class HeldFile(MemoryHandler):
-    """Holds records until begin() creates the file: a run that cannot start leaves nothing behind."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(MAX_HELD, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
-        self.path = path
-
-    def begin(self) -> None:
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(self.path, delay=True, encoding="utf-8")
-        file.setFormatter(logging.Formatter(FORMAT))
-        self.setTarget(file)
-        self.flush()
-        self.capacity = 1
-
-    def close(self) -> None:
-        if self.target is not None:
-            self.target.close()
-        super().close()
-
-
-def begin_logs() -> None:
-    """Create the file that send_logs() named, once the run has been built."""
-    for handler in logging.getLogger(LOGGERS[0]).handlers:
-        if isinstance(handler, HeldFile):
-            handler.begin()
-
-
 def send_logs(folder: Path | None, rank: int) -> None:
     """Send library logs to `<folder>/rank_N.log` (None: nowhere), and errors to the console too.
 
-    Replaces the handlers of the loggers and captures warnings for the whole process. begin_logs() creates the file.
+    Replaces the handlers of the loggers and captures warnings for the whole process. Records are held until
+    begin_logs() creates the file: a run that cannot start leaves nothing behind.
     """
-    handlers: list[logging.Handler] = [_console_handler()]
+    errors = logging.StreamHandler(sys.stderr)
+    errors.setLevel(logging.ERROR)
+    errors.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    handlers: list[logging.Handler] = [errors]
     if folder is not None:
-        handlers.append(HeldFile(folder / f"rank_{rank}.log"))
+        file = logging.FileHandler(folder / f"rank_{rank}.log", delay=True, encoding="utf-8")
+        file.setFormatter(logging.Formatter(FORMAT))
+        handlers.append(MemoryHandler(MAX_HELD, logging.CRITICAL + 1, file, flushOnClose=False))
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a full disk is reported elsewhere, not once per line
     for name in LOGGERS:
@@ -57,13 +34,18 @@ def send_logs(folder: Path | None, rank: int) -> None:
         logger.propagate = False
         for old in list(logger.handlers):
             logger.removeHandler(old)
-            old.close()
+            for each in (getattr(old, "target", None), old):
+                if each is not None:
+                    each.close()
         for handler in handlers:
             logger.addHandler(handler)
 
 
-def _console_handler() -> logging.Handler:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.ERROR)
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    return handler
+def begin_logs() -> None:
+    """Create the file that send_logs() named, once the run has been built."""
+    for handler in logging.getLogger(LOGGERS[0]).handlers:
+        if isinstance(handler, MemoryHandler) and isinstance(handler.target, logging.FileHandler):
+            with suppress(OSError):
+                Path(handler.target.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            handler.flush()
+            handler.capacity = 1

@@ -8,7 +8,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -39,30 +39,26 @@ def describe_installation(rank_info: RankInfo, data_digest: str) -> dict[str, st
 
 def read_versions() -> dict[str, str]:
     versions = {name: metadata.version(name) for name in ("torch", "deepspeed")}
-    return {"Python": platform.python_version(), **versions, "project": digest_of_project()[:SHOWN]}
+    return {"Python": platform.python_version(), **versions, "project": digest_of_project()}
 
 
 def digest_of_project() -> str:
     """A digest of the sources that a run imports."""
     root = Path(__file__).parent.parent.parent
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
+    paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    return _digest(path.relative_to(root).as_posix().encode() + path.read_bytes() for path in paths)
 
 
 def digest_of_data(folder: Path) -> str | None:
     """A digest of the manifests below `folder`, and of the names and sizes of its shards; None if there are none."""
     shards = sorted(path for pattern in ("*.hdf5", "*.h5") for path in folder.rglob(pattern))
-    if not shards:
-        return None
-    digest = hashlib.sha256()
-    for path in shards:
-        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())
-    for path in sorted(folder.rglob("manifest*.json")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:SHOWN]
+    sizes = [f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode() for path in shards]
+    manifests = [path.read_bytes() for path in sorted(folder.rglob("manifest*.json"))]
+    return _digest([*sizes, *manifests]) if shards else None
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:SHOWN]
 
 
 @dataclass(frozen=True)

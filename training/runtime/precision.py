@@ -22,41 +22,34 @@ class Abilities:
     """The precisions that the accelerator supports. `name` is for messages."""
 
     name: str
-    fp16: bool
-    bf16: bool
-
-    def can(self, precision: str) -> bool:
-        return precision == "fp32" or bool(getattr(self, precision))
+    precisions: tuple[str, ...]
 
 
 def find_abilities() -> Abilities:
     if torch.cuda.is_available():
-        return Abilities(torch.cuda.get_device_name(), fp16=True, bf16=torch.cuda.is_bf16_supported())
+        has_bf16 = torch.cuda.is_bf16_supported()
+        return Abilities(torch.cuda.get_device_name(), ("fp32", "fp16", "bf16") if has_bf16 else ("fp32", "fp16"))
     try:
-        fp16 = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        has_fp16 = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     except (AttributeError, RuntimeError):
-        fp16 = False
-    return Abilities("CPU", fp16=fp16, bf16=True)
+        has_fp16 = False
+    return Abilities("CPU", ("fp32", "fp16", "bf16") if has_fp16 else ("fp32", "bf16"))
 
 
 def choose_precision(flag: str, wanted: str, abilities: Abilities, config_path: Path) -> str:
     """The precision of the run: the flag's, or the JSON's if the machine supports it, else fp32 with a warning."""
-    if flag != "auto":
-        if not abilities.can(flag):
-            raise UserError(
-                f"--precision {flag}: this machine's accelerator ({abilities.name}) does not support {flag}; "
-                f"expected one of {_listed(abilities)}; pass one of these"
-            )
-        return flag
-    if abilities.can(wanted):
-        return wanted
+    listed = ", ".join(abilities.precisions)
+    if flag != "auto" and flag not in abilities.precisions:
+        raise UserError(
+            f"--precision {flag}: this machine's accelerator ({abilities.name}) does not support {flag}; expected one "
+            f"of {listed}; pass one of these"
+        )
+    chosen = wanted if flag == "auto" else flag
+    if chosen in abilities.precisions:
+        return chosen
     console.warn(
         f"{config_path} requests {wanted}, but this machine's accelerator ({abilities.name}) supports only "
-        f"{_listed(abilities)}; training in fp32. To silence this warning, pass --precision fp32 or a DeepSpeed JSON "
+        f"{listed}; training in fp32. To silence this warning, pass --precision fp32 or a DeepSpeed JSON "
         f"such as configs/ds_cpu.json"
     )
     return "fp32"
-
-
-def _listed(abilities: Abilities) -> str:
-    return ", ".join(precision for precision in DTYPES if abilities.can(precision))

@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -37,14 +38,13 @@ def read_rank_info(environment: MutableMapping[str, str] = os.environ) -> RankIn
         environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
         environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     problems = Problems()
-    world_size = _read_number(environment, "WORLD_SIZE", None, 1, problems)
+    read = partial(_read_number, environment, problems)
+    world_size = read("WORLD_SIZE", 1)
     rank_info = RankInfo(
-        rank=_read_number(environment, "RANK", None, 0, problems),
-        local_rank=_read_number(environment, "LOCAL_RANK", "0" if world_size == 1 else None, 0, problems),
+        rank=read("RANK", 0),
+        local_rank=read("LOCAL_RANK", 0, "0" if world_size == 1 else None),
         world_size=world_size,
-        local_size=_read_number(
-            environment, "LOCAL_SIZE", environment.get("LOCAL_WORLD_SIZE", str(world_size)), 1, problems
-        ),
+        local_size=read("LOCAL_SIZE", 1, environment.get("LOCAL_WORLD_SIZE", str(world_size))),
     )
     problems.raise_if_any()
     _check_rank_info(rank_info, problems)
@@ -113,7 +113,7 @@ def _refuse_unplaced(launchers: Sequence[LauncherVariables], environment: Mappin
 
 
 def _read_number(
-    environment: MutableMapping[str, str], name: str, default: str | None, least: int, problems: Problems
+    environment: Mapping[str, str], problems: Problems, name: str, least: int, default: str | None = None
 ) -> int:
     text = environment.get(name, default)
     if text is not None and re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= least:

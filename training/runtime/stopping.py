@@ -6,8 +6,8 @@ SIGTERM is what schedulers and launchers send, SIGINT is Ctrl-C, SIGUSR1 is Slur
 
 import signal
 import types
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from common.console import console
 from common.processes import handle_stop_signals
@@ -16,22 +16,19 @@ from training.runtime.starting import start
 
 
 class StopRequests:
-    """Records stop requests to this process while entered; `all_ranks_agreed()` exchanges them between ranks."""
+    """Records stop requests to this process while `receiving()`; `all_ranks_agreed()` exchanges them between ranks."""
 
     def __init__(self, interrupt: Callable[[], None] | None = None) -> None:
         """`interrupt` is called with a request, possibly in a signal handler: it ends what may wait for long."""
         self._interrupt = interrupt
         self.reason: str | None = None
         self.agreed = False
-        self._handlers = ExitStack()
 
-    def __enter__(self) -> "StopRequests":
-        self._handlers.enter_context(handle_stop_signals(self._note))
-        start.hand_over(self.request)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handlers.close()
+    @contextmanager
+    def receiving(self) -> Generator[None]:
+        with handle_stop_signals(self._note):
+            start.hand_over(self.request)
+            yield
 
     def _note(self, number: int, _frame: types.FrameType | None) -> None:
         if number == signal.SIGINT and self.reason is not None:

@@ -153,10 +153,11 @@ class Watchdog:
         return self.folder / f"rank_{rank}.json"
 
     def _read_all(self) -> list[Beat]:
-        if self.folder is None:
-            return []
-        beats = (_read(self._file(rank)) for rank in range(self.world_size))
-        return [beat for beat in beats if beat is not None]
+        beats = []
+        for rank in range(0 if self.folder is None else self.world_size):
+            with suppress(OSError, ValueError, TypeError):
+                beats.append(Beat(**json.loads(self._file(rank).read_text())))
+        return beats
 
     def _report(self) -> bool:
         """Report the stuck ranks, if no lower rank does; whether this rank did."""
@@ -172,13 +173,6 @@ def intervals(stuck_seconds: float) -> tuple[float, float]:
     """Seconds between two checks and between two writes: several writes fit between the two reads of a check."""
     write_seconds = min(MAX_WRITE_SECONDS, stuck_seconds / 6)
     return min(MAX_TICK_SECONDS, write_seconds / 4), write_seconds
-
-
-def _read(path: Path) -> Beat | None:
-    try:
-        return Beat(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def find_line(thread: int) -> tuple[str, bool]:

@@ -169,7 +169,7 @@ SHARDS = {
     "another width": (shard_of(5, 16), SHARD, "16 tokens wide", "but --max_seq_length is 24", "pass --max_seq_length 16"),
     "a dataset missing": (shard_with("segment_ids", None), SHARD, "no dataset 'segment_ids'", "expected input_ids, input_mask, segment_ids", "Prepare it again"),
     "floats": (shard_with("input_ids", np.zeros((ROWS, 24), np.float32)), SHARD, "float32", "expected integers", "Prepare it again"),
-    "other rows": (shard_with("input_mask", np.ones((4, 24), np.int8)), SHARD, "(4, 24)", "expected (37, 24)", "Prepare it again"),
+    "other rows": (shard_with("input_mask", np.ones((4, 24), np.int8)), SHARD, "(4, 24)", "expected int8 (37, 24)", "Prepare it again"),
     "ids beyond the vocabulary": (
         shard_with("input_ids", np.full((ROWS, 24), 1000, np.int32)), SHARD, "found 1000", "outside 0…60", "expected the tokenizer that made the shard"
     ),

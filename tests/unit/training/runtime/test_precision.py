@@ -7,13 +7,13 @@ import pytest
 from common.errors import UserError
 from training.runtime.precision import Abilities, choose_precision
 
-CPU = Abilities("CPU", fp16=False, bf16=True)
+CPU = Abilities("CPU", ("fp32", "bf16"))
 FILE = Path("ds.json")
 
 
 def test_auto_follows_the_file_where_the_machine_can() -> None:
     assert choose_precision("auto", "bf16", CPU, FILE) == "bf16"
-    assert choose_precision("auto", "fp16", Abilities("GPU", fp16=True, bf16=True), FILE) == "fp16"
+    assert choose_precision("auto", "fp16", Abilities("GPU", ("fp32", "fp16", "bf16")), FILE) == "fp16"
 
 
 def test_auto_falls_back_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
