@@ -99,12 +99,9 @@ def documents_of_module(path: Path) -> Iterator[list[str]]:
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    if path.name == "topics.py" and path.parent.name == "pydoc_data":
-        yield from (sentences for topic in _topics(tree) if (sentences := sentences_of(topic)))
-        return
-    for docstrings in _docstrings(tree):
-        sentences = [sentence for docstring in docstrings for sentence in sentences_of(docstring)]
-        if sentences:
+    is_topics = path.name == "topics.py" and path.parent.name == "pydoc_data"
+    for texts in ([topic] for topic in _topics(tree)) if is_topics else _docstrings(tree):
+        if sentences := [sentence for text in texts for sentence in sentences_of(text)]:
             yield sentences
 
 
@@ -239,14 +236,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Write a text corpus from the documentation that is installed with Python, without a download.",
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
-    parser.add_argument("--max_mb", type=float, default=20.0, metavar="MB", help="amount of text after which to stop")
-    parser.add_argument(
-        "--workers", type=positive_int, default=2, metavar="N", help="number of processes; does not change the output"
-    )
-    parser.add_argument(
-        "--labelled", type=Path, metavar="FILE", help="also write a CSV of texts and the package that each is from"
-    )
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for the text files")
+    add("--max_mb", type=float, default=20.0, metavar="MB", help="amount of text after which to stop")
+    workers = "number of processes; does not change the output"
+    add("--workers", type=positive_int, default=2, metavar="N", help=workers)
+    add("--labelled", type=Path, metavar="FILE", help="also write a CSV of texts and the package that each is from")
     arguments = parser.parse_args(argv)
     problems = Problems()
     if arguments.labelled is not None:

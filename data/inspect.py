@@ -10,7 +10,7 @@ from common.help import HelpFormatter, Parser
 from data.shards.dataset import open_dataset
 from data.shards.folder import list_shards, split_of
 from data.shards.reader import ShardFile
-from data.shards.report import Description, Preparation, SplitTotals, describe, render, report_files
+from data.shards.report import Description, Preparation, describe, render, report_files
 from data.shards.schema import SPLITS, Split
 from data.tokenizer import BertTokenizer, load_tokenizer
 
@@ -20,13 +20,9 @@ def inspect_folder(
     tokenizer: BertTokenizer | None,
     *,
     verify: bool = False,
-    totals: Mapping[Split, SplitTotals] | None = None,
-    preparation: Preparation | None = None,
+    preparation: Mapping[Split, Preparation] | None = None,
 ) -> list[Description]:
-    """Describe every split in the folder; `totals`: the sizes of the splits if the folder has only some shards.
-
-    `preparation`: if data.prepare has just made it, whether it trained the tokenizer.
-    """
+    """Describe every split in the folder; `preparation`: of each, if data.prepare has just made it."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder. Give one with .hdf5 shards.")
     files = list_shards(folder)
@@ -49,7 +45,7 @@ def inspect_folder(
             max_predictions_per_seq=max(first.layout.max_predictions_per_seq, 1),
             verify=verify,
         )
-        found.append(describe(dataset, split, tokenizer, None if totals is None else totals[split], preparation))
+        found.append(describe(dataset, split, tokenizer, None if preparation is None else preparation[split]))
         dataset.close()
     return found
 
@@ -58,10 +54,8 @@ def find_tokenizer(folder: Path, given: Path | None) -> BertTokenizer | None:
     """The given tokenizer, or else the one next to the prepared shards, if there is one."""
     if given is not None:
         return load_tokenizer(given)
-    for candidate in (folder / "tokenizer", folder.parent / "tokenizer"):
-        if candidate.is_dir():
-            return load_tokenizer(candidate)
-    return None
+    beside = next((path for path in (folder / "tokenizer", folder.parent / "tokenizer") if path.is_dir()), None)
+    return None if beside is None else load_tokenizer(beside)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,14 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Describe a folder of HDF5 shards, NVIDIA's or ours: counts, fill, tokens, sample rows, warnings.",
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with .hdf5 shards")
-    parser.add_argument(
-        "--vocab_file", type=Path, metavar="FILE", help="tokenizer (default: the one next to the shards)"
-    )
-    parser.add_argument("--verify_data", action="store_true", help="compare every file with its digest in the manifest")
-    parser.add_argument(
-        "--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.svg to"
-    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="folder with .hdf5 shards")
+    add("--vocab_file", type=Path, metavar="FILE", help="tokenizer (default: the one next to the shards)")
+    add("--verify_data", action="store_true", help="compare every file with its digest in the manifest")
+    add("--report_dir", type=Path, metavar="DIR", help="folder to write report.md, report.json and lengths.svg to")
     arguments = parser.parse_args(argv)
     if arguments.report_dir is not None:
         problems = Problems()

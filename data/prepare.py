@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fsspec.implementations.dirfs import DirFileSystem
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_text_fields(sources, settings.text_field)
     job = Job(settings, str(work), root, str(work / "tokenizer"))
     started = time.perf_counter()
-    with work_folder.remove_on_user_error(work), work_folder.resume_hint():
+    with work_folder.using_work(work):
         is_resumed = work_folder.open_work(work, fingerprint, overwrite=arguments.overwrite)
         output_.clear_output(output, settings, is_resumed=is_resumed)
         with open_executor(arguments.executor, arguments.workers, arguments.scheduler) as (executor, workers):
@@ -69,18 +69,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(
     summary: Summary, output: DirFileSystem, root: str, tokenizer: BertTokenizer, work: Path, seconds: float
 ) -> None:
+    from data.inspect import inspect_folder  # here, because no worker needs them
+    from data.shards.report import Preparation, report_files
+
     shown = {name: count for name, count in summary.counts.items() if count and name != SAMPLE_BYTES}
     console.say(", ".join(_count_in_words(name, count) for name, count in shown.items()))
+    counts = summary.counts | {"seconds": round(seconds, 1)}
     for length, shards in summary.shards.items():
+        folder = f"{root}/{length}"
+        splits = {}
         for split in SPLITS:
             mine = [shard for shard in shards if shard["split"] == split]
+            rows, tokens = (sum(shard[name] for shard in mine) for name in ("rows", "tokens"))
+            copies, has_trained = summary.settings.copies(split), summary.settings.vocab_size is not None
+            splits[split] = Preparation(folder, len(mine), rows, copies, has_trained)
             if mine:
-                rows, tokens = sum(shard["rows"] for shard in mine), sum(shard["tokens"] for shard in mine)
                 size = f"{counted(rows, 'row')} in {counted(len(mine), 'file')}"
-                console.say(f"{root}/{length}: {split}: {size}, filled to {tokens / rows / length:.0%}")
-        preparation: Literal["trained", "given"] = "given" if summary.settings.vocab_size is None else "trained"
-        counts = summary.counts | {"seconds": round(seconds, 1)}
-        _write_report(output, f"{root}/{length}", length, shards, tokenizer, work, counts, summary.files, preparation)
+                console.say(f"{folder}: {split}: {size}, filled to {tokens / rows / length:.0%}")
+        readable = _fetch_some(output, length, shards, work) if is_url(folder) else Path(folder)
+        found = inspect_folder(readable, tokenizer, preparation=splits)
+        for name, content in report_files(found, counts, summary.files).items():
+            output_.write_file(output, f"{length}/{name}", content)
+        for description in found:
+            for warning in description.warnings:
+                console.warn(f"{folder}: {description.split}: {warning}")
+        console.say(f"{folder}/report.md: describes the shards")
     if summary.damaged:
         console.warn(f"of these files only what could be read was used; {describe_damaged(summary.damaged)}")
     console.say(f"done in {seconds:.1f} s")
@@ -93,38 +106,6 @@ def _count_in_words(name: str, count: int) -> str:
         index = next((i for i, word in enumerate(words) if word in _COUNTED), None)
         words = [word.removesuffix("s") if i == index else word for i, word in enumerate(words)]
     return f"{count:,} {' '.join(words)}"
-
-
-def _write_report(
-    output: DirFileSystem,
-    folder: str,
-    length: int,
-    shards: Sequence[dict[str, Any]],
-    tokenizer: BertTokenizer,
-    work: Path,
-    counts: dict[str, Any],
-    inputs: Sequence[dict[str, str]],
-    preparation: Literal["trained", "given"],
-) -> None:
-    # Imported here: no worker needs them.
-    from data.inspect import inspect_folder
-    from data.shards.report import SplitTotals, report_files
-
-    if is_url(folder):
-        totals = {}
-        for split in SPLITS:
-            rows = [shard["rows"] for shard in shards if shard["split"] == split]
-            totals[split] = SplitTotals(folder, len(rows), sum(rows))
-        folder_read = _fetch_some(output, length, shards, work)
-        found = inspect_folder(folder_read, tokenizer, totals=totals, preparation=preparation)
-    else:
-        found = inspect_folder(Path(folder), tokenizer, preparation=preparation)
-    for name, content in report_files(found, counts, inputs).items():
-        output_.write_file(output, f"{length}/{name}", content)
-    for description in found:
-        for warning in description.warnings:
-            console.warn(f"{folder}: {description.split}: {warning}")
-    console.say(f"{folder}/report.md: describes the shards")
 
 
 def _fetch_some(output: DirFileSystem, length: int, shards: Sequence[dict[str, Any]], work: Path) -> Path:

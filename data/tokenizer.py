@@ -84,12 +84,7 @@ class BertTokenizer:
     @cached_property
     def marks_spaces(self) -> bool:
         """Whether the token at the beginning of a word starts with the mark of the space before it."""
-        return bool({"ByteLevel", "Metaspace"} & {part.get("type") for part in self._pre_tokenizers})
-
-    @cached_property
-    def is_byte_level(self) -> bool:
-        """Whether tokens are sequences of bytes, so that every text has tokens."""
-        return "ByteLevel" in {part.get("type") for part in self._pre_tokenizers}
+        return bool({"ByteLevel", "Metaspace"} & self._splitters)
 
     @cached_property
     def keeps_first_space(self) -> bool:
@@ -100,7 +95,7 @@ class BertTokenizer:
     def show(self, token_id: int) -> str | None:
         """A token for people: bytes as the characters that they stand for, a space before the word as its mark."""
         token = self.backend.id_to_token(token_id)
-        if token is None or not self.is_byte_level or token_id in self.special_ids:
+        if token is None or "ByteLevel" not in self._splitters or token_id in self.special_ids:
             return token
         text = self.backend.decode([token_id], skip_special_tokens=False)
         return token if "\N{REPLACEMENT CHARACTER}" in text else text.replace(" ", SPACE_MARKS[1])
@@ -126,19 +121,16 @@ class BertTokenizer:
         """
         folder.mkdir(parents=True, exist_ok=True)
         names = {f"{role_of(name)}_token": token for name, token in self.special_tokens.items()}
-        segments = ["token_type_ids"] if has_segments else []
-        inputs = ["input_ids", *segments, "attention_mask"]
+        inputs = ["input_ids", *(["token_type_ids"] if has_segments else []), "attention_mask"]
         settings: dict[str, Any] = {**names, "model_max_length": max_length, "model_input_names": inputs}
+        settings["tokenizer_class"] = "BertTokenizer" if self.is_bert else "PreTrainedTokenizerFast"
         if self.is_bert:
             normalizer = self._description["normalizer"] or {}
             settings |= {
-                "tokenizer_class": "BertTokenizer",
                 "do_lower_case": self.lower_case,
                 "strip_accents": normalizer.get("strip_accents"),
                 "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
             }
-        else:
-            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         if isinstance(self.backend.model, models.WordPiece):
             by_id = sorted(self.vocabulary.items(), key=lambda item: item[1])
             write_atomically(folder / VOCABULARY_FILE, "".join(f"{token}\n" for token, _ in by_id))
@@ -148,10 +140,11 @@ class BertTokenizer:
         write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2) + "\n")
         write_atomically(folder / ROLES_FILE, json.dumps(names, indent=2) + "\n")
 
-    @property
-    def _pre_tokenizers(self) -> list[dict[str, Any]]:
+    @cached_property
+    def _splitters(self) -> set[str | None]:
+        """Types of the pre-tokenizers."""
         whole = self._description["pre_tokenizer"] or {}
-        return whole.get("pretokenizers", [whole])
+        return {part.get("type") for part in whole.get("pretokenizers", [whole])}
 
 
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> BertTokenizer:
@@ -257,12 +250,9 @@ def add_special_tokens(backend: Tokenizer, names: Sequence[str]) -> BertTokenize
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise UserError(
-            f"{path}: is not valid JSON ({error}); expected an object; copy it again from where it came"
-        ) from error
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path}: contains a JSON {type(content).__name__}, expected an object; copy it again from where it came"
-        )
-    return content
+        if isinstance(content, dict):
+            return content
+        found = f"contains a JSON {type(content).__name__}"
+    except (ValueError, RecursionError) as error:
+        found = f"is not valid JSON ({error})"
+    raise UserError(f"{path}: {found}; expected an object; copy it again from where it came")

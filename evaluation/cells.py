@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from evaluation.finetuning.models import ModelFolder
 from evaluation.tasks.task_data import TaskData
 
 CELL_VERSION = 1
+CHARACTERS_PER_TOKEN = 5  # about; for the progress line
 Purpose = Literal["score", "select"]
 Result = dict[str, Any]
 
@@ -68,18 +70,9 @@ class Cell:
         """A guess of its time, in units that are the same for all cells: tokens times parameters."""
         rows = len(self.data.train) * (3 * self.setting.epochs if self.setting else 0)
         rows += sum(len(part) for part in self.data.dev.values()) * (1 if self.setting else 20)
-        return rows * self.mean_length * self.model.num_parameters
-
-    @property
-    def mean_length(self) -> float:
         sample = (self.data.train or next(iter(self.data.dev.values())))[:200]
-        words = sum(_num_words(row) for row in sample)
-        return min(8 + 1.3 * words / max(1, len(sample)), self.data.task.max_length)
-
-
-def _num_words(row: dict[str, Any]) -> int:
-    texts = (row.get(name) for name in ("text", "text_pair", "question", "context", "good"))
-    return sum(len(text.split()) for text in texts if isinstance(text, str)) + len(row.get("tokens") or ())
+        num_tokens = statistics.fmean(len(str(row)) for row in sample) / CHARACTERS_PER_TOKEN
+        return rows * min(num_tokens, self.data.task.max_length) * self.model.num_parameters
 
 
 class CellStore:

@@ -1,8 +1,9 @@
 """Plots of a report: scores with seeds and intervals, and groups of minimal pairs."""
 
-import os
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from evaluation.results import Json, find_result
 
@@ -11,10 +12,7 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 
 def write_plots(report: Json, output: Path) -> list[Path]:
     """Write the PNG files and return their paths."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    from matplotlib.figure import Figure  # takes a second to import
-
-    written = [_plot_scores(report, output / "scores.png", Figure)]
+    written = [_plot_scores(report, output / "scores.png")]
     for task in report["tasks"]:
         groups = {
             model["name"]: entry["groups"]
@@ -23,13 +21,13 @@ def write_plots(report: Json, output: Path) -> list[Path]:
         }
         if groups:
             path = output / f"{task['name'].replace('/', '_')}_groups.png"
-            written.append(_plot_groups(task, groups, path, Figure))
+            written.append(_plot_groups(task, groups, path))
     return written
 
 
-def _plot_scores(report: Json, path: Path, figure_class: Any) -> Path:
+def _plot_scores(report: Json, path: Path) -> Path:
     tasks, names = report["tasks"], [model["name"] for model in report["models"]]
-    figure = figure_class(figsize=(8, 1.2 + 0.35 * len(tasks) * (1 + len(names))), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.35 * len(tasks) * (1 + len(names))), layout="constrained")
     axes = figure.add_subplot()
     for row, task in enumerate(tasks):
         metric = task["metrics"][0]
@@ -61,10 +59,10 @@ def _draw_result(axes: Any, task: Json, name: str, metric: str, place: float, co
         axes.plot(100 * fresh["summary"][metric]["mean"], place, "x", color=colour)
 
 
-def _plot_groups(task: Json, groups: dict[str, dict[str, float]], path: Path, figure_class: Any) -> Path:
+def _plot_groups(task: Json, groups: dict[str, dict[str, float]], path: Path) -> Path:
     first = next(iter(groups.values()))
     order = sorted(first, key=lambda name: first[name])
-    figure = figure_class(figsize=(8, 1 + 0.17 * len(order)), layout="constrained")
+    figure = Figure(figsize=(8, 1 + 0.17 * len(order)), layout="constrained")
     axes = figure.add_subplot()
     for number, (model, values) in enumerate(groups.items()):
         points = [100 * values[name] for name in order]

@@ -27,7 +27,7 @@ from evaluation.pseudo_likelihood.native import PackedScorer, mean_states
 from evaluation.scoring.scores import metrics_of
 from evaluation.tasks.readers import Row
 from evaluation.tasks.task import Task
-from evaluation.tasks.task_data import TaskData, interleaved
+from evaluation.tasks.task_data import TaskData, fixed_order
 
 MIN_UNITS = 32  # the figure of fewer would be chance
 MAX_ROWS = 3000  # the standard error of an accuracy is at most 1.6 points with 1,000 rows
@@ -246,10 +246,7 @@ def _first_split(data: TaskData) -> list[Row]:
 
 def _some(rows: list[Row], stratum: str | None, limit: int) -> list[Row]:
     """At most `limit` rows in a fixed random order in which every prefix has the strata in about their shares."""
-    order = [int(number) for number in np.random.default_rng(0).permutation(len(rows))]
-    if stratum is not None:
-        order = interleaved(order, [rows[number].get(stratum) for number in order])
-    return [rows[number] for number in order[:limit]]
+    return [rows[number] for number in fixed_order(rows, stratum)[:limit]]
 
 
 def _pair_features(first: Tensor, second: Tensor) -> Tensor:

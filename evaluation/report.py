@@ -16,7 +16,6 @@ from common.files import write_atomically
 from common.hardware import cpu_name
 from common.words import counted
 from evaluation.cells import CellStore
-from evaluation.finetuning.models import ModelFolder
 from evaluation.results import MIN_ROWS, MIN_STEPS, REPORT, Json, card_section, find_result, markdown
 from evaluation.runner import PROTOCOLS, Plan, TaskResult
 from evaluation.scoring.scores import gold_of, majority_scores, metrics_of
@@ -29,7 +28,7 @@ AVERAGED_FIRST = ({"accuracy", "f1"}, {"pearson", "spearman"})  # metrics of one
 
 def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, command: str) -> Json:
     tasks = [_task_entry(data, split, results, store) for data in plan.tasks for split in data.dev]
-    report = {
+    return {
         "format": FORMAT,
         "command": command,
         "protocol": {
@@ -41,34 +40,22 @@ def make_report(plan: Plan, results: Sequence[TaskResult], store: CellStore, com
             "masking": plan.masking,
             "num_resamples": NUM_RESAMPLES,
         },
-        "machine": _machine(),
-        "models": [_model_entry(model) for model in plan.models],
+        "machine": {
+            "processor": cpu_name(),
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "accelerate", "tokenizers", "scikit-learn")},
+        },
+        "models": [
+            {"name": model.name, "path": str(model.path), "model_type": model.config.model_type,
+             "num_parameters": model.num_parameters, "digest": model.digest}
+            for model in plan.models
+        ],
         "tasks": tasks,
         "warnings": warnings_of(plan, results),
-    }
-    report["averages"] = {model.name: _average(tasks, model.name) for model in plan.models}
-    return report
-
-
-def _machine() -> Json:
-    packages = ("torch", "transformers", "accelerate", "tokenizers", "scikit-learn")
-    return {
-        "processor": cpu_name(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
-
-
-def _model_entry(model: ModelFolder) -> Json:
-    return {
-        "name": model.name,
-        "path": str(model.path),
-        "model_type": model.config.model_type,
-        "num_parameters": model.num_parameters,
-        "digest": model.digest,
-    }
+        "averages": {model.name: _average(tasks, model.name) for model in plan.models},
+    }  # fmt: skip
 
 
 def _task_entry(data: TaskData, split: str, results: Sequence[TaskResult], store: CellStore) -> Json:

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +89,18 @@ def markdown(report: Json) -> str:
     return "\n".join(lines)
 
 
-def _scores_table(report: Json, names: Sequence[str]) -> list[str]:
-    rows = []
+def _score_rows(report: Json, names: Sequence[str]) -> Iterator[list[str]]:
+    """Task, metric, n, majority, and of each model the score and that of the same architecture untrained."""
     for task in report["tasks"]:
         for metric in task["metrics"]:
-            baseline = percent(task["majority"][metric])
             scores = [shown_score(task, metric, name, untrained) for name in names for untrained in (False, True)]
-            rows.append([task["title"], metric, f"{task['num_rows']:,}", baseline, *scores])
+            yield [task["title"], metric, f"{task['num_rows']:,}", percent(task["majority"][metric]), *scores]
+
+
+def _scores_table(report: Json, names: Sequence[str]) -> list[str]:
     averages = [cell for name in names for cell in (percent(report["averages"][name]), "")]
     header = ["task", "metric", "n", "majority", *(cell for name in names for cell in (name, "untrained"))]
-    return markdown_table(header, [*rows, ["**average**", "", "", "", *averages]])
+    return markdown_table(header, [*_score_rows(report, names), ["**average**", "", "", "", *averages]])
 
 
 def _chosen_settings(report: Json) -> list[str]:
@@ -133,11 +135,7 @@ def _times(report: Json) -> list[str]:
 
 def card_section(report: Json, model: str) -> str:
     """A section for the model's card, in Markdown."""
-    rows = []
-    for task in report["tasks"]:
-        for metric in task["metrics"]:
-            scores = [shown_score(task, metric, model, untrained) for untrained in (False, True)]
-            rows.append([task["title"], metric, f"{task['num_rows']:,}", *scores, percent(task["majority"][metric])])
+    rows = [[*row[:3], *row[4:], row[3]] for row in _score_rows(report, [model])]
     table = markdown_table(["task", "metric", "n", "score", "untrained", "majority"], rows)
     return "\n".join(["## Evaluation", "", describe_protocol(report), "", *table, ""])
 

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from common.console import console
 from common.errors import Problems, UserError, nearest, run_command
@@ -29,7 +28,7 @@ from common.json_files import load_json
 from common.processes import STOPPED_EXIT_CODE, handle_stop_signals
 from common.words import counted
 from evaluation.tasks.task import GROUPS, TABLES, TASK_FOLDER, Task, choose_tasks, load_task, shipped_tasks
-from evaluation.tasks.task_data import TaskData, check_metrics_defined, load_all, selection_split
+from evaluation.tasks.task_data import TaskData, check_metrics_defined, fixed_order, load_all, selection_split
 
 if TYPE_CHECKING:
     from evaluation.finetuning.finetune import Machine
@@ -124,9 +123,12 @@ def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
     quiet_libraries()
     prepare_process()
     models = problems.attempt(lambda: open_models(_named_paths(flags.model, must_exist=not flags.dry_run)))
+    setting = Setting(**{field.name: getattr(flags, field.name) for field in fields(Setting)})
+    swept = product(flags.sweep_batch_sizes, flags.sweep_learning_rates) if flags.protocol == "sweep" else ()
+    candidates = [replace(setting, learning_rate=rate, batch_size=size) for size, rate in swept] or [setting]
     machine = Machine(ranks.num_ranks(), flags.micro_batch_size, deepspeed_settings(deepspeed) if deepspeed else None)
-    for size in flags.sweep_batch_sizes if flags.protocol == "sweep" else [flags.batch_size]:
-        problems.attempt(partial(machine.spread, size))
+    for candidate in candidates:
+        problems.attempt(partial(machine.spread, candidate.batch_size))
     problems.raise_if_any()
     assert models is not None
     assert data is not None
@@ -140,9 +142,8 @@ def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
         seeds=range(flags.first_seed, flags.first_seed + flags.seeds),
         untrained_seeds=range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
         protocol=flags.protocol,
-        setting=Setting(**{field.name: getattr(flags, field.name) for field in fields(Setting)}),
-        learning_rates=flags.sweep_learning_rates,
-        batch_sizes=flags.sweep_batch_sizes,
+        setting=setting,
+        candidates=candidates,
         masking=flags.masking,
         scorer=flags.scorer,
         keep_models=flags.keep_models,
@@ -274,8 +275,7 @@ def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> Task
     def some(rows: list[Any], limit: int | None) -> list[Any]:
         if limit is None or len(rows) <= limit:
             return rows
-        chosen = np.random.default_rng(0).permutation(len(rows))[:limit]
-        return [rows[i] for i in sorted(chosen)]
+        return [rows[i] for i in sorted(fixed_order(rows, None)[:limit])]
 
     limited = replace(data, train=some(data.train, max_train), dev={k: some(v, max_dev) for k, v in data.dev.items()})
     if (limited.train, limited.dev) == (data.train, data.dev):

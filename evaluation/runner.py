@@ -1,18 +1,19 @@
 """Protocols: which cells a run consists of, and getting each of them done once."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from common.console import console
 from evaluation.cells import Cell, CellStore, Result
 from evaluation.finetuning import ranks
-from evaluation.finetuning.finetune import Machine, Outcome, Setting, all_ranks_fine_tune
-from evaluation.finetuning.models import ModelFolder
+from evaluation.finetuning.finetune import Machine, Setting, all_ranks_fine_tune
+from evaluation.finetuning.models import ModelFolder, Unavailable
 from evaluation.pseudo_likelihood.likelihood import Masking
 from evaluation.scoring.scores import collapse_reason, score
 from evaluation.tasks.task_data import TaskData, selection_split
-from evaluation.zero_shot import Unavailable, all_ranks_score_zero_shot
+from evaluation.zero_shot import all_ranks_score_zero_shot
 
 Protocol = Literal["fixed", "sweep", "transfer"]
 PROTOCOLS: dict[Protocol, str] = {
@@ -31,26 +32,16 @@ class Plan:
     untrained_seeds: Sequence[int]
     protocol: Protocol
     setting: Setting
-    learning_rates: Sequence[float]  # of sweep
-    batch_sizes: Sequence[int]
+    candidates: Sequence[Setting]  # of sweep, from which one is chosen; else the setting alone
     masking: Masking
     scorer: str
     keep_models: bool
-
-    def candidates(self) -> list[Setting]:
-        if self.protocol != "sweep":
-            return [self.setting]
-        return [
-            replace(self.setting, learning_rate=rate, batch_size=size)
-            for size in self.batch_sizes
-            for rate in self.learning_rates
-        ]
 
     def num_cells(self, data: TaskData) -> int:
         """How many cells a task has for each model."""
         if data.task.is_zero_shot:  # nothing is drawn for a trained model
             return 1 + len(self.untrained_seeds)
-        num_choices = len(self.candidates())
+        num_choices = len(self.candidates)
         return len(self.seeds) + len(self.untrained_seeds) + (num_choices if num_choices > 1 else 0)
 
     def starts(self) -> dict[str, str]:
@@ -153,7 +144,7 @@ class Runner:
 
     def _all_ranks_choose_setting(self, model: ModelFolder, data: TaskData) -> tuple[Setting, list[dict[str, Any]]]:
         """The setting with the best score on rows held out of train, with the first seed; the first of equals."""
-        candidates = self.plan.candidates()
+        candidates = self.plan.candidates
         if len(candidates) == 1:
             return candidates[0], []
         reduced, tried = selection_split(data), []
@@ -184,32 +175,31 @@ class Runner:
         return result
 
     def _all_ranks_compute(self, cell: Cell) -> Result:
-        if cell.setting is None:
-            try:
-                outcome, scorer = all_ranks_score_zero_shot(
-                    cell.model, cell.data, self.plan.masking, self.plan.scorer, cell.seed, self.progress.advance,
-                    untrained=cell.untrained,
-                )  # fmt: skip
-            except Unavailable as reason:
-                return {"unavailable": str(reason)}
-            return _as_result(cell, outcome) | {"scorer": scorer}
         start = None
         if cell.start is not None:
             self.all_ranks_obtain(cell.start)
             start = self.store.model_path(cell.start)
             self.progress.begin(cell)
-        outcome = all_ranks_fine_tune(
-            cell.model, cell.data, cell.setting, cell.seed, self.machine, self.progress.advance,
-            untrained=cell.untrained and start is None,
-            start=start,
-            keep=self.store.model_path(cell) if cell.keeps_model else None,
-        )  # fmt: skip
-        return _as_result(cell, outcome)
-
-
-def _as_result(cell: Cell, outcome: Outcome) -> Result:
-    values = asdict(outcome)
-    return values | {
-        "scores": score(cell.data, outcome.predictions),
-        "collapsed": collapse_reason(cell.data, outcome.predictions, values.pop("failure")),
-    }
+        began, cpu_began = time.perf_counter(), time.process_time()
+        if cell.setting is None:
+            try:
+                result = all_ranks_score_zero_shot(
+                    cell.model, cell.data, self.plan.masking, self.plan.scorer, cell.seed, self.progress.advance,
+                    untrained=cell.untrained,
+                )  # fmt: skip
+            except Unavailable as reason:
+                return {"unavailable": str(reason)}
+        else:
+            result = all_ranks_fine_tune(
+                cell.model, cell.data, cell.setting, cell.seed, self.machine, self.progress.advance,
+                untrained=cell.untrained and start is None,
+                start=start,
+                keep=self.store.model_path(cell) if cell.keeps_model else None,
+            )  # fmt: skip
+        failure = result.pop("failure", None)
+        return result | {
+            "scores": score(cell.data, result["predictions"]),
+            "collapsed": collapse_reason(cell.data, result["predictions"], failure),
+            "seconds": time.perf_counter() - began,
+            "cpu_seconds": time.process_time() - cpu_began,  # of this process; the fairer one on a shared machine
+        }

@@ -1,24 +1,18 @@
 """Zero-shot tasks of a run: our own model if it can load the weights, else stock transformers."""
 
-import time
 from typing import Any
 
-import torch
 import transformers
 
 from common.errors import UserError
 from evaluation.finetuning import ranks
-from evaluation.finetuning.finetune import Outcome, Progress
-from evaluation.finetuning.models import ModelFolder, lacks_masked_head, load_model
+from evaluation.finetuning.finetune import Progress
+from evaluation.finetuning.models import ModelFolder, Unavailable, load_model
 from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, StockScorer
 from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, score_cloze, score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native, use_fastest_products
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData
-
-
-class Unavailable(Exception):
-    """A model cannot do a task at all, such as filling in masks without a head for it."""
 
 
 def make_scorer(model: ModelFolder, task: Task, which: str, untrained: bool, seed: int) -> tuple[Scorer, str]:
@@ -41,10 +35,7 @@ def make_scorer(model: ModelFolder, task: Task, which: str, untrained: bool, see
         except UserError as error:
             if which == "packed":
                 raise UserError(f"--scorer packed: {error}. Pass --scorer stock.") from None
-    if stock is None:
-        if lacks_masked_head(model):
-            raise Unavailable(f"{model.name} has no head for masked tokens")
-        stock = load_model(model, task.kind, 0, untrained=False)
+    stock = stock or load_model(model, task.kind, 0, untrained=False)
     return StockScorer(stock.to(ranks.device()), pad), "stock"
 
 
@@ -67,30 +58,25 @@ def all_ranks_score_zero_shot(
     progress: Progress,
     *,
     untrained: bool = False,
-) -> tuple[Outcome, str]:
+) -> dict[str, Any]:
     """Values per row for each metric, and which scorer gave them. Each rank takes a run of the rows."""
-    began, cpu_began = time.perf_counter(), time.process_time()
     scorer, name = make_scorer(model, data.task, which, untrained, seed)
-    outcome = Outcome({}, [], 0, 0.0)
-    total = sum(len(rows) for rows in data.dev.values())
-    done = 0
+    predictions, num_shortened = {}, {}
+    total, done = sum(len(rows) for rows in data.dev.values()), 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count * ranks.num_ranks()
+        progress(min(1.0, done / total))
+
     for split, rows in data.dev.items():
         first, last = (len(rows) * part // ranks.num_ranks() for part in (ranks.rank(), ranks.rank() + 1))
-        own = rows[first:last]
-
-        def report(count: int) -> None:
-            nonlocal done
-            done += count * ranks.num_ranks()
-            progress(min(1.0, done / total))
-
-        with torch.inference_mode():
-            values, shortened = _score_rows(scorer, model, data.task, own, masking, report)
-        values = [ranks.all_ranks_gather(list(part)) for part in values]
+        values, shortened = _score_rows(scorer, model, data.task, rows[first:last], masking, report)
+        values = [ranks.all_ranks_gather(part) for part in values]
         metrics = ("accuracy", "accuracy_of_mean" if data.task.kind == "minimal_pairs" else "reciprocal_rank")
-        outcome.predictions[split] = dict(zip(metrics, values, strict=True))  # type: ignore[assignment]
-        outcome.num_shortened[split] = sum(ranks.all_ranks_gather([shortened]))
-    outcome.seconds, outcome.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return outcome, name
+        predictions[split] = dict(zip(metrics, values, strict=True))
+        num_shortened[split] = sum(ranks.all_ranks_gather([shortened]))
+    return {"predictions": predictions, "losses": [], "steps": 0, "num_shortened": num_shortened, "scorer": name}
 
 
 def _score_rows(

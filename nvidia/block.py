@@ -37,10 +37,6 @@ class BertBlock(nn.Module):
         self.chunk_size = config.chunk_size_feed_forward
         self.checkpointing = Checkpointing()
 
-    def compile_feed_forward(self) -> None:
-        """Compile the second half of the block, for any number of rows: it differs between batches."""
-        self.add_feed_forward = torch.compile(self.add_feed_forward, dynamic=True)  # type: ignore[method-assign]
-
     def forward(self, x: Tensor, call: AttentionCall, scale: float = 1.0) -> Tensor:
         """[T, H] → [U, H] for `call.rows`, or [T, H]; `scale` multiplies both branches (progressive layer drop)."""
         a = self.add_attention(x, call, scale)

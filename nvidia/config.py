@@ -34,9 +34,9 @@ RopeBase = Annotated[float, Field(gt=1, le=1e12, description="a number above 1, 
 Flag = Annotated[bool, Field(description="true or false")]
 
 
-def padded_vocab_size(size: int, multiple: int = VOCAB_MULTIPLE) -> int:
-    """The smallest multiple of `multiple` that holds `size` tokens: 30522 → 30528."""
-    return -(-size // multiple) * multiple
+def padded_vocab_size(size: int) -> int:
+    """The smallest multiple of VOCAB_MULTIPLE that holds `size` tokens: 30522 → 30528."""
+    return -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def _one_of(choices: Sequence[str | None]) -> PlainValidator:
@@ -230,11 +230,9 @@ class BertConfig:
         values["sparse_attention"] = self.sparse_attention.to_dict() if self.sparse_attention else None
         return values
 
-    def with_padded_vocab(self, multiple: int = VOCAB_MULTIPLE) -> "BertConfig":
+    def with_padded_vocab(self) -> "BertConfig":
         """The same model with its table padded to a multiple, remembering how many tokens are real."""
-        return replace(
-            self, vocab_size=padded_vocab_size(self.num_tokens, multiple), unpadded_vocab_size=self.num_tokens
-        )
+        return replace(self, vocab_size=padded_vocab_size(self.num_tokens), unpadded_vocab_size=self.num_tokens)
 
     @property
     def num_tokens(self) -> int:

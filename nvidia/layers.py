@@ -78,13 +78,7 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = LayerNorm(config)
         self.dropout_prob = config.hidden_dropout_prob
 
-    def forward(
-        self,
-        words: Tensor,
-        segments: Tensor,
-        packing: Packing,
-        position_ids: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, words: Tensor, segments: Tensor, packing: Packing, position_ids: Tensor | None = None) -> Tensor:
         """`words` are packed ids [T] or packed embeddings [T, H] → [T, H]"""
         summed = self.word_embeddings(words) if words.dim() == 1 else words
         if self.token_type_embeddings is not None:

@@ -29,7 +29,7 @@ def all_ranks_dry_run(run: Run) -> None:
     segment = run.clock.horizon.plan.at(run.progress.samples)
     set_batch(run.engine, segment)
     stream = build_stream(
-        run.datasets.training, run.rank_info, run.settings.training_flags.seed, run.settings.masking, segment
+        run.datasets.training, run.rank_info, run.settings.flags.training.seed, run.settings.masking, segment
     )
     with closing(stream.steps(run.progress.samples)) as steps:  # type: ignore[type-var]
         batches = collectives.all_ranks_read(lambda: next(steps))

@@ -27,7 +27,7 @@ class Arguments:
     """What the command line asks for beside the settings, which determine the output."""
 
     settings: Settings
-    input: tuple[str, ...]
+    input: list[str]
     output_dir: str
     tokenizer_dir: str  # or a URL
     work_dir: Path | None
@@ -45,26 +45,16 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
         description="Turn text into HDF5 shards for BERT pretraining, and a tokenizer.",
         formatter_class=HelpFormatter,
     )
-    _add_paths(parser)
-    _add_text(parser)
-    _add_tokenizer(parser)
-    _add_instances(parser)
-    _add_splits(parser)
-    _add_running(parser)
+    for add_flags in (_add_input, _add_tokenizer, _add_instances, _add_running):
+        add_flags(parser)
     given = vars(parser.parse_args(argv))
-    output = given["output_dir"].rstrip("/") or "/"
-    return Arguments(
-        settings=_settings_from(given),
-        input=tuple(given["input"]),
-        output_dir=output,
-        tokenizer_dir=given["tokenizer_dir"] or f"{output}/tokenizer",
-        work_dir=None if given["work_dir"] is None else Path(given["work_dir"]),
-        vocab_file=None if given["vocab_file"] is None else Path(given["vocab_file"]),
-        **{name: given[name] for name in ("workers", "overwrite", "executor", "scheduler", "keep_work")},
-    )
+    given["output_dir"] = given["output_dir"].rstrip("/") or "/"
+    given["tokenizer_dir"] = given["tokenizer_dir"] or f"{given['output_dir']}/tokenizer"
+    given["settings"] = _settings_from(given)
+    return Arguments(**{field.name: given[field.name] for field in fields(Arguments)})
 
 
-def _add_paths(parser: argparse.ArgumentParser) -> None:
+def _add_input(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("input and output").add_argument
     formats = (
         "text, .html .jsonl .json .csv .tsv .parquet, .xml wiki dumps, optionally .gz .bz2 .zst; .zip .tar; hf:NAME"
@@ -72,9 +62,6 @@ def _add_paths(parser: argparse.ArgumentParser) -> None:
     add("--input", nargs="+", required=True, metavar="PATH", help=f"files, folders, globs or URLs: {formats}")
     add("--output_dir", required=True, metavar="DIR", help="folder or URL; shards go to DIR/<max_seq_length>")
     add("--tokenizer_dir", metavar="DIR", help="where to save the tokenizer (default: <output_dir>/tokenizer)")
-
-
-def _add_text(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("text").add_argument
     layout = "of text files: one sentence or paragraph per line, articles with ` = Title = `, or running text"
     add("--layout", choices=LAYOUTS, default="auto", help=layout)
@@ -89,7 +76,8 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 
 def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     either = parser.add_argument_group("tokenizer").add_mutually_exclusive_group(required=True)
-    either.add_argument("--vocab_file", metavar="FILE", help="use this vocab.txt, tokenizer.json, or folder with one")
+    given = "use this vocab.txt, tokenizer.json, or folder with one"
+    either.add_argument("--vocab_file", type=Path, metavar="FILE", help=given)
     either.add_argument("--vocab_size", type=positive_int, metavar="N", help="train a tokenizer of this size")
     add = parser.add_argument_group("tokenizer details").add_argument
     kind = "type to train: BERT's, byte-level as RoBERTa's and ModernBERT's, or as XLM-R's (default: wordpiece)"
@@ -115,9 +103,6 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
     unit = "mask single tokens, whole words, or spans of words"
     add("--masking_unit", choices=UNITS, default="token", help=unit)
     add("--masking_rate", type=float, default=0.15, metavar="X", help="share of tokens to predict")
-
-
-def _add_splits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("splits and shards").add_argument
     held_out = "share of documents held out for"
     share = f"{held_out} validation (default: 0.01, or what leaves 200 rows, at most 0.1)"
@@ -137,7 +122,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     add("--executor", choices=EXECUTORS, default="processes", help="run tasks on this machine or a Dask cluster")
     add("--scheduler", metavar="ADDRESS", help="of the Dask cluster, such as tcp://host:8786")
     work = "folder for intermediate files, visible to all workers (default: <output_dir>/.work)"
-    add("--work_dir", metavar="DIR", help=work)
+    add("--work_dir", type=Path, metavar="DIR", help=work)
     add("--keep_work", action="store_true", help="keep the work folder when done")
 
 

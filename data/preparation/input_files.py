@@ -41,16 +41,13 @@ class InputFiles:
         """Add how each file begins, and its encoding. `parts_of`: the files into which streams were unpacked."""
         sources = {part: source.path for source, parts in parts_of.items() for part in parts}
         for result in read:
+            self._samples |= result.get("samples", {})
             for path, encoding in result["encodings"].items():
                 if encoding is not None:
                     self._encodings.setdefault(sources.get(path, path), encoding)
-        samples: dict[str, str] = {}
-        for result in read:
-            samples |= result.get("samples", {})
         for source, parts in parts_of.items():
-            if parts and source.path not in samples:
-                samples[source.path] = samples.get(parts[0], "")
-        self._samples |= samples
+            if parts and source.path not in self._samples:
+                self._samples[source.path] = self._samples.get(parts[0], "")
 
     def describe(self) -> list[dict[str, str]]:
         """Return the first files: path, format and sample."""

@@ -41,9 +41,9 @@ def write_file(output: DirFileSystem, name: str, content: str | bytes) -> None:
     output.mv(temporary, name)
 
 
-def file_sizes(output: DirFileSystem, folder: str) -> dict[str, int]:
-    """Return name → bytes of the files directly in a folder, including hidden ones; nothing if it does not exist."""
-    found = output.ls(folder, detail=True) if output.isdir(folder) else []
+def file_sizes(output: DirFileSystem, length: int) -> dict[str, int]:
+    """Return name → bytes of the files for a length, including hidden ones; nothing if there is no folder."""
+    found = output.ls(str(length), detail=True) if output.isdir(str(length)) else []
     sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
     return dict(sorted(sizes.items()))
 
@@ -83,7 +83,7 @@ def refuse_to_replace(output: DirFileSystem, root: str, settings: Settings) -> N
 def clear_output(output: DirFileSystem, settings: Settings, *, is_resumed: bool) -> None:
     """Remove partly written files and, unless the preparation is resumed, old shards and manifests."""
     for length in settings.max_seq_lengths:
-        for name in file_sizes(output, str(length)):
+        for name in file_sizes(output, length):
             if name.endswith(".tmp") or (not is_resumed and name.endswith((*SUFFIXES, MANIFEST_NAME))):
                 output.rm_file(f"{length}/{name}")
 
@@ -101,7 +101,7 @@ def write_manifest(
 
 
 def _shard_sizes(output: DirFileSystem, length: int) -> dict[str, int]:
-    return {name: size for name, size in file_sizes(output, str(length)).items() if name.endswith(SUFFIXES)}
+    return {name: size for name, size in file_sizes(output, length).items() if name.endswith(SUFFIXES)}
 
 
 def _read_manifest(output: DirFileSystem, root: str, length: int) -> tuple[str | None, dict[str, int]]:

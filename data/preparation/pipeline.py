@@ -10,7 +10,7 @@ writing        a range of rows → a shard
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from itertools import islice
 from pathlib import Path
@@ -123,23 +123,19 @@ class Pipeline:
     def read(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
         """Return the results of extracting, unpacking and reading: pieces, counts and damaged files."""
         archives = [source for source in sources if source.format == "archive"]
-        arguments = [(number, source) for number, source in enumerate(archives)]
-        extracted = self.run_stage("extracting", extract_archive, _numbered(arguments), "archive")
+        extracted = self.run_stage("extracting", extract_archive, _numbered(enumerate(archives)), "archive")
         settings = self.job.settings
         self.files.add(sources, dict(zip(archives, extracted, strict=True)), settings.layout, settings.text_field)
         sources = self._cut_named(self.files.sources)
         streams = [source for source in sources if source.is_stream]
-        ranges = [(number, source, sources_.RANGE_BYTES) for number, source in enumerate(streams)]
+        ranges = ((number, source, sources_.RANGE_BYTES) for number, source in enumerate(streams))
         unpacked = self.run_stage("unpacking", unpack_stream, _numbered(ranges), "file")
         parts_of = dict(zip(streams, unpacked, strict=True))
         parts: list[Source] = []
         for source in sources:
-            if source in parts_of:
-                parts += [Source(path, source.unpacked_format) for path in parts_of[source]["parts"]]
-            else:
-                parts.append(source)
-        tasks = _numbered(list(enumerate(pack_sources(parts))))
-        read = self.run_stage("reading", read_sources, tasks, "part")
+            found = parts_of.get(source)
+            parts += [source] if found is None else [Source(path, source.unpacked_format) for path in found["parts"]]
+        read = self.run_stage("reading", read_sources, _numbered(enumerate(pack_sources(parts))), "part")
         self.files.add_samples([*unpacked, *read], {source: found["parts"] for source, found in parts_of.items()})
         return [result | {"pieces": []} for result in [*extracted, *unpacked]] + read
 
@@ -199,7 +195,8 @@ class Pipeline:
         assert settings.vocab_size is not None
         sample = TextSample([self.folder.text_path(piece) for piece in pieces], settings.tokenizer_sample_mb * 2**20)
         kind = settings.tokenizer_type or DEFAULT_TYPE
-        found = f"{sample.size / 2**20:.1f} MB of text" + ", evenly spread" * sample.is_part
+        size = f"{sample.size / 2**20:.1f} MB" if sample.size >= 2**20 else f"{sample.size / 2**10:.0f} kB"
+        found = f"{size} of text" + ", evenly spread" * sample.is_part
         console.say(f"training a {kind} tokenizer of {settings.vocab_size:,} tokens on {found}")
         started = time.perf_counter()
         trained = train_tokenizer(sample, settings.vocab_size, settings.lower_case, kind)
@@ -214,8 +211,7 @@ class Pipeline:
     def cut(self, encoded: dict[str, dict[str, Any]]) -> dict[tuple[str, int], list[InstanceSet]]:
         """Return the instances by (split, length), in the order in which rows are numbered."""
         settings = self.job.settings
-        plans: list[tuple[str, dict[str, str], str, int]] = []
-        split: str
+        tasks: list[Task] = []
         for split in SPLITS:
             found = {piece: result["splits"][split] for piece, result in encoded.items()}
             filled = [piece for piece, result in found.items() if result["documents"]]
@@ -227,13 +223,10 @@ class Pipeline:
                 ]
                 for i, piece in enumerate(filled):
                     donors = {str(copy): filled[numbers[i]] for copy, numbers in enumerate(chosen)}
-                    plans.append((piece, donors, split, length))
-        tasks = [
-            (f"{split}-{length}-{piece}", (piece, donors, split, length)) for piece, donors, split, length in plans
-        ]
+                    tasks.append((f"{split}-{length}-{piece}", (piece, donors, split, length)))
         counts = self.run_stage("cutting", cut, tasks, "piece")
         made: dict[tuple[str, int], list[InstanceSet]] = {}
-        for (piece, donors, split, length), count in zip(plans, counts, strict=True):
+        for (_, (piece, donors, split, length)), count in zip(tasks, counts, strict=True):
             for copy, donor in donors.items():
                 made.setdefault((split, length), []).append((piece, donor, int(copy), int(count[copy])))
         # Copies of the same text are as far apart as the number of copies allows.
@@ -258,11 +251,11 @@ class Pipeline:
     def _forget_lost_shards(self, tasks: Sequence[ShardTask]) -> None:
         """Forget the results of shards that an earlier run wrote and that have changed or are missing since."""
         output = open_output(self.job.output)
-        sizes = {length: file_sizes(output, str(length)) for length in self.job.settings.max_seq_lengths}
+        sizes = {length: file_sizes(output, length) for length in self.job.settings.max_seq_lengths}
         for task in tasks:
             done = self.folder.result("writing", task.name)
             if done is not None and sizes[task.length].get(done["name"]) != done["bytes"]:
-                self.folder.forget("writing", task.name)
+                self.folder.result_path("writing", task.name).unlink(missing_ok=True)
 
 
 def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -272,7 +265,7 @@ def run_task(function: Callable[..., Any], job: Job, stage: str, name: str, argu
     return result
 
 
-def _numbered(arguments: Sequence[tuple[Any, ...]]) -> list[Task]:
+def _numbered(arguments: Iterable[tuple[Any, ...]]) -> list[Task]:
     return [(f"{number:06d}", values) for number, values in enumerate(arguments)]
 
 
@@ -298,5 +291,5 @@ def _total_counts(
 def describe_damaged(paths: Sequence[str]) -> str:
     """Name the first few damaged or truncated files, and the remedy."""
     more = len(paths) - _MAX_NAMED_FILES
-    named = ", ".join(paths[:_MAX_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
+    named = ", ".join(paths[:_MAX_NAMED_FILES]) + f" and {more} more" * (more > 0)
     return f"damaged or cut short: {named}; copy them again from where they came"

@@ -79,14 +79,8 @@ def read_sources(job: Job, number: int, sources: Sequence[Source]) -> dict[str, 
             damaged.append(source.path)
         if _num_bad_utf8(counts) > num_bad and source.format != "parquet":
             encodings[source.path] = guess_encoding(source.path)
-    return {
-        "task": writer.task,
-        "pieces": writer.finish(),
-        "counts": counts,
-        "damaged": damaged,
-        "samples": samples,
-        "encodings": encodings,
-    }
+    found = {"counts": counts, "damaged": damaged, "samples": samples, "encodings": encodings}
+    return {"task": writer.task, "pieces": writer.finish(), **found}
 
 
 def _num_bad_utf8(counts: Counter[str]) -> int:

@@ -96,10 +96,9 @@ class Settings:
 
     def _check_lengths(self, problems: Problems) -> None:
         if len(self.max_predictions) != len(self.max_seq_lengths):
-            found = f"{counted(len(self.max_predictions), 'value')} for {len(self.max_seq_lengths)}"
             problems.add(
-                f"--max_predictions_per_seq has {found} of --max_seq_length; give one for each, such as 20 for 128 "
-                f"and 80 for 512"
+                f"--max_predictions_per_seq has {counted(len(self.max_predictions), 'value')} for "
+                f"{len(self.max_seq_lengths)} of --max_seq_length; give one for each, such as 20 for 128 and 80 for 512"
             )
         for length in self.max_seq_lengths:
             if not 8 <= length <= MAX_ROW_LENGTH:

@@ -24,6 +24,8 @@ from data.special_tokens import role_of
 from data.tokenizer import BertTokenizer, load_tokenizer
 
 _ROWS_AT_ONCE = 1024  # assembled and masked together: what fits the processor's cache
+# An encoder per thread: it learns words as it goes, which two threads must not do in the same table.
+_STATE = threading.local()
 
 
 def encode(job: Job, piece: str) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
     split_of = splits_of(keys, job.settings)[document_of]  # [sentences]
     lengths = np.diff(encoded.ends, prepend=0)  # [sentences]
     kind = np.uint16 if encoder.vocab_size <= 0xFFFF else np.uint32
-    result: dict[str, Any] = {"splits": {}, "unknown": _count(encoded.ids, encoder.tokenizer.unk_id)}
+    num_unknown = int(np.sum(encoded.ids == encoder.tokenizer.unk_id))  # 0 if there is no unknown token
+    result: dict[str, Any] = {"splits": {}, "unknown": num_unknown}
     for number, split in enumerate(SPLITS):
         sentences = (split_of == number) & (lengths > 0)
         tokens = np.repeat(sentences, lengths)
@@ -58,10 +61,6 @@ def encode(job: Job, piece: str) -> dict[str, Any]:
             "sole_key": int(keys[present[0]]) if len(present) == 1 else None,
         }
     return result
-
-
-def _count(ids: np.ndarray, token: int | None) -> int:
-    return 0 if token is None else int((ids == token).sum())
 
 
 def cut(job: Job, piece: str, donors: dict[str, str], split: str, length: int) -> dict[str, int]:
@@ -159,24 +158,14 @@ def _attributes(settings: Settings, task: ShardTask, tokenizer: BertTokenizer) -
     }
 
 
-class _ThreadState(threading.local):
-    """An encoder per thread: it learns words as it goes, which two threads must not do in the same table."""
-
-    encoder: Encoder | None = None
-    version: tuple[str, int] | None = None  # of the tokenizer; a worker may outlive a preparation
-
-
-_STATE = _ThreadState()
-
-
 def thread_encoder(tokenizer: str) -> Encoder:
     """Return this thread's encoder, which keeps the words that it has learnt between tasks."""
     version = (tokenizer, (Path(tokenizer) / "tokenizer.json").stat().st_mtime_ns)
-    if _STATE.encoder is None or _STATE.version != version:
+    if getattr(_STATE, "version", None) != version:  # a worker may outlive a preparation
         _STATE.encoder, _STATE.version = Encoder(load_tokenizer(Path(tokenizer))), version
     return _STATE.encoder
 
 
 def release_encoder() -> None:
     """Free the memory of this thread's encoder, tens of megabytes, when there is nothing more to encode."""
-    _STATE.encoder = None
+    vars(_STATE).clear()

@@ -46,10 +46,6 @@ class WorkFolder:
         temporary.write_text(json.dumps(result))
         temporary.replace(path)
 
-    def forget(self, stage: str, task: str) -> None:
-        """Remove a result, so that the task is run again."""
-        self.result_path(stage, task).unlink(missing_ok=True)
-
     def text_path(self, piece: str) -> Path:
         return self.root / "text" / f"{piece}.txt"
 
@@ -130,11 +126,17 @@ def close_work(work: Path, fingerprint: str, keep: bool) -> None:
 
 
 @contextmanager
-def remove_on_user_error(work: Path) -> Iterator[None]:
-    """Remove a new work folder, and empty parent folders made for it, if the input turns out to be a mistake."""
+def using_work(work: Path) -> Iterator[None]:
+    """If the input turns out to be a mistake, remove a new work folder and empty parent folders made for it.
+
+    On Ctrl-C, say how to resume. Running tasks finish first; waiting ones are left for the next run.
+    """
     made = [folder for folder in (work, *work.absolute().parents) if not folder.exists()]
     try:
         yield
+    except KeyboardInterrupt:
+        console.warn("interrupted; run the same command again to resume")
+        raise
     except UserError:
         if made[:1] == [work]:
             with suppress(OSError):
@@ -142,16 +144,6 @@ def remove_on_user_error(work: Path) -> Iterator[None]:
             for folder in made[1:]:
                 with suppress(OSError):  # not empty: something else uses it by now
                     folder.rmdir()
-        raise
-
-
-@contextmanager
-def resume_hint() -> Iterator[None]:
-    """On Ctrl-C, say how to resume. Running tasks finish first; waiting ones are left for the next run."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.warn("interrupted; run the same command again to resume")
         raise
 
 
@@ -168,5 +160,4 @@ def _is_marker(path: Path) -> bool:
 
 
 def _marker_in(work: Path) -> str:
-    marker = work / MARKER
-    return marker.read_text() if marker.is_file() else ""
+    return (work / MARKER).read_text() if (work / MARKER).is_file() else ""

@@ -13,9 +13,10 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -161,10 +162,8 @@ class ShardCache:
                 # Daemons, because a read from a store that hangs must not keep the process from its end.
                 self._fetchers.append(threading.Thread(target=self._work, name="fetch", daemon=True))
                 self._fetchers[-1].start()
-            task = self._tasks.get(file.local_name)
-            is_new = task is None
-            if task is None:
-                task = self._tasks[file.local_name] = Future()
+            is_new = file.local_name not in self._tasks
+            task = self._tasks.setdefault(file.local_name, Future())
             if is_new or urgency == URGENT:
                 self._queue.put((urgency, next(self._numbers), file))
             return task
@@ -177,17 +176,14 @@ class ShardCache:
                 if task is None or task.running():
                     continue  # it was queued twice
                 task.set_running_or_notify_cancel()
-            failure: BaseException | None = None
             try:
                 self._fetch(file, urgency)
+                finish: Callable[[], None] = partial(task.set_result, None)
             except BaseException as error:  # raised where the shard is opened
-                failure = error
+                finish = partial(task.set_exception, error)
             with self._guard:
                 del self._tasks[file.local_name]
-            if failure is None:
-                task.set_result(None)
-            else:
-                task.set_exception(failure)
+            finish()
 
     def _fetch(self, file: RemoteFile, urgency: int) -> None:
         """Fetch the shard. One that is not urgent is left out if another process fetches it or there is no room."""
@@ -268,8 +264,7 @@ class ShardCache:
         own = self._part_path(file)
         sizes = dict(self._sizes())
         used = sum(sizes.values()) - sizes.pop(own, 0)
-        candidates = sorted(sizes, key=lambda path: _last_use(_lock_beside(path)))
-        for path in candidates:
+        for path in sorted(sizes, key=lambda path: _last_use(_lock_beside(path))):
             if used + file.num_bytes <= self.max_bytes:
                 break
             with _lock_beside(path).open("a") as lock:

@@ -1,9 +1,11 @@
 """Describes a folder of shards: counts, fill, lengths, tokens, sample rows, and warnings about unsuitable data."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +15,6 @@ from data.shards.length_chart import draw_lengths
 from data.shards.schema import Rows, concatenate_rows
 from data.tokenizer import SPACE_MARKS, BertTokenizer
 
-# Whether data.prepare, which has just made the shards, trained the tokenizer or was given one.
-Preparation = Literal["trained", "given"]
 SAMPLE_ROWS = 12_288  # spread over the whole split; exact shares are not worth reading all rows
 _ROWS_AT_ONCE = 256  # a block of our shards
 _MAX_OPEN_FILES = 8  # each takes a megabyte; opening one takes longer than reading its rows
@@ -40,6 +40,7 @@ class Description:
     masked_share: float  # of real tokens
     random_next_share: float  # of rows labelled 1
     unknown_share: float | None  # of text tokens; None without a tokenizer
+    copies: int  # of each document, with other masks; as many equal rows do not count as repeated
     repeated_rows_share: float
     distinct_tokens: int
     lengths: list[int]  # lengths[k] = rows with k tokens
@@ -48,23 +49,24 @@ class Description:
     warnings: list[str] = field(default_factory=list)
 
 
-class SplitTotals(NamedTuple):
-    """The size of a split of which only some shards are available."""
+class Preparation(NamedTuple):
+    """What data.prepare knows about a split that it has just made; some of its shards may not be on this machine."""
 
     folder: str
     files: int
     rows: int
+    copies: int
+    has_trained: bool  # the tokenizer; otherwise it was given
 
 
 def describe(
     dataset: PretrainingDataset,
     split: str,
     tokenizer: BertTokenizer | None,
-    totals: SplitTotals | None = None,
     preparation: Preparation | None = None,
 ) -> Description:
     """Describe a split from a sample of rows spread over the dataset."""
-    totals = totals or SplitTotals(str(dataset.files[0].parent), len(dataset.files), dataset.num_rows)
+    whole = preparation or Preparation(str(dataset.files[0].parent), len(dataset.files), dataset.num_rows, 1, False)
     rows = _sample(dataset)
     tokens = text_tokens(rows)
     lengths = rows.input_mask.sum(axis=1, dtype=np.int64)
@@ -73,20 +75,21 @@ def describe(
     predictions = (rows.masked_lm_positions > 0).sum(axis=1)
     width = rows.input_ids.shape[1]
     found = Description(
-        folder=totals.folder,
+        folder=whole.folder,
         split=split,
-        files=totals.files,
-        rows=totals.rows,
+        files=whole.files,
+        rows=whole.rows,
         rows_looked_at=len(rows),
         max_seq_length=width,
         max_predictions_per_seq=rows.masked_lm_positions.shape[1],
         fill=float(lengths.mean() / width),
-        tokens=round(float(lengths.mean()) * totals.rows),
+        tokens=round(float(lengths.mean()) * whole.rows),
         predictions_a_row=float(predictions.mean()),
         masked_share=float(predictions.sum() / lengths.sum()),
         random_next_share=float((rows.next_sentence_labels == 1).mean()),
         unknown_share=_unknown_share(tokens, tokenizer),
-        repeated_rows_share=_repeated_share(rows),
+        copies=whole.copies,
+        repeated_rows_share=_repeated_share(rows, whole.copies),
         distinct_tokens=int((counts > 0).sum()),
         lengths=np.bincount(lengths, minlength=width + 1).tolist(),
         commonest_tokens=[
@@ -94,31 +97,26 @@ def describe(
         ],
         instances=[_render_row(rows, i, tokenizer) for i in range(min(_NUM_INSTANCES, len(rows)))],
     )
-    without_pairs = bool((rows.next_sentence_labels < 0).all())
-    found.warnings = _warnings(found, dataset.is_masked, without_pairs, tokenizer, preparation)
-    if tokenizer is not None and dataset.tokenizer_digest not in (None, tokenizer.digest):
-        found.warnings.insert(
-            0,
-            "these shards were made with another tokenizer, so the words shown here are wrong. Give the right one "
-            "with --vocab_file.",
-        )
+    has_pairs = bool((rows.next_sentence_labels >= 0).any())
+    found.warnings += _find_warnings(found, dataset, tokenizer, preparation, has_pairs)
     return found
 
 
 def _sample(dataset: PretrainingDataset) -> Rows:
     if dataset.num_rows <= SAMPLE_ROWS:
         return dataset.read_range(0, dataset.num_rows)
+    places = np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist()
     parts: list[Rows] = []
-    for place in np.linspace(0, dataset.num_rows - _ROWS_AT_ONCE, SAMPLE_ROWS // _ROWS_AT_ONCE).astype(int).tolist():
+    for place in places:
         parts.append(dataset.read_range(*dataset.aligned_range(place, _ROWS_AT_ONCE)))
         if len(dataset.files) > _MAX_OPEN_FILES:
             dataset.close()  # few files are needed again
     return concatenate_rows(parts)
 
 
-def _repeated_share(rows: Rows) -> float:
-    originals = rows.with_originals().input_ids
-    return 1.0 - len({row.tobytes() for row in originals}) / len(originals)
+def _repeated_share(rows: Rows, copies: int) -> float:
+    found = Counter(row.tobytes() for row in rows.with_originals().input_ids)
+    return sum(max(0, count - copies) for count in found.values()) / len(rows)
 
 
 def text_tokens(rows: Rows) -> np.ndarray:
@@ -159,81 +157,65 @@ def _render_row(rows: Rows, number: int, tokenizer: BertTokenizer | None) -> str
         original = _token_name(int(originals[position]), tokenizer)
         words.append(f"⟨{name}←{original}⟩" if position in predicted else name)
     label = {0: "B follows A", 1: "B is random or swapped"}.get(int(row.next_sentence_labels[0]), "no pair")
-    return f"({label}) {_join_words(words, marks_spaces=tokenizer is not None and tokenizer.marks_spaces)}"
+    if tokenizer is not None and tokenizer.marks_spaces:
+        text = re.sub("|".join(SPACE_MARKS), " ", "".join(words))
+    else:
+        text = " ".join(words).replace(" ##", "")
+    return f"({label}) {text}"
 
 
-def _join_words(words: Sequence[str], marks_spaces: bool) -> str:
-    if not marks_spaces:
-        return " ".join(words).replace(" ##", "")
-    text = "".join(words)
-    for mark in SPACE_MARKS:
-        text = text.replace(mark, " ")
-    return text
-
-
-def _warnings(
+def _find_warnings(
     found: Description,
-    is_masked: bool,
-    without_pairs: bool,
+    dataset: PretrainingDataset,
     tokenizer: BertTokenizer | None,
     preparation: Preparation | None,
-) -> list[str]:
+    has_pairs: bool,
+) -> Iterator[str]:
     """Warnings about data on which a loss does not fall, each with a remedy that was not applied already."""
-    warnings = []
+    if tokenizer is not None and dataset.tokenizer_digest not in (None, tokenizer.digest):
+        yield (
+            "these shards were made with another tokenizer, so the words shown here are wrong. Give the right one with "
+            "--vocab_file."
+        )
     if found.repeated_rows_share > 0.02:
-        remedy = "Prepare it with `python -m data.prepare`, which removes them, and --near_duplicates 0.8."
-        if preparation is not None:
-            remedy = "Pass --near_duplicates 0.8, which also removes similar documents."
-        warnings.append(
-            f"{found.repeated_rows_share:.1%} of rows repeat another row: the text has duplicates, which a model "
-            f"memorizes. {remedy}"
+        yield f"{found.repeated_rows_share:.1%} of rows repeat another row: the text has duplicates" + (
+            ", which a model memorizes, or --dupe_factor made copies. Prepare it with `python -m data.prepare`, which "
+            "removes duplicates, and --near_duplicates 0.8, which also removes similar documents."
+            if preparation is None
+            else ", which a model memorizes. Pass --near_duplicates 0.8, which also removes similar documents."
         )
     if found.unknown_share is not None and found.unknown_share > 0.01:
-        warnings.append(
-            f"{found.unknown_share:.1%} of tokens are unknown: the tokenizer "
-            + (
-                "has too few characters of the text. Raise --vocab_size, or --tokenizer_sample_mb."
-                if preparation == "trained"
-                else "does not fit the text. Train one with --vocab_size, or check --do_lower_case."
-            )
+        yield f"{found.unknown_share:.1%} of tokens are unknown: the tokenizer " + (
+            "has too few characters of the text. Raise --vocab_size, or --tokenizer_sample_mb."
+            if preparation is not None and preparation.has_trained
+            else "does not fit the text. Train one with --vocab_size, or check --do_lower_case."
         )
-    warnings += _warnings_about_rows(found, is_masked, without_pairs)
-    if found.commonest_tokens and found.commonest_tokens[0][1] > 0.2:
-        name, share = found.commonest_tokens[0]
-        warnings.append(f"{name!r} is {share:.0%} of all tokens: the text is tables or markup, not prose. Clean it.")
-    if found.split == "training" and found.rows < 5_000:
-        rows = counted(found.rows, "row")
-        warnings.append(f"only {rows} to train on: a model memorizes so little. Add text, or raise --dupe_factor.")
-    if tokenizer is not None and found.rows_looked_at >= 10_000 and found.distinct_tokens < 0.3 * tokenizer.vocab_size:
-        warnings.append(
-            f"{found.distinct_tokens:,} of {tokenizer.vocab_size:,} tokens ever appear. "
-            + (
-                "If this is not the tokenizer that made the shards, give that one with --vocab_file; otherwise train "
-                "a smaller one."
-                if preparation is None
-                else "Pass a smaller --vocab_size, or give more text."
-            )
-        )
-    return warnings
-
-
-def _warnings_about_rows(found: Description, is_masked: bool, without_pairs: bool) -> list[str]:
-    warnings = []
     if found.fill < 0.5:
-        warnings.append(
+        yield (
             f"rows are filled to {found.fill:.0%}: documents are very short. Check --layout (blank lines separate "
             "documents, not sentences), or use a smaller --max_seq_length."
         )
     deviation = abs(found.random_next_share - 0.5)
-    if not without_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
-        warnings.append(
+    if has_pairs and deviation > max(0.15, found.rows_looked_at**-0.5):  # two standard errors of few rows
+        yield (
             f"{found.random_next_share:.0%} of pairs are labelled 1, expected about half: a document of one sentence "
             "has no next sentence, and a single document has no other to take a random sentence from. Check --layout, "
             "add documents, or use --objective mlm."
         )
-    if is_masked and not 0.05 < found.masked_share < 0.6:
-        warnings.append(f"{found.masked_share:.1%} of tokens are masked, BERT uses 15 %. Check --masking_rate.")
-    return warnings
+    if dataset.is_masked and not 0.05 < found.masked_share < 0.6:
+        yield f"{found.masked_share:.1%} of tokens are masked, BERT uses 15 %. Check --masking_rate."
+    if found.commonest_tokens and found.commonest_tokens[0][1] > 0.2:
+        name, share = found.commonest_tokens[0]
+        yield f"{name!r} is {share:.0%} of all tokens: the text is tables or markup, not prose. Clean it."
+    if found.split == "training" and found.rows < 5_000:
+        yield f"only {counted(found.rows, 'row')} to train on: a model memorizes so little. Add text."
+    if tokenizer is not None and found.rows_looked_at >= 10_000 and found.distinct_tokens < 0.3 * tokenizer.vocab_size:
+        yield f"{found.distinct_tokens:,} of {tokenizer.vocab_size:,} tokens ever appear. " + (
+            "If this is not the tokenizer that made the shards, give that one with --vocab_file; otherwise train a "
+            "smaller one."
+            if preparation is None
+            else "Pass a smaller --vocab_size, or give more text."
+        )
 
 
 def report_files(
@@ -243,8 +225,7 @@ def report_files(
 ) -> dict[str, str | bytes]:
     """The files of a report: name → content. `inputs`: the files that were read, as what, and how each begins."""
     document = {"preparation": preparation, "splits": [asdict(description) for description in found]}
-    if inputs is not None:
-        document["inputs"] = list(inputs)
+    document |= {} if inputs is None else {"inputs": list(inputs)}
     shares = {each.split: [count / max(1, each.rows_looked_at) for count in each.lengths] for each in found}
     return {
         "report.json": json.dumps(document, indent=2) + "\n",
@@ -285,14 +266,17 @@ def _render_split(found: Description) -> list[str]:
         "masked": f"{found.masked_share:.1%} of tokens, {found.predictions_a_row:.1f} per row",
         "pairs labelled 1": f"{found.random_next_share:.1%}",
         "unknown tokens": unknown,
-        "rows that repeat another": f"{found.repeated_rows_share:.2%}",
+        "rows that repeat another": f"{found.repeated_rows_share:.2%}"
+        + f", not counting {found.copies} copies" * (found.copies > 1),
         "distinct tokens": f"{found.distinct_tokens:,}",
     }
-    lines = [f"## {found.split}", "", *_table(facts), ""]
-    lines += [*(f"**Warning:** {warning}\n" for warning in found.warnings)]
-    lines += ["Most common tokens: " + ", ".join(f"`{name}` {share:.1%}" for name, share in found.commonest_tokens), ""]
-    lines += ["Rows as text, predictions as ⟨input←original⟩:", ""]
-    return lines + [f"> {text}\n" for text in found.instances]
+    return [
+        *(f"## {found.split}", "", *_table(facts), ""),
+        *(f"**Warning:** {warning}\n" for warning in found.warnings),
+        "Most common tokens: " + ", ".join(f"`{name}` {share:.1%}" for name, share in found.commonest_tokens),
+        *("", "Rows as text, predictions as ⟨input←original⟩:", ""),
+        *(f"> {text}\n" for text in found.instances),
+    ]
 
 
 def _table(facts: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 from common.errors import UserError
 from common.words import counted
@@ -100,9 +100,9 @@ def table_kind(sample: str) -> str | None:
         names = lines[0].split(separator) if lines else []
         if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
             continue
-        dialect = _dialect(lines, "tsv") if separator == "\t" else Dialect(separator, has_quotes=True)
+        has_quotes = separator != "\t" or _dialect(lines, "tsv")[1]
         try:
-            rows = list(_split_rows(lines, dialect))[1:]
+            rows = list(_split_rows(lines, separator, has_quotes))[1:]
         except csv.Error:  # a quote that is never closed
             continue
         if len(rows) >= _MIN_TABLE_ROWS and all(len(row) == len(names) for row in rows[:-1]):
@@ -158,11 +158,6 @@ def _skip(text: str, position: int) -> int:
     return position
 
 
-class Dialect(NamedTuple):
-    separator: str
-    has_quotes: bool
-
-
 def _table_rows(stream: IO[bytes], kind: str, counts: Counter[str]) -> Iterator[Record]:
     """Yield the rows of CSV or TSV by the names of the first line."""
     csv.field_size_limit(MAX_RECORD)
@@ -170,28 +165,30 @@ def _table_rows(stream: IO[bytes], kind: str, counts: Counter[str]) -> Iterator[
     sample = list(islice(lines, 100))
     if not sample:
         return
-    dialect = _dialect(sample, kind)
-    rows = _split_rows(chain(sample, lines), dialect)
+    separator, has_quotes = _dialect(sample, kind)
+    rows = _split_rows(chain(sample, lines), separator, has_quotes)
     try:
         names = [name.strip() for name in next(rows)]
         for row in rows:
             counts["rows_of_another_width"] += len(row) != len(names)
-            values = row if dialect.has_quotes else map(_unquote, row)
+            values = row if has_quotes else map(_unquote, row)
             yield dict(zip(names, values, strict=False))
     except csv.Error as error:
         raise EOFError(str(error)) from error  # what came before it is used
 
 
-def _split_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
-    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if dialect.has_quotes else csv.QUOTE_NONE
-    return csv.reader(lines, delimiter=dialect.separator, quoting=quoting)
+def _split_rows(lines: Iterable[str], separator: str, has_quotes: bool) -> Iterator[list[str]]:
+    return csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE)
 
 
-def _dialect(sample: Sequence[str], kind: str) -> Dialect:
-    """Find the separator in the first line. Quotes in a TSV are text, if its lines are rows without regard to them."""
+def _dialect(sample: Sequence[str], kind: str) -> tuple[str, bool]:
+    """Return the separator, found in the first line, and whether the rows have quotes.
+
+    Quotes in a TSV are text, if its lines are rows without regard to them.
+    """
     if kind == "csv":
-        return Dialect(max(_SEPARATORS, key=sample[0].count), has_quotes=True)
-    return Dialect("\t", has_quotes=len({line.count("\t") for line in sample}) > 1)
+        return max(_SEPARATORS, key=sample[0].count), True
+    return "\t", len({line.count("\t") for line in sample}) > 1
 
 
 def _unquote(value: str) -> str:

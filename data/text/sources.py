@@ -85,7 +85,10 @@ def find_sources(inputs: Sequence[str], layout: str = "auto", leave_out: Sequenc
     for given in inputs:
         found = [path for path in _expand(given) if not _is_below(path, leave_out)]
         if not found:
-            problems.add(f"--input {given}: no file found; give files, folders, globs or URLs of text, or hf:NAME")
+            is_missing = not is_url(given) and not glob.has_magic(given) and not Path(given).exists()
+            what = "no file found there (hidden files and this command's own output are not read)"
+            what = "no such file or folder" if is_missing else what
+            problems.add(f"--input {given}: {what}; give files, folders, globs or URLs of text, or hf:NAME")
         paths.update(_without_other_kinds(given, found, problems))
     problems.raise_if_any()
     return [source for path in sorted(paths) for source in _cut(path, layout)]

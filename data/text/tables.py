@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from common.errors import UserError
 from data.text.files import is_unreadable
@@ -17,12 +17,7 @@ _MAX_PARTS_OF_GROUP = 16
 _BUFFER_BYTES = 2**20  # read at once from a column of a row group, which may have gigabytes
 
 
-class TablePart(NamedTuple):
-    """Rows [start, stop) of a table."""
-
-    start: int
-    stop: int
-    size: int  # estimated bytes
+TablePart = tuple[int, int, int]  # rows [start, stop) of a table, and their estimated bytes
 
 
 def optional_import(module: str, purpose: str) -> Any:
@@ -43,7 +38,7 @@ def cut_parquet(stream: IO[bytes], range_bytes: int) -> list[TablePart]:
     for number, group in enumerate(groups, start=1):
         is_large = group.total_byte_size > range_bytes
         if size and is_large:
-            ranges.append(TablePart(first, row, size))
+            ranges.append((first, row, size))
             first, size = row, 0
         row, size = row + group.num_rows, size + group.total_byte_size
         if size >= range_bytes or number == len(groups):
@@ -57,7 +52,7 @@ def _cut_evenly(start: int, stop: int, size: int, parts: int) -> list[TablePart]
     """Return `parts` non-empty ranges, or one per row if there are fewer rows."""
     parts = max(1, min(parts, stop - start))
     bounds = [start + (stop - start) * number // parts for number in range(parts + 1)]
-    return [TablePart(low, high, size // parts) for low, high in pairwise(bounds) if low < high]
+    return [(low, high, size // parts) for low, high in pairwise(bounds) if low < high]
 
 
 def parquet_values(stream: IO[bytes], name: str, start: int, stop: int | None, text_field: str) -> Iterator[Any]:

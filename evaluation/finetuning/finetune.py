@@ -4,10 +4,9 @@ import copy
 import logging
 import math
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,37 +67,17 @@ class Machine:
         return micro, per_device // micro
 
 
-@dataclass
-class Outcome:
-    """Predictions per split and what happened on the way."""
-
-    predictions: dict[str, list[Any]]
-    losses: list[tuple[int, float]]  # (step, mean training loss since the one before)
-    steps: int
-    seconds: float
-    cpu_seconds: float = 0.0  # of this process; the fairer of the two on a shared machine
-    num_shortened: dict[str, int] = field(default_factory=dict)
-    failure: str | None = None  # why training was stopped
-
-
 class _Watcher(TrainerCallback):
-    """Reports progress, keeps losses, and stops a run whose loss is not finite."""
+    """Reports progress, and stops a run whose loss is not finite."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.losses: list[tuple[int, float]] = []
-        self.failure: str | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress(TRAINING_SHARE * state.global_step / max(1, state.max_steps))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        loss = (logs or {}).get("loss")
-        if loss is None:
-            return
-        self.losses.append((state.global_step, float(loss)))
-        if not math.isfinite(float(loss)):
-            self.failure = f"the loss was not finite at step {state.global_step}"
+        if not math.isfinite((logs or {}).get("loss", 0.0)):
             control.should_training_stop = True
 
 
@@ -122,12 +101,12 @@ def all_ranks_fine_tune(
     untrained: bool = False,
     start: Path | None = None,
     keep: Path | None = None,
-) -> Outcome:
+) -> dict[str, Any]:
     """Train on data.train and predict every split of data.dev.
 
     `start`: a folder whose encoder takes the place of the model's. `keep`: where the fine-tuned model is saved.
+    Of the result, `losses` are steps with the mean loss since the one before, `failure` is why training was stopped.
     """
-    began, cpu_began = time.perf_counter(), time.process_time()
     task = data.task
     with tempfile.TemporaryDirectory(prefix="evaluation_") as scratch:
         arguments = _arguments(setting, seed, machine, scratch, len(data.train))
@@ -138,29 +117,32 @@ def all_ranks_fine_tune(
         )
         _name_classes(network.config, data)
         train = make_features(task, model, data.train, data.labels, with_labels=True)
-        watcher = _Watcher(progress)
         trainer = Trainer(
             model=network,
             args=arguments,
             train_dataset=train.inputs,
             data_collator=Collator(model.tokenizer.pad_token_id),
             compute_loss_func=mean_loss,
-            callbacks=[watcher],
+            callbacks=[_Watcher(progress)],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         result = trainer.train()
-        outcome = Outcome({}, watcher.losses, int(result.global_step), 0.0, failure=watcher.failure)
-        outcome.num_shortened["train"] = train.num_shortened
-        if outcome.failure is None and not math.isfinite(result.training_loss):
-            outcome.failure = "the loss was not finite"
-        _predict_splits(trainer, model, data, outcome, progress)
+        losses = [(int(entry["step"]), float(entry["loss"])) for entry in trainer.state.log_history if "loss" in entry]
+        wrong = next((f" at step {step}" for step, loss in losses if not math.isfinite(loss)), "")
+        is_finite = not wrong and math.isfinite(result.training_loss)
+        predictions, num_shortened = _predict_splits(trainer, model, data, progress)
         if keep is not None:
             trainer.save_model(str(keep))
             if trainer.is_world_process_zero():
                 model.tokenizer.save_pretrained(keep)
         trainer.accelerator.free_memory()
-    outcome.seconds, outcome.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return outcome
+    return {
+        "predictions": predictions,
+        "losses": losses,
+        "steps": int(result.global_step),
+        "num_shortened": {"train": train.num_shortened} | num_shortened,
+        "failure": None if is_finite else f"the loss was not finite{wrong}",
+    }
 
 
 def _arguments(setting: Setting, seed: int, machine: Machine, scratch: str, num_rows: int) -> TrainingArguments:
@@ -198,16 +180,19 @@ def _name_classes(config: Any, data: TaskData) -> None:
         config.label2id = {label: number for number, label in enumerate(data.labels)}
 
 
-def _predict_splits(trainer: Trainer, model: ModelFolder, data: TaskData, outcome: Outcome, progress: Progress) -> None:
-    """Add the predictions for every split of data.dev to `outcome`."""
-    task = data.task
+def _predict_splits(
+    trainer: Trainer, model: ModelFolder, data: TaskData, progress: Progress
+) -> tuple[dict[str, list[Any]], dict[str, int]]:
+    """The predictions for every split of data.dev, and how many of its rows were shortened."""
+    task, predictions, num_shortened = data.task, {}, {}
     has_no_answer = task.kind == "span" and any(not row["answers"] for row in data.train)
-    for number, (split, rows) in enumerate(data.dev.items()):
+    for number, (split, rows) in enumerate(data.dev.items(), 1):
         features = make_features(task, model, rows, data.labels, with_labels=False)
         outputs = _predict(trainer, features)
-        outcome.predictions[split] = read_outputs(task, rows, features, outputs, data.labels, has_no_answer)
-        outcome.num_shortened[split] = features.num_shortened
-        progress(TRAINING_SHARE + (1 - TRAINING_SHARE) * (number + 1) / len(data.dev))
+        predictions[split] = read_outputs(task, rows, features, outputs, data.labels, has_no_answer)
+        num_shortened[split] = features.num_shortened
+        progress(TRAINING_SHARE + (1 - TRAINING_SHARE) * number / len(data.dev))
+    return predictions, num_shortened
 
 
 def _predict(trainer: Trainer, features: Features) -> Any:

@@ -6,14 +6,7 @@ from typing import Any
 
 from common.files import file_digest
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "merges.txt",
-)
+TOKENIZER_FILES = "tokenizer.json vocab.txt vocab.json sentencepiece.bpe.model spiece.model merges.txt".split()
 IDENTITY = ("config.json", *TOKENIZER_FILES, "tokenizer_config.json")
 
 

@@ -71,6 +71,10 @@ class ModelFolder:
         return digest_of([json.dumps(config, sort_keys=True, default=str), tokenizer])
 
 
+class Unavailable(Exception):
+    """A model cannot do a task at all, such as filling in masks without a head for it."""
+
+
 def open_models(named_paths: Sequence[tuple[str | None, Path]]) -> list[ModelFolder]:
     """Check the folders; all mistakes are reported at once. A folder without a name is named by its last part."""
     problems = Problems()
@@ -141,12 +145,13 @@ def load_model(model: ModelFolder, kind: Kind, num_labels: int, *, untrained: bo
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"--model {folder}: stock transformers cannot load it as {HEADS[kind]} ({reason}).") from None
-    _check_loaded(folder, loaded, info)
+    _check_loaded(model, folder, loaded, info, needs_head=kind in ZERO_SHOT)
     return loaded.float()
 
 
-def _check_loaded(folder: Path, loaded: Any, info: dict[str, Any]) -> None:
-    """A fresh head is expected; fresh weights in the encoder would make every score meaningless."""
+def _check_loaded(model: ModelFolder, folder: Path, loaded: Any, info: dict[str, Any], needs_head: bool) -> None:
+    """A fresh head is expected, unless it predicts masked tokens; fresh weights in the encoder would make every score
+    meaningless."""
     prefix = f"{loaded.base_model_prefix}."
     fresh = set(info["missing_keys"]) | {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
     in_encoder = sorted(name for name in fresh if name.startswith(prefix) and _POOLER not in name)
@@ -155,14 +160,6 @@ def _check_loaded(folder: Path, loaded: Any, info: dict[str, Any]) -> None:
             f"--model {folder}: {counted(len(in_encoder), 'weight')} of the encoder missing or of another shape (such "
             f"as {in_encoder[0]}). The weights do not belong to config.json; export or download the model again."
         )
-
-
-def lacks_masked_head(model: ModelFolder) -> bool:
-    """Whether the folder has no weights for predicting masked tokens, as sentence encoders have none."""
-    loaded, info = transformers.AutoModelForMaskedLM.from_pretrained(
-        model.path, local_files_only=True, output_loading_info=True
-    )
     tied = set(getattr(loaded, "_tied_weights_keys", None) or {})
-    return any(
-        not name.startswith(f"{loaded.base_model_prefix}.") and name not in tied for name in info["missing_keys"]
-    )
+    if needs_head and any(not name.startswith(prefix) for name in fresh - tied):
+        raise Unavailable(f"{model.name} has no head for masked tokens")

@@ -24,26 +24,14 @@ def is_first() -> bool:
 
 
 def device() -> torch.device:
-    return (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
 
 
 def all_ranks_take_from_first(make: Callable[[], T]) -> T:
-    """Run `make` on rank 0 and give its result to all ranks. An error of rank 0 is raised on all."""
-    if num_ranks() == 1:
-        return make()
-    box: list[Any] = [None, None]
-    if is_first():
-        try:
-            box[0] = make()
-        except Exception as error:  # raised below, on every rank
-            box[1] = error
-    dist.broadcast_object_list(box, src=0)
-    if box[1] is not None:
-        raise box[1]
+    """Run `make` on rank 0 and give its result to all ranks."""
+    box: list[Any] = [make() if is_first() else None]
+    if num_ranks() > 1:
+        dist.broadcast_object_list(box, src=0)
     return box[0]
 
 

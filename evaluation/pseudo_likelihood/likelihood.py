@@ -89,9 +89,7 @@ def _of_backend(encoding: Any) -> Encoded:
 
 def mask_id_of(tokenizer: Any) -> int:
     """The id of the mask token of a stock tokenizer or of ours."""
-    found = getattr(tokenizer, "mask_token_id", None)
-    if found is None:
-        found = getattr(tokenizer, "mask_id", None)
+    found = getattr(tokenizer, "mask_token_id", getattr(tokenizer, "mask_id", None))
     if found is None:
         raise UserError("the tokenizer has no mask token, which scoring with a masked language model needs.")
     return int(found)

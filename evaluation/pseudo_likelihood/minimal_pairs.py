@@ -44,7 +44,7 @@ def score_pairs(
     *,
     masking: Masking = "token",
     max_positions: int = 512,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> PairScores:
     """Score (good, bad) sentences. `progress` is called with numbers of finished pairs."""
     parts, num_shortened = [], 0
@@ -56,8 +56,7 @@ def score_pairs(
         num_shortened += sum(len(item.ids) > max_positions for item in encoded)
         scores = score_sentences(scorer, short, mask_id_of(tokenizer), masking)
         parts.append((scores.sums.reshape(-1, 2), scores.means.reshape(-1, 2)))
-        if progress is not None:
-            progress(len(chosen))
+        progress(len(chosen))
     sums, means = (np.concatenate(part) for part in zip(*parts, strict=True))
     return PairScores(preferred(sums), preferred(means), sums[:, 0], sums[:, 1], num_shortened)
 
@@ -87,32 +86,20 @@ def score_cloze(
     queries = make_queries(wanted, mask_id_of(tokenizer))
     answers = scorer.answer(queries, with_ranks=True)
     assert answers.ranks is not None
-    counts = np.bincount(queries.owners, minlength=len(wanted))
-    means = np.bincount(queries.owners, answers.log_probs, len(wanted)) / np.maximum(counts, 1)
-    worst = np.ones(len(wanted), dtype=np.int64)
-    np.maximum.at(worst, queries.owners, answers.ranks)
-    inverse = np.bincount(queries.owners, 1.0 / answers.ranks, len(wanted)) / np.maximum(counts, 1)
-    return _judge_cloze(rows, means, worst, inverse, sum(row.was_cut for row in filled))
-
-
-def _judge_cloze(
-    rows: Sequence[dict[str, Any]], means: np.ndarray, worst: np.ndarray, inverse: np.ndarray, num_shortened: int
-) -> ClozeScores:
+    ends = np.cumsum(np.bincount(queries.owners, minlength=len(wanted)))[:-1]
+    log_probs, ranks = np.split(answers.log_probs.astype(np.float64), ends), np.split(answers.ranks, ends)  # of copies
     correct, reciprocal, place = [], [], 0
-    for row in rows:
-        choices = row.get("choices")
-        if not choices:
-            correct.append(float(worst[place] == 1))
-            reciprocal.append(float(inverse[place]))
-            place += 1
-            continue
-        scores = means[place : place + len(choices)]
-        place += len(choices)
-        own = scores[choices.index(row["answer"])]
-        best = scores == scores.max()
-        correct.append(float(own == scores.max()) / int(best.sum()))
-        reciprocal.append(1.0 / (1 + int((scores > own).sum())))
-    return ClozeScores(np.array(correct), np.array(reciprocal), num_shortened)
+    for row, gap in zip(rows, filled, strict=True):
+        if choices := row.get("choices"):
+            scores = np.array([part.mean() for part in log_probs[place : place + len(choices)]])
+            own, best = scores[choices.index(row["answer"])], scores.max()
+            correct.append(float(own == best) / int((scores == best).sum()))
+            reciprocal.append(1.0 / (1 + int((scores > own).sum())))
+        else:
+            correct.append(float(ranks[place].max() == 1))
+            reciprocal.append(float((1.0 / ranks[place]).mean()))
+        place += len(gap.copies)
+    return ClozeScores(np.array(correct), np.array(reciprocal), sum(row.was_cut for row in filled))
 
 
 class FilledGap(NamedTuple):

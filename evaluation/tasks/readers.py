@@ -245,23 +245,20 @@ def read_dataset(path: Path, task: Task) -> tuple[list[Row], int]:
     name, split = str(path.parent), path.name
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # without a network, it reports every attempt
     try:
-        loaded: Any = datasets.load_from_disk(name) if Path(name).is_dir() else None
-        if loaded is None:
-            loaded = datasets.load_dataset(name, task.configuration, split=split)
-        elif isinstance(loaded, datasets.DatasetDict):
-            if split not in loaded:
-                raise UserError(
-                    f"{name}: has no split {split!r} (found {', '.join(loaded)}). Correct task {task.name}."
-                )
-            loaded = loaded[split]
-    except UserError:
-        raise
+        is_local = Path(name).is_dir()
+        loaded: Any = (
+            datasets.load_from_disk(name) if is_local else datasets.load_dataset(name, task.configuration, split=split)
+        )
     except Exception as error:  # the library raises many kinds, also of network libraries
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"dataset {name}, split {split!r}: cannot be loaded ({type(error).__name__}: {reason}). "
             "Check the name, the split and the network, or save it below --data with save_to_disk."
         ) from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise UserError(f"{name}: has no split {split!r} (found {', '.join(loaded)}). Correct task {task.name}.")
+        loaded = loaded[split]
     decode = {column: _label_decoder(feature) for column, feature in loaded.features.items()}
     rows = []
     for number, record in enumerate(loaded):

@@ -48,18 +48,13 @@ def load_all(tasks: Sequence[Task], data: Path | None) -> list[TaskData]:
 
 
 def load_data(task: Task, data: Path | None) -> TaskData:
-    held_out = any(names == [HELD_OUT] for names in task.dev.values())
     paths = _locate(task, data)
     tables = {name: read_files(task, found) for name, found in paths.items()}
-    notes = [
-        f"{table.where}: skipped {counted(table.num_malformed, 'row')} with a wrong number of columns"
-        for table in tables.values()
-        if table.num_malformed
-    ]
+    notes: list[str] = []
     labels = _labels(task, tables.get("train"))
     rows = {name: _checked_rows(task, table, labels, notes) for name, table in tables.items()}
     train = rows.pop("train", [])
-    if held_out:
+    if [HELD_OUT] in task.dev.values():
         train, part = hold_out(task, train)
         rows = dict.fromkeys(task.dev, part)
         size = counted(len(part), "row")
@@ -153,6 +148,8 @@ def _number_or_text(label: str) -> tuple[int, float, str]:
 
 def _checked_rows(task: Task, table: Table, labels: tuple[str, ...], notes: list[str]) -> list[Row]:
     rows = table.rows
+    if table.num_malformed:
+        notes.append(f"{table.where}: skipped {counted(table.num_malformed, 'row')} with a wrong number of columns")
     if task.skip_labels:
         rows = [row for row in rows if row["label"] not in task.skip_labels]
         if len(rows) < len(table.rows):
@@ -217,15 +214,19 @@ def hold_out(task: Task, rows: list[Row]) -> tuple[list[Row], list[Row]]:
     if len(rows) < 10:
         found = counted(len(rows), "row")
         raise UserError(f"task {task.name}: found {found}, expected at least 10, to hold some out of training.")
-    order = np.random.default_rng(0).permutation(len(rows))
-    if task.kind in ("classify", "pair"):
-        order = np.array(interleaved([int(i) for i in order], [rows[int(i)]["label"] for i in order]))
-    chosen = {int(index) for index in order[:size]}
+    chosen = set(fixed_order(rows, "label" if task.kind in ("classify", "pair") else None)[:size])
     return [row for i, row in enumerate(rows) if i not in chosen], [rows[i] for i in sorted(chosen)]
 
 
-def interleaved(order: list[int], classes: Sequence[Any]) -> list[int]:
-    """`order` rearranged so that every prefix has the classes in about their shares."""
+def fixed_order(rows: Sequence[Row], stratum: str | None) -> list[int]:
+    """The numbers of the rows in a random order, the same in any run.
+
+    With a `stratum`, a field of the rows, every prefix has its values in about their shares.
+    """
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    if stratum is None:
+        return order
+    classes = [rows[index].get(stratum) for index in order]
     counts, seen, places = Counter(classes), Counter[Any](), []
     for index, label in zip(order, classes, strict=True):
         places.append(((seen[label] + 0.5) / counts[label], index))

@@ -12,11 +12,7 @@ DECODER = "cls.predictions.decoder.weight"
 BIAS = "cls.predictions.bias"
 QKV = "attention.self.qkv"  # where a stock class has one matrix for queries, keys and values
 # The heads that a stock checkpoint may omit completely; anything else that is missing is an error.
-HEADS = {
-    "pooler": "bert.pooler.",
-    "sentence head": "cls.seq_relationship.",
-    "masked-token head": "cls.predictions.",
-}
+HEADS = {"pooler": "bert.pooler.", "sentence head": "cls.seq_relationship.", "masked-token head": "cls.predictions."}
 
 # Our modules of a block → those of the stock classes.
 _ATTENTION_NORM = "PreAttentionLayerNorm"

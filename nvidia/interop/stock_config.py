@@ -18,18 +18,9 @@ _STOCK_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
 }  # fmt: skip
 _GATES = {"gelu": "geglu", "silu": "swiglu"}  # activation of ModernBERT → our hidden_act
 _SAME_KEYS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-    "pad_token_id",
-    "tie_word_embeddings",
-)
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_dropout_prob "
+    "attention_probs_dropout_prob type_vocab_size initializer_range layer_norm_eps pad_token_id tie_word_embeddings"
+).split()
 # our keys → those of ModernBERT
 _MODERN_KEYS = {
     **{key: key for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",

@@ -35,7 +35,7 @@ PREPARE = {
     "a word for a number": (words("--workers", "all"), "--workers", "found 'all'", "expected a whole number of at least 1", "see --help"),
     "no workers": (words("--workers", "0"), "--workers", "found '0'", "expected a whole number of at least 1", "see --help"),
     "two tokenizers": (words("--vocab_size", "100"), "--vocab_size", "not allowed with", "not allowed with argument --vocab_file", "see --help"),
-    "no such input": (words("--input", "{root}/lost"), "--input {root}/lost", "no file found", "files, folders, globs or URLs of text", "give files"),
+    "no such input": (words("--input", "{root}/lost"), "--input {root}/lost", "no such file or folder", "files, folders, globs or URLs of text", "give files"),
     "shards for text": (words("--input", "{root}/data"), "hdf5", "named like an HDF5 shard", "expected text", "give the text that it was made from"),
     "an empty input folder": (removed("text/*"), "--input {root}/text", "no file found", "files, folders, globs or URLs of text", "give files"),
     "an input without text": (

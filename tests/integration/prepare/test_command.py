@@ -126,7 +126,7 @@ def test_other_objectives_and_units_through_the_command(corpus: Path, tmp_path: 
     run(corpus, tmp_path, "--dupe_factor", "1", *flags)
     dataset = opened(tmp_path / "32")
     rows = dataset.read_range(0, dataset.num_rows)
-    attributes = dataset.shards[0].attributes or {}
+    attributes = dataset.shards[0].layout.attributes or {}
     assert [attributes["objective"], attributes["masking_unit"]] == [flags[1], flags[3]]
     assert rows.word_starts is not None
     starts = np.unpackbits(rows.word_starts, axis=1, count=32).astype(bool)

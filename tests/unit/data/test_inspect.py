@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import UserError
 from data import inspect
-from data.shards.report import render, text_tokens
+from data.shards.report import Preparation, render, text_tokens
 from data.shards.schema import Rows
 from data.special_tokens import SPECIALS
 from data.tokenizer import BertTokenizer, load_tokenizer
@@ -42,6 +42,11 @@ def test_inspect_warns_about_duplicates_and_labels(tmp_path: Path) -> None:
     (found,) = inspect.inspect_folder(tmp_path, None)
     assert any("repeat" in warning and "--near_duplicates 0.8" in warning for warning in found.warnings)
     assert any("labelled 1" in warning for warning in found.warnings)
+    made = Preparation(str(tmp_path), files=1, rows=200, copies=20, has_trained=True)
+    (found,) = inspect.inspect_folder(tmp_path, None, preparation={"training": made})
+    assert not any("repeat" in warning or "--dupe_factor" in warning for warning in found.warnings)
+    (found,) = inspect.inspect_folder(tmp_path, None, preparation={"training": made._replace(copies=19)})
+    assert any("repeat" in warning and "Pass --near_duplicates 0.8" in warning for warning in found.warnings)
 
 
 def test_the_report_shows_rows_as_text_with_marked_predictions(tmp_path: Path) -> None:

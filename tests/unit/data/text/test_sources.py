@@ -90,8 +90,12 @@ def test_folders_globs_and_urls(tmp_path: Path) -> None:
     memory = sources_module.fsspec.filesystem("memory")
     memory.pipe("/corpus/a.txt.gz", gzip.compress(LINES.encode()))
     assert documents_of("memory://corpus") == DOCUMENTS
-    with pytest.raises(UserError, match="no file found"):
+    with pytest.raises(UserError, match="absent: no such file or folder; give files"):
         documents_of(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    for given in (tmp_path / "empty", f"{tmp_path}/c*", "memory://absent"):
+        with pytest.raises(UserError, match="no file found there"):
+            documents_of(given)
 
 
 class Remote(fsspec.AbstractFileSystem):

@@ -8,8 +8,16 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
-from evaluation.finetuning.features import IGNORED, Collator, make_features, mean_loss, read_outputs
-from evaluation.finetuning.spans import Window, best_texts, make_windows
+from evaluation.finetuning.features import (
+    IGNORED,
+    Collator,
+    Window,
+    best_texts,
+    make_features,
+    make_windows,
+    mean_loss,
+    read_outputs,
+)
 from evaluation.tasks.task import make_task
 from tests.unit.evaluation.tiny import make_tokenizer
 
