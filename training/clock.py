@@ -14,7 +14,7 @@ from training.inputs.datasets import Datasets
 from training.plan.horizon import Horizon, find_early_end
 from training.plan.learning_rate import Schedule
 from training.plan.step_plan import Phase, plan_steps
-from training.plan.time_budget import Budget, Duration
+from training.plan.time_budget import Budget
 from training.runtime import collectives
 from training.settings.resolve import Settings
 
@@ -118,14 +118,13 @@ class Clock:
             note_time_spent(folder, self.budget.used())
 
 
-def build_budget(seconds: float | None, state: TrainingState, is_exported: bool, began: float | None) -> Budget:
-    """`seconds`: --time_budget. `began`: when the process started, by time.monotonic(); None: now."""
+def _build_budget(settings: Settings, state: TrainingState, began: float | None = None) -> Budget:
     return Budget(
-        seconds,
+        settings.time_budget,
         used_before=state.seconds,
         began=began,
         longest_pause=state.longest_pause,
-        num_last_pauses=3 if is_exported else 2,
+        num_last_pauses=2 if settings.flags.checkpoints.export_dir is None else 3,
     )
 
 
@@ -139,7 +138,7 @@ def build_clock(
 ) -> Clock:
     """`tokens_per_row`: the mean of each dataset. `began`: when the process started, by time.monotonic(); None: now."""
     state = progress.state
-    schedule = settings.schedule(state.start_step if settings.training_flags.rewarmup else 0)
+    schedule = settings.schedule(state.start_step if settings.flags.training.rewarmup else 0)
     phases = [
         (each.tokens, Phase(index, each.length, each.micro, data.num_rows, tokens))
         for index, (each, data, tokens) in enumerate(
@@ -148,20 +147,21 @@ def build_clock(
     ]
     accumulation = settings.deepspeed.batch.accumulation
     horizon = Horizon(
-        plan=plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=world_size),
+        plan=plan_steps(
+            phases, settings.flags.training.batch_schedule, accumulation=accumulation, world_size=world_size
+        ),
         num_epochs=settings.training.num_epochs,
         # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
         total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
         schedule_origin=schedule.origin,
         start_step=state.start_step,
-        max_steps=settings.training_flags.max_steps,
-        max_steps_per_epoch=settings.training_flags.max_steps_per_epoch,
+        max_steps=settings.flags.training.max_steps,
+        max_steps_per_epoch=settings.flags.training.max_steps_per_epoch,
     )
-    is_exported = settings.checkpoint_flags.export_dir is not None
-    budget = build_budget(settings.time_budget, state, is_exported, began)
+    budget = _build_budget(settings, state, began)
     if budget.is_over(state.seconds, 0.0):
         budget.end()
-    return Clock(horizon, schedule, budget, progress, settings.probe_flags.stop_after_no_gain)
+    return Clock(horizon, schedule, budget, progress, settings.flags.probes.stop_after_no_gain)
 
 
 def is_run_finished(settings: Settings, world_size: int, datasets: Datasets, state: TrainingState) -> bool:
@@ -171,21 +171,20 @@ def is_run_finished(settings: Settings, world_size: int, datasets: Datasets, sta
     return build_clock(settings, world_size, datasets, means, Progress(spent), None).is_finished()
 
 
-def all_ranks_count_lost_time(
-    state: TrainingState, budget: Duration | None, saved_models: Path, is_exported: bool
-) -> TrainingState:
+def all_ranks_count_lost_time(state: TrainingState, settings: Settings) -> TrainingState:
     """`state` with the time that a killed process of this run used after its last checkpoint.
 
     If that would leave no time at all, the process was killed at the very end. The steps that it lost are then trained
     again, so that the schedule reaches its end.
     """
+    budget = settings.flags.training.time_budget
     if budget is None:
         return state
 
     def is_over(state: TrainingState) -> bool:
-        return build_budget(budget.seconds, state, is_exported, None).is_over(state.seconds, 0.0)
+        return _build_budget(settings, state).is_over(state.seconds, 0.0)
 
-    spent = collectives.all_ranks_from_main(lambda: read_time_spent(saved_models))
+    spent = collectives.all_ranks_from_main(lambda: read_time_spent(settings.saved_models))
     counted = replace(state, seconds=max(state.seconds, spent))
     if not is_over(counted) or is_over(state):
         return counted
@@ -193,7 +192,7 @@ def all_ranks_count_lost_time(
         raise UserError(
             f"--time_budget {budget}: earlier starts of this run have used it up ({format_seconds(spent)}) without "
             f"saving a checkpoint. Raise it and save more often (--save_every_minutes), or remove "
-            f"{saved_models / TIME_SPENT} to start again"
+            f"{settings.saved_models / TIME_SPENT} to start again"
         )
     console.say(
         f"note: --time_budget {budget} was used up by a process that was killed before it saved its last steps. The "

@@ -157,7 +157,7 @@ def test_a_child_that_runs_out_of_gpu_memory_says_so(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(micro_batch, name, lambda *_: 0)
     monkeypatch.setattr(micro_batch.collectives, "start", fail)
     monkeypatch.setenv("MASTER_PORT", "1")
-    request = micro_batch.TrialRequest(resolve(write_project(tmp_path)), RankInfo(0, 0, 1, 1), 1, 100)
+    settings = resolve(write_project(tmp_path))
     with pytest.raises(Left):
-        micro_batch.run_trials(request, FakePipe())  # type: ignore[arg-type]
+        micro_batch.run_trials(settings, RankInfo(0, 0, 1, 1), 1, 100, FakePipe())  # type: ignore[arg-type]
     assert codes == [micro_batch.NO_MEMORY]
