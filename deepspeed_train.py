@@ -50,13 +50,13 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         set_up_process(rank_info, stack)
         with sharing_failures(rank_info):
             settings, datasets = prepare_run(flags, rank_info, problems)
-            is_dry_run = settings.training_flags.dry_run
+            is_dry_run = settings.flags.training.dry_run
             device = pick_device(rank_info)
             if rank_info.is_main and not is_dry_run:
                 stack.enter_context(lock_folder(settings.saved_models))
         send_logs(None if is_dry_run else settings.runs / "logs", rank_info.rank)
         stack.enter_context(collectives.reporting_lost_ranks())
-        stuck_seconds = 60 * settings.fault_flags.stuck_after_minutes
+        stuck_seconds = 60 * settings.flags.faults.stuck_after_minutes
         facts = describe_installation(rank_info, datasets.digest)
         hosts = collectives.start(device, rank_info, stuck_seconds, facts)
         if not is_dry_run:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         stop = StopRequests(None if datasets.cache is None else datasets.cache.interrupt)
         beats = None if is_dry_run else settings.runs / "ranks"
         watchdog = stack.enter_context(Watchdog(beats, rank_info, stop, stuck_seconds, start.launcher))
-        if settings.training_flags.find_micro_batch:
+        if settings.flags.training.find_micro_batch:
             settings = all_ranks_find_micro_batch(settings, rank_info, device, watchdog.note)
         run = all_ranks_build_run(settings, datasets, rank_info, device, stop, began, watchdog.note)
         stack.callback(run.sinks.close)

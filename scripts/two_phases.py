@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chain = Chain()
     with handle_stop_signals(chain.stop):
         for phase, (settings, datasets) in zip(remaining, checked, strict=True):
-            is_dry_run = settings.training_flags.dry_run
+            is_dry_run = settings.flags.training.dry_run
             if is_dry_run and phase is second and not any(one.checkpoints.newest_valid() for one in (first, second)):
                 console.say("phase 2: flags, files and data are valid; it can be tried once phase 1 has a checkpoint")
                 break

@@ -56,14 +56,14 @@ def show_banner(run: Run) -> None:
 def _find_facts(run: Run, num_parameters: int) -> dict[str, str]:
     """The rows of the table."""
     settings, batch, clock, data = run.settings, run.settings.deepspeed.batch, run.clock, run.datasets
-    config, flags, probes = settings.model_config, settings.training_flags, settings.probe_flags
+    config, flags, probes = settings.model_config, settings.flags.training, settings.flags.probes
     muon = describe_muon(run.engine)
     outlook = look_ahead(clock.horizon, run.progress.step, run.progress.samples)
     return {
-        "model": f"{'pre-LN' if settings.model_flags.preln else 'post-LN'}, "
+        "model": f"{'pre-LN' if settings.flags.model.preln else 'post-LN'}, "
         f"{counted(config.num_hidden_layers, 'layer')} of {config.hidden_size}, {config.num_tokens:,} tokens, "
         f"{num_parameters:,} parameters",
-        "batch": f"{counted(batch.total, 'row')} of {settings.data_flags.max_seq_length}: {batch.micro} × "
+        "batch": f"{counted(batch.total, 'row')} of {settings.flags.data.max_seq_length}: {batch.micro} × "
         f"{counted(batch.accumulation, 'micro-step')} × {counted(run.rank_info.world_size, 'rank')}"
         + (f", then {flags.batch_schedule}" if flags.batch_schedule else ""),
         "data": f"{describe_phases(data, clock.horizon.plan)}, about {format_count(outlook.data_tokens)} tokens",
@@ -84,7 +84,7 @@ def _find_facts(run: Run, num_parameters: int) -> dict[str, str]:
 
 
 def _find_warnings(run: Run) -> list[str]:
-    settings, batches = run.settings, run.settings.training_flags.batch_schedule
+    settings, batches = run.settings, run.settings.flags.training.batch_schedule
     optimizer = settings.deepspeed.content.get("optimizer", {})
     return find_warnings(
         run.clock.horizon,
@@ -97,7 +97,7 @@ def _find_warnings(run: Run) -> list[str]:
 
 def _find_notes(run: Run, num_parameters: int) -> list[str]:
     settings, config = run.settings, run.settings.model_config
-    obstacles = export_obstacles(config, settings.model_flags.preln)
+    obstacles = export_obstacles(config, settings.flags.model.preln)
     notes = find_notes(
         run.clock.horizon,
         run.clock.schedule,
@@ -105,9 +105,9 @@ def _find_notes(run: Run, num_parameters: int) -> list[str]:
         output_dir=settings.output_dir,
         has_validation=run.datasets.validation is not None,
     )
-    notes += find_model_notes(config, settings.data_flags.max_seq_length)
+    notes += find_model_notes(config, settings.flags.data.max_seq_length)
     notes += [f"the model cannot be exported to transformers: {why}" for why in obstacles]
-    if not settings.model_flags.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
+    if not settings.flags.model.deepspeed_transformer_kernel:  # which has its own attention kernels and dropout
         notes += find_attention_notes(config, settings.precision, run.device.type, cuda_capability(run.device))
     return notes
 

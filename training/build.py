@@ -74,7 +74,7 @@ def all_ranks_build_run(
 
     `began`: when the process started, by time.monotonic(). `note` is called with what begins, and the step.
     """
-    is_writing = rank_info.is_main and not settings.training_flags.dry_run
+    is_writing = rank_info.is_main and not settings.flags.training.dry_run
     note("choosing a checkpoint", 0)
     remote, uploader = build_uploads(settings)
     checkpoints = CheckpointWriter(settings.saved_models, None if uploader is None else uploader.offer)
@@ -87,9 +87,9 @@ def all_ranks_build_run(
         state = all_ranks_resume(engine, rank_info, fresh, point)
         progress = Progress(all_ranks_count_lost_time(state, settings))
     if point is not None and point.is_own and is_writing:
-        checkpoints.repair_pointers(point.tag, progress.state)
+        checkpoints.repair_pointers(point.path.name, progress.state)
         if uploader is not None:
-            uploader.offer(point.tag)  # unless the store has it
+            uploader.offer(point.path.name)  # unless the store has it
     means = collectives.all_ranks_read(datasets.tokens_per_row)
     clock = build_clock(settings, rank_info.world_size, datasets, means, progress, began)
     torch.manual_seed(seed_of("rank", progress.state.seed, progress.state.samples, rank_info.rank))
@@ -113,7 +113,7 @@ def all_ranks_build_run(
             progress.samples,
             detach_monitor(engine),
             num_ranks=rank_info.world_size,
-            with_details=settings.training_flags.log_details,
+            with_details=settings.flags.training.log_details,
         ),
         timer=SectionTimer(device, lambda section: note(section, progress.step)),
         stop=stop,
@@ -131,8 +131,8 @@ def all_ranks_prepare_model(
 ) -> tuple[PreTrainingModel, TrainingState, str]:
     """The model that the engine gets, `fresh` with the libraries that were chosen, and a text about them."""
     note("preparing the model", 0)
-    torch.manual_seed(settings.training_flags.seed)
-    model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+    torch.manual_seed(settings.flags.training.seed)
+    model = build_model(settings.model_config, settings.flags.model, settings.recomputed_layers)
     if point is not None and point.is_only_weights:  # --finetune
         model.load_state_dict(read_weights(point.path))
     elif point is None and settings.first_weights is not None:  # --use_pretrain
@@ -152,20 +152,20 @@ def retention_of(flags: CheckpointFlags) -> Retention:
 
 
 def build_uploads(settings: Settings) -> tuple[RemoteCheckpoints | None, Uploader | None]:
-    url = settings.checkpoint_flags.upload_checkpoints
-    if url is None or settings.training_flags.dry_run:
+    url = settings.flags.checkpoints.upload_checkpoints
+    if url is None or settings.flags.training.dry_run:
         return None, None
     remote = RemoteCheckpoints(url, settings.job_name)
-    return remote, Uploader(remote, settings.saved_models, retention_of(settings.checkpoint_flags))
+    return remote, Uploader(remote, settings.saved_models, retention_of(settings.flags.checkpoints))
 
 
 def resume_request(settings: Settings, remote: RemoteCheckpoints | None) -> ResumeRequest:
-    has_end = settings.time_budget is None and not settings.training_flags.rewarmup
+    has_end = settings.time_budget is None and not settings.flags.training.rewarmup
     return ResumeRequest(
-        other=settings.checkpoint_flags.load_training_checkpoint,
-        other_tag=settings.checkpoint_flags.load_checkpoint_id,
-        is_only_weights=settings.model_flags.finetune,
-        is_dry_run=settings.training_flags.dry_run,
+        other=settings.flags.checkpoints.load_training_checkpoint,
+        other_tag=settings.flags.checkpoints.load_checkpoint_id,
+        is_only_weights=settings.flags.model.finetune,
+        is_dry_run=settings.flags.training.dry_run,
         remote=remote,
         schedule_end=settings.training.total_training_steps if has_end else None,
     )
@@ -199,13 +199,13 @@ def all_ranks_start_from_data(model: PreTrainingModel, datasets: Datasets) -> No
 
 def replace_blocks(model: PreTrainingModel, settings: Settings, rank: int) -> None:
     """--deepspeed_transformer_kernel and --compile: compute the blocks in another way, with the same weights."""
-    flags = settings.model_flags
+    flags = settings.flags.model
     if flags.deepspeed_transformer_kernel:
         factory = layer_factory(
             settings.model_config,
             micro_batch=max(length.micro for length in settings.lengths),
             is_fp16=settings.precision == "fp16",
-            seed=seed_of("kernel", settings.training_flags.seed, rank) % 2**31,
+            seed=seed_of("kernel", settings.flags.training.seed, rank) % 2**31,
             pre_layer_norm=flags.preln,
             normalize_invertible=flags.normalize_invertible,
             gelu_checkpoint=flags.gelu_checkpoint,
@@ -218,7 +218,7 @@ def replace_blocks(model: PreTrainingModel, settings: Settings, rank: int) -> No
 
 
 def put_in_engine(model: PreTrainingModel, settings: Settings) -> Any:
-    config = settings.deepspeed.for_engine(settings.precision, has_monitors=not settings.training_flags.dry_run)
+    config = settings.deepspeed.for_engine(settings.precision, has_monitors=not settings.flags.training.dry_run)
     optimizer, groups = build_optimizer(
         model,
         config.get("optimizer"),
@@ -239,7 +239,7 @@ def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> 
         start_step=0,
         samples=0,
         tokens=0,
-        seed=settings.training_flags.seed,
+        seed=settings.flags.training.seed,
         world_size=rank_info.world_size,
         zero_stage=settings.deepspeed.zero_stage,
         precision=settings.precision,
@@ -247,9 +247,9 @@ def first_state(settings: Settings, rank_info: RankInfo, datasets: Datasets) -> 
         tokenizer_digest=settings.tokenizer.digest if settings.tokenizer else datasets.training[0].tokenizer_digest,
         best_validation_loss=None,
         model_config=settings.model_config.to_dict(),
-        is_preln=settings.model_flags.preln,
+        is_preln=settings.flags.model.preln,
         recipe=settings.recipe(),
-        is_kernel=settings.model_flags.deepspeed_transformer_kernel,
+        is_kernel=settings.flags.model.deepspeed_transformer_kernel,
         data_summary=datasets.summary,
         skips=skips.ranges,
         rollbacks=skips.rollbacks,
@@ -269,10 +269,10 @@ def all_ranks_resume(
     before, now = saved.recipe or {}, fresh.recipe or {}
     for key in before:
         if key in now and before[key] != now[key]:
-            console.say(f"changed since {point.tag}: {key} was {before[key]!r}, is {now[key]!r}")
+            console.say(f"changed since {point.path.name}: {key} was {before[key]!r}, is {now[key]!r}")
     # Either may lack a range: skips.json cannot be written on a full disk, and the checkpoint may be from before it.
-    skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.folder))
-    best = point.best or Best(point.tag)
+    skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.path.parent))
+    best = point.best or Best(point.path.name)
     losses = [loss for loss in (saved.best_validation_loss, best.mlm_loss) if loss is not None]
     values = [saved.best_probe, best.value if best.probe == saved.probe_name else None]
     return replace(

@@ -124,7 +124,7 @@ def _build_budget(settings: Settings, state: TrainingState, began: float | None 
         used_before=state.seconds,
         began=began,
         longest_pause=state.longest_pause,
-        num_last_pauses=2 if settings.checkpoint_flags.export_dir is None else 3,
+        num_last_pauses=2 if settings.flags.checkpoints.export_dir is None else 3,
     )
 
 
@@ -138,7 +138,7 @@ def build_clock(
 ) -> Clock:
     """`tokens_per_row`: the mean of each dataset. `began`: when the process started, by time.monotonic(); None: now."""
     state = progress.state
-    schedule = settings.schedule(state.start_step if settings.training_flags.rewarmup else 0)
+    schedule = settings.schedule(state.start_step if settings.flags.training.rewarmup else 0)
     phases = [
         (each.tokens, Phase(index, each.length, each.micro, data.num_rows, tokens))
         for index, (each, data, tokens) in enumerate(
@@ -147,19 +147,21 @@ def build_clock(
     ]
     accumulation = settings.deepspeed.batch.accumulation
     horizon = Horizon(
-        plan=plan_steps(phases, settings.batch_schedule, accumulation=accumulation, world_size=world_size),
+        plan=plan_steps(
+            phases, settings.flags.training.batch_schedule, accumulation=accumulation, world_size=world_size
+        ),
         num_epochs=settings.training.num_epochs,
         # With a time budget the clock ends the run, and the schedule's steps are shares of its time.
         total_steps=settings.training.total_training_steps if settings.time_budget is None else NO_END,
         schedule_origin=schedule.origin,
         start_step=state.start_step,
-        max_steps=settings.training_flags.max_steps,
-        max_steps_per_epoch=settings.training_flags.max_steps_per_epoch,
+        max_steps=settings.flags.training.max_steps,
+        max_steps_per_epoch=settings.flags.training.max_steps_per_epoch,
     )
     budget = _build_budget(settings, state, began)
     if budget.is_over(state.seconds, 0.0):
         budget.end()
-    return Clock(horizon, schedule, budget, progress, settings.probe_flags.stop_after_no_gain)
+    return Clock(horizon, schedule, budget, progress, settings.flags.probes.stop_after_no_gain)
 
 
 def is_run_finished(settings: Settings, world_size: int, datasets: Datasets, state: TrainingState) -> bool:
@@ -175,7 +177,7 @@ def all_ranks_count_lost_time(state: TrainingState, settings: Settings) -> Train
     If that would leave no time at all, the process was killed at the very end. The steps that it lost are then trained
     again, so that the schedule reaches its end.
     """
-    budget = settings.training_flags.time_budget
+    budget = settings.flags.training.time_budget
     if budget is None:
         return state
 

@@ -14,8 +14,7 @@ from training.clock import Clock
 from training.engine.build import all_ranks_take_step, set_batch
 from training.inputs.streams import build_stream
 from training.loop_parts import all_ranks_build_window
-from training.metrics.tally import Tally
-from training.metrics.window import peak_memory_gib
+from training.metrics.window import Tally, peak_memory_gib
 from training.plan.horizon import look_ahead
 from training.runtime import collectives
 
@@ -30,7 +29,7 @@ def all_ranks_dry_run(run: Run) -> None:
     segment = run.clock.horizon.plan.at(run.progress.samples)
     set_batch(run.engine, segment)
     stream = build_stream(
-        run.datasets.training, run.rank_info, run.settings.training_flags.seed, run.settings.masking, segment
+        run.datasets.training, run.rank_info, run.settings.flags.training.seed, run.settings.masking, segment
     )
     with closing(stream.steps(run.progress.samples)) as steps:  # type: ignore[type-var]
         batches = collectives.all_ranks_read(lambda: next(steps))

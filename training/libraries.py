@@ -44,7 +44,7 @@ def all_ranks_choose_libraries(
     def choose() -> tuple[Record | None, str]:
         own = point.path if point is not None and point.is_own else None
         record, words = choose_libraries(read_record(folder, own), processor, measure, is_resumed=own is not None)
-        if record is not None and not settings.training_flags.dry_run:
+        if record is not None and not settings.flags.training.dry_run:
             write_plainly(folder / CPU_LIBRARIES, json.dumps([record[0], asdict(record[1])]) + "\n")
         return record, words
 

@@ -20,8 +20,7 @@ from training.faults.step_reader import StepReader
 from training.inputs.streams import build_stream
 from training.loop_parts import LoopParts, all_ranks_build_parts, all_ranks_build_window
 from training.metrics.health import Health
-from training.metrics.tally import Tally
-from training.metrics.window import MetricsWindow
+from training.metrics.window import MetricsWindow, Tally
 from training.optimizers.build import set_learning_rate
 from training.report import Reporter, finish_sinks
 from training.runtime import collectives
@@ -41,7 +40,7 @@ def all_ranks_train(run: Run) -> bool:
     else:
         run.sinks.close()
         return False
-    flags = run.settings.checkpoint_flags
+    flags = run.settings.flags.checkpoints
     if flags.export_dir is not None:
         run.timer.begin("export")
         which = flags.export or (None if flags.keeps_best else "last")
@@ -86,13 +85,13 @@ class Loop:
     """Takes steps, reports, validates and saves, until the run is finished or asked to stop."""
 
     def __init__(self, run: Run, parts: LoopParts, window: MetricsWindow) -> None:
-        settings, flags = run.settings, run.settings.training_flags
+        settings, flags = run.settings, run.settings.flags.training
         self.engine, self.grad_norm, self.device = run.engine, run.grad_norm, run.device
         self.progress, self.clock, self.timer, self.stop = run.progress, run.clock, run.timer, run.stop
         self.saver, self.validator, self.prober, self.preview = parts
         self.is_main = run.rank_info.is_main
         self.print_steps, self.validate_every = flags.print_steps, flags.validate_every_steps
-        self.layer_drop = settings.deepspeed.layer_drop if settings.model_flags.progressive_layer_drop else None
+        self.layer_drop = settings.deepspeed.layer_drop if settings.flags.model.progressive_layer_drop else None
         self.movement = MovementWatch(run.engine)
         self.window = window
         health = Health(settings.deepspeed.batch.total, run.clock.schedule.origin)
@@ -100,8 +99,8 @@ class Loop:
         open_stream = partial(build_stream, run.datasets.training, run.rank_info, flags.seed, settings.masking)
         self.reader = StepReader(open_stream, run.clock.horizon.plan, run.progress, run.engine, run.timer)
         bad_rows = settings.runs / f"bad_batches_rank_{run.rank_info.rank}.jsonl"
-        self.bad_steps = BadSteps(settings.fault_flags.max_bad_steps, bad_rows, run.checkpoints.folder)
-        does_roll_back = settings.fault_flags.on_spike == "rollback"
+        self.bad_steps = BadSteps(settings.flags.faults.max_bad_steps, bad_rows, run.checkpoints.folder)
+        does_roll_back = settings.flags.faults.on_spike == "rollback"
         self.spikes = SpikeResponse(does_roll_back, run.checkpoints, run.engine, run.progress, run.sinks)
 
     def all_ranks_run(self) -> bool:

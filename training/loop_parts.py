@@ -30,7 +30,7 @@ def all_ranks_build_parts(run: Run) -> LoopParts:
 
 
 def _build_saver(run: Run) -> Saver:
-    flags = run.settings.checkpoint_flags
+    flags = run.settings.flags.checkpoints
     policy = SavePolicy(
         retention_of(flags),
         every_steps=flags.save_every_steps,
@@ -45,10 +45,10 @@ def _build_validator(run: Run) -> Validator | None:
     settings, dataset, length = run.settings, run.datasets.validation, run.datasets.validation_length
     if dataset is None:
         return None
-    rows = validation_rows(settings.deepspeed.batch.micro, settings.data_flags.max_seq_length, length)
-    clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.checkpoint_flags.keep_best
-    probe = watched_probe(settings.probe_flags, settings.checkpoint_flags)
-    is_watched = settings.probe_flags.stop_after_no_gain is not None and probe is None
+    rows = validation_rows(settings.deepspeed.batch.micro, settings.flags.data.max_seq_length, length)
+    clock, timer, stop, keep_best = run.clock, run.timer, run.stop, settings.flags.checkpoints.keep_best
+    probe = watched_probe(settings.flags.probes, settings.flags.checkpoints)
+    is_watched = settings.flags.probes.stop_after_no_gain is not None and probe is None
     return Validator(
         run.engine, dataset, rows, run.rank_info, run.device, stop, timer, clock, run.sinks, keep_best, is_watched
     )
@@ -64,23 +64,23 @@ def watched_probe(flags: ProbeFlags, checkpoint_flags: CheckpointFlags) -> str |
 
 
 def _build_prober(run: Run) -> Prober | None:
-    settings, flags = run.settings, run.settings.probe_flags
+    settings, flags = run.settings, run.settings.flags.probes
     if flags.probe is None:
         return None
     assert settings.tokenizer is not None
     probes = load_probes(flags, settings.tokenizer, settings.model_config.max_position_embeddings)
-    every = flags.probe_every_steps or settings.training_flags.validate_every_steps
-    keeps_best = settings.checkpoint_flags.keep_best_by is not None
+    every = flags.probe_every_steps or settings.flags.training.validate_every_steps
+    keeps_best = settings.flags.checkpoints.keep_best_by is not None
     return Prober(
         run.engine, probes, run.rank_info, run.stop, run.timer, run.clock, run.sinks, every, flags.probe_seconds,
-        watched_probe(flags, settings.checkpoint_flags), keeps_best,
+        watched_probe(flags, settings.flags.checkpoints), keeps_best,
     )  # fmt: skip
 
 
 def _all_ranks_build_preview(run: Run) -> ModelPreview:
     settings = run.settings
-    dataset, path = run.datasets.validation or run.datasets.training[-1], settings.training_flags.sample_sentences
-    choose = partial(choose_sentences, settings.tokenizer, dataset, path, settings.data_flags.max_seq_length)
+    dataset, path = run.datasets.validation or run.datasets.training[-1], settings.flags.training.sample_sentences
+    choose = partial(choose_sentences, settings.tokenizer, dataset, path, settings.flags.data.max_seq_length)
     return ModelPreview(
         settings.tokenizer,
         collectives.all_ranks_read(choose),
@@ -89,14 +89,14 @@ def _all_ranks_build_preview(run: Run) -> ModelPreview:
         run.device,
         is_main=run.rank_info.is_main,
         is_partitioned=settings.deepspeed.zero_stage == 3,
-        with_histograms=settings.training_flags.log_histograms,
+        with_histograms=settings.flags.training.log_histograms,
     )
 
 
 def all_ranks_build_window(run: Run) -> MetricsWindow:
     """The report window. Measures the machine's matmul speed on all ranks, which takes a third of a second."""
     settings = run.settings
-    num_tokens = settings.deepspeed.batch.micro * settings.data_flags.max_seq_length
+    num_tokens = settings.deepspeed.batch.micro * settings.flags.data.max_seq_length
     probe = MatmulProbe(settings.model_config, num_tokens, DTYPES[settings.precision], run.device)
     speeds = all_ranks_measure_speed(probe)
     needs_probe = settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1

@@ -33,8 +33,8 @@ from training.build import build_model, put_in_engine, replace_blocks
 from training.checkpoints.folder import CheckpointFolder
 from training.engine.build import all_ranks_take_step, set_batch
 from training.engine.compile_locks import guard_compiles
-from training.metrics.tally import Tally
 from training.metrics.timing import SectionTimer
+from training.metrics.window import Tally
 from training.plan.step_plan import Phase, Segment
 from training.runtime import collectives
 from training.runtime.logs import send_logs
@@ -83,7 +83,7 @@ def all_ranks_find_micro_batch(
         micro = largest_that_fits(sizes, trials.all_ranks_fits)
     if micro is None:
         raise UserError(
-            f"{FLAG}: not even {counted(sizes[0], 'row')} of {settings.data_flags.max_seq_length} tokens per "
+            f"{FLAG}: not even {counted(sizes[0], 'row')} of {settings.flags.data.max_seq_length} tokens per "
             f"micro-step fits into memory ({limit / GIB:.1f} GiB per rank). Use --gradient_checkpointing, a higher "
             f"zero_optimization.stage, a smaller model, or fewer ranks per machine"
         )
@@ -210,19 +210,19 @@ def run_trials(settings: Settings, rank_info: RankInfo, port: int, limit: int, p
     device = pick_device(rank_info)
     base = limit_memory(limit, device)
     try:
-        collectives.start(device, rank_info, 60 * settings.fault_flags.stuck_after_minutes)
-        model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+        collectives.start(device, rank_info, 60 * settings.flags.faults.stuck_after_minutes)
+        model = build_model(settings.model_config, settings.flags.model, settings.recomputed_layers)
         replace_blocks(model, settings, rank_info.rank)
         # As in a dry run, monitors are not built: they write or send data.
-        flags = settings.training_flags.model_copy(update={"dry_run": True})
-        engine = put_in_engine(model, replace(settings, training_flags=flags))
+        flags = replace(settings.flags, training=settings.flags.training.model_copy(update={"dry_run": True}))
+        engine = put_in_engine(model, replace(settings, flags=flags))
         timer, num_steps = SectionTimer(device), 2  # the first step allocates the state of the optimizer
         while True:
             micro = pipe.recv()
             segment, batches = full_step(settings, rank_info.world_size, micro)
             set_batch(engine, segment)
             for _ in range(num_steps):
-                all_ranks_take_step(engine, batches, Tally(), timer, settings.training_flags.seed, device)
+                all_ranks_take_step(engine, batches, Tally(), timer, settings.flags.training.seed, device)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             num_steps = 1
@@ -274,10 +274,10 @@ def measure_peak(base: int, device: torch.device) -> int:
 def full_step(settings: Settings, world_size: int, micro: int) -> tuple[Segment, StepBatches]:
     """A step with micro-steps of `micro` full rows; how many more of them a step of the run has takes no memory."""
     length, micro_rows = settings.lengths[-1].length, micro * world_size
-    is_single = settings.batch_schedule is None and settings.deepspeed.batch.total == micro_rows
+    is_single = settings.flags.training.batch_schedule is None and settings.deepspeed.batch.total == micro_rows
     accumulation = 1 if is_single else MICRO_STEPS
     phase = Phase(0, length, micro, num_rows=micro, tokens_per_row=length)
-    predictions = settings.data_flags.max_predictions_per_seq
+    predictions = settings.flags.data.max_predictions_per_seq
     batch = full_rows(micro, length, predictions, settings.model_config.num_tokens)
     batches = StepBatches((batch,) * accumulation, next_sample=0, rows=())
     return Segment(0, phase, accumulation, micro_rows * accumulation), batches

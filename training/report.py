@@ -15,8 +15,7 @@ from training.clock import Clock
 from training.engine.gradients import GradientNorm, GradientWatch
 from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
-from training.metrics.tally import Tally
-from training.metrics.window import MetricsWindow, StepLoss, WindowReport
+from training.metrics.window import MetricsWindow, StepLoss, Tally, WindowReport
 from training.plan.learning_rate import effective_recipe
 from training.settings.resolve import Settings
 
@@ -169,15 +168,15 @@ def finish_sinks(run: Run) -> None:
 
 def hyperparameters(settings: Settings) -> dict[str, Any]:
     """Settings by name, without those that have no effect in this run."""
-    flags, model = settings.training_flags, settings.model_config.to_dict()
+    flags, model = settings.flags.training, settings.model_config.to_dict()
     found = {
         **effective_recipe(settings.recipe()),
         "max_steps": flags.max_steps,
-        "max_seq_length": settings.data_flags.max_seq_length,
+        "max_seq_length": settings.flags.data.max_seq_length,
         "precision": settings.precision,
         "zero_stage": settings.deepspeed.zero_stage,
         "seed": flags.seed,
-        "is_preln": settings.model_flags.preln,
+        "is_preln": settings.flags.model.preln,
         **{key: model[key] for key in MODEL_KEYS},
     }
     return {key: value for key, value in found.items() if value is not None}

@@ -22,48 +22,32 @@ class GradientNorm:
         # At stage 0 the fp16 wrapper around optimizers that are not DeepSpeed's returns the norm of scaled gradients.
         self.is_scaled = isinstance(engine.optimizer, FP16_UnfusedOptimizer)
         self.scale = 1.0
-        is_plain = not (engine.fp16_enabled() or engine.bfloat16_enabled() or engine.zero_optimization())
-        if not is_plain:
+        if engine.fp16_enabled() or engine.bfloat16_enabled() or engine.zero_optimization():
             return
         if engine.gradient_clipping() > 0:
             engine.clip_fp32_gradients = self.clip
         else:
-            engine.optimizer.register_step_pre_hook(self._before_step)
+            engine.optimizer.register_step_pre_hook(self.clip)
 
     def note_scale(self) -> None:
         """Record the loss scale. Call before each step, which may change the scale."""
         if self.is_scaled:
             self.scale = float(self.engine.optimizer.loss_scale)
 
-    def _before_step(self, *_: Any) -> None:
-        self.measure()
-        self._drop_if_not_finite()
-
-    def _drop_if_not_finite(self) -> bool:
-        """Drop the gradients, so that nothing is updated; `overflow` makes the engine count a skipped step."""
-        assert self.own is not None
-        is_bad = not bool(self.own.isfinite())
-        self.engine.optimizer.overflow = is_bad
-        if is_bad:
-            for parameter in self.engine.module.parameters():
-                parameter.grad = None
-        return is_bad
-
     @torch.no_grad()
-    def measure(self) -> list[Tensor]:
-        """Compute the norm of all gradients, and return those gradients."""
-        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+    def clip(self, *_: Any) -> None:
+        """Compute the norm of all gradients, and scale them. If it is not finite, drop them: nothing is updated."""
+        parameters = list(self.engine.module.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         self.own = torch.stack(torch._foreach_norm(gradients)).norm()
-        return gradients
-
-    @torch.no_grad()
-    def clip(self) -> None:
-        gradients = self.measure()
-        assert self.own is not None
-        if self._drop_if_not_finite():
-            return
-        factor = (self.engine.gradient_clipping() / (self.own + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor)
+        is_bad = not bool(self.own.isfinite())
+        self.engine.optimizer.overflow = is_bad  # makes the engine count a skipped step
+        if is_bad:
+            for parameter in parameters:
+                parameter.grad = None
+        elif self.engine.gradient_clipping() > 0:
+            factor = (self.engine.gradient_clipping() / (self.own + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor)
 
     def value(self) -> float | None:
         """The norm; None before the first step and after a step that was skipped for an overflow."""

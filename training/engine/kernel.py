@@ -75,23 +75,20 @@ def layer_factory(
     """
     from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 
-    def make_layer() -> nn.Module:
-        return DeepSpeedTransformerLayer(
-            DeepSpeedTransformerConfig(
-                batch_size=micro_batch,
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                heads=config.num_attention_heads,
-                attn_dropout_ratio=config.attention_probs_dropout_prob,
-                hidden_dropout_ratio=config.hidden_dropout_prob,
-                num_hidden_layers=config.num_hidden_layers,
-                initializer_range=config.initializer_range,
-                layer_norm_eps=config.layer_norm_eps,
-                seed=seed,
-                fp16=is_fp16,
-                pre_layer_norm=pre_layer_norm,
-                **options,
-            )
+    return lambda: DeepSpeedTransformerLayer(
+        DeepSpeedTransformerConfig(
+            batch_size=micro_batch,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            heads=config.num_attention_heads,
+            attn_dropout_ratio=config.attention_probs_dropout_prob,
+            hidden_dropout_ratio=config.hidden_dropout_prob,
+            num_hidden_layers=config.num_hidden_layers,
+            initializer_range=config.initializer_range,
+            layer_norm_eps=config.layer_norm_eps,
+            seed=seed,
+            fp16=is_fp16,
+            pre_layer_norm=pre_layer_norm,
+            **options,
         )
-
-    return make_layer
+    )

@@ -167,18 +167,18 @@ def _rename_old_clipping(content: dict[str, Any], where: str) -> None:
     if not isinstance(params, dict) or "max_grad_norm" not in params:
         return
     limit = params.pop("max_grad_norm")
-    if content.setdefault("gradient_clipping", limit) == limit:
-        console.warn(f"{where}: optimizer.params.max_grad_norm {limit} is used as gradient_clipping, its current name")
-    else:
-        console.warn(
-            f"{where}: gradient_clipping {content['gradient_clipping']} is used, and optimizer.params.max_grad_norm is "
-            f"ignored"
-        )
+    used = content.setdefault("gradient_clipping", limit)
+    console.warn(
+        f"{where}: optimizer.params.max_grad_norm {limit} is used as gradient_clipping, its current name"
+        if used == limit
+        else f"{where}: gradient_clipping {used} is used, and optimizer.params.max_grad_norm is ignored"
+    )
 
 
 def _resolve_batch(content: dict[str, Any], where: str, world_size: int, problems: Problems) -> BatchSizes | None:
     """Derive the missing one of DeepSpeed's three batch numbers: total = micro · accumulation · ranks."""
-    total, micro, accumulation = (content.get(key) for key in BATCH_KEYS)
+    numbers: list[Any] = [content.get(key) for key in BATCH_KEYS]
+    total, micro, accumulation = numbers
     rows = (micro or 1) * (accumulation or 1)  # per rank and step, or what divides them
     if total is None and micro is None:
         problems.add(
@@ -186,13 +186,12 @@ def _resolve_batch(content: dict[str, Any], where: str, world_size: int, problem
             f"them; give the rows per step, or per micro-step and rank"
         )
         return None
-    if total is None:
-        assert micro is not None
-        accumulation = accumulation or 1
-        return BatchSizes(micro, accumulation, micro * accumulation * world_size)
     if micro is None:
         accumulation = accumulation or 1
         micro = total // (accumulation * world_size)
+    elif total is None:
+        accumulation = accumulation or 1
+        total = micro * accumulation * world_size
     elif accumulation is None:
         accumulation = total // (micro * world_size)
     if micro * accumulation * world_size != total or not micro * accumulation:

@@ -66,10 +66,8 @@ def split_overrides(
     """Those of the model JSON and those of the DeepSpeed JSON; the two files share no key."""
     for override in overrides:
         problems.attempt(partial(_check_key, override))
-    return (
-        tuple(override for override in overrides if override.path[0] in ModelFile.model_fields),
-        tuple(override for override in overrides if override.path[0] in KNOWN_KEYS),
-    )
+    for_model = tuple(override for override in overrides if override.path[0] in ModelFile.model_fields)
+    return for_model, tuple(override for override in overrides if override.path[0] in KNOWN_KEYS)
 
 
 def _check_key(override: Override) -> None:

@@ -14,7 +14,7 @@ from training.settings.saved_files import RESOLVED
 
 def find_sizes(settings: Settings, world_size: int) -> list[int]:
     """Rows per micro-step and rank with which every step of the run is a whole number of micro-steps, ascending."""
-    batches = settings.batch_schedule
+    batches = settings.flags.training.batch_schedule
     totals = [settings.deepspeed.batch.total, *(int(rows) for _, rows in (batches.points if batches else ()))]
     rows = gcd(*totals) // world_size
     longest = settings.lengths[-1].length

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,7 @@ from training.settings.checks import (
 )
 from training.settings.data_folders import Length, check_prefixes, with_mirrors
 from training.settings.deepspeed_file import DeepSpeedFile, load_deepspeed_file
-from training.settings.flags import (
-    CheckpointFlags,
-    CommandLine,
-    DataFlags,
-    FaultFlags,
-    ModelFlags,
-    ProbeFlags,
-    TrainingFlags,
-)
+from training.settings.flags import CommandLine, DataFlags
 from training.settings.json_keys import find_mistaken_kinds, split_overrides
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
 from training.settings.model_parts import ModelParts, find_parts
@@ -65,16 +57,11 @@ class MaskingRequest:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that determines a run. Flags are grouped as in --help."""
+    """Everything that determines a run."""
 
     output_dir: Path
     job_name: str
-    data_flags: DataFlags
-    training_flags: TrainingFlags
-    checkpoint_flags: CheckpointFlags
-    probe_flags: ProbeFlags
-    fault_flags: FaultFlags
-    model_flags: ModelFlags
+    flags: CommandLine
     model_config: BertConfig
     training: TrainingSection
     tokenizer: BertTokenizer | None
@@ -86,23 +73,19 @@ class Settings:
     sources: dict[str, str | bytes]  # the user's files, unchanged, to be saved with each checkpoint
 
     @property
-    def batch_schedule(self) -> TokenSchedule | None:
-        return self.training_flags.batch_schedule
-
-    @property
     def time_budget(self) -> float | None:
         """--time_budget in seconds; None: there is none."""
-        budget = self.training_flags.time_budget
+        budget = self.flags.training.time_budget
         return None if budget is None else budget.seconds
 
     @property
     def data(self) -> DataRequest:
-        return DataRequest(self.data_flags, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
+        return DataRequest(self.flags.data, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
 
     @property
     def masking(self) -> MaskingRequest | None:
         """None: the shards' own masks are used."""
-        flags = self.data_flags
+        flags = self.flags.data
         if not flags.dynamic_masking:
             return None
         assert self.tokenizer is not None  # find_tokenizer() checks it
@@ -112,7 +95,7 @@ class Settings:
     @property
     def recomputed_layers(self) -> int | None:
         """Layers that are recomputed together: 0 for the default number, None for no gradient checkpointing."""
-        flags = self.model_flags
+        flags = self.flags.model
         if flags.gradient_checkpointing is not None or flags.deepspeed_transformer_kernel:
             return flags.gradient_checkpointing
         return checkpoint_layers(self.deepspeed.content, self.model_config.num_hidden_layers)
@@ -127,7 +110,7 @@ class Settings:
 
     def recipe(self) -> dict[str, Any]:
         """What a resumed run may change; changes are reported."""
-        flags, masking = self.training_flags, self.data_flags
+        flags, masking = self.flags.training, self.flags.data
         return {
             **self.training.model_dump(),
             "lr_schedule": flags.lr_schedule,
@@ -146,7 +129,7 @@ class Settings:
     def schedule(self, origin: int) -> Schedule:
         """The learning rate's schedule, counted from step `origin`."""
         return Schedule(
-            shape=self.training_flags.lr_schedule,
+            shape=self.flags.training.lr_schedule,
             peak=self.training.learning_rate,
             total_steps=self.training.total_training_steps,
             warmup_proportion=self.training.warmup_proportion,
@@ -155,7 +138,7 @@ class Settings:
             decay_power=self.training.decay_power,
             decay_proportion=self.training.decay_proportion,
             final_share=self.training.final_share,
-            offset=self.training_flags.lr_offset,
+            offset=self.flags.training.lr_offset,
             origin=origin,
         )
 
@@ -228,12 +211,7 @@ def _make_settings(
     settings = Settings(
         output_dir=flags.required.output_dir,
         job_name=job_name,
-        data_flags=flags.data,
-        training_flags=flags.training,
-        checkpoint_flags=flags.checkpoints,
-        probe_flags=flags.probes,
-        fault_flags=flags.faults,
-        model_flags=flags.model.model_copy(update={"preln": found.pop("is_pre_ln")}),
+        flags=replace(flags, model=flags.model.model_copy(update={"preln": found.pop("is_pre_ln")})),
         deepspeed=deepspeed,
         precision=precision,
         sources={

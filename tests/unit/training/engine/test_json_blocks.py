@@ -71,7 +71,7 @@ def test_activation_checkpointing_is_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = resolve(tmp_path, *flags, activation_checkpointing=block)
-    model = build_model(settings.model_config, settings.model_flags, settings.recomputed_layers)
+    model = build_model(settings.model_config, settings.flags.model, settings.recomputed_layers)
     assert model.bert.encoder.checkpoint_chunk == layers
     said = capsys.readouterr().err
     assert words in said
