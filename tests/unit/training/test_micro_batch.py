@@ -154,7 +154,7 @@ def test_a_child_that_runs_out_of_gpu_memory_says_so(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(micro_batch.os, "_exit", leave)
     for name in ("end_with_parent", "guard_compiles", "send_logs", "share_cores", "limit_memory"):
-        monkeypatch.setattr(micro_batch, name, lambda *_: 0)
+        monkeypatch.setattr(micro_batch, name, lambda *_, **__: 0)
     monkeypatch.setattr(micro_batch.collectives, "start", fail)
     monkeypatch.setenv("MASTER_PORT", "1")
     settings = resolve(write_project(tmp_path))
