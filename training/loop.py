@@ -17,7 +17,7 @@ from training.export.model_card import CardRequest
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.spikes import SpikeResponse
 from training.faults.step_reader import StepReader
-from training.inputs.streams import build_stream
+from training.inputs.datasets import build_stream
 from training.loop_parts import LoopParts, all_ranks_build_parts, all_ranks_build_window
 from training.metrics.health import Health
 from training.metrics.tally import Tally
