@@ -1,9 +1,9 @@
 """Synthetic batches from a fixed generator: rows as long as those of real shards, or a given share of real tokens."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
+
+from data.stream.batches import PRETRAINING_KIND, Batch
 
 MASKED_SHARE = 0.15
 CLS, SEP, MASK = 101, 102, 103
@@ -16,17 +16,6 @@ REAL_LENGTHS = {
     512: (9, 37, 51, 62, 72, 83, 93, 102, 113, 123, 133, 141, 151, 158, 167, 177, 187, 197, 210, 221, 235, 251, 270,
           290, 312, 338, 365, 400, 439, 494, 512, 512, 512),
 }  # fmt: skip
-
-
-class Batch(NamedTuple):
-    """The six fields of a training batch."""
-
-    kind: int
-    input_ids: Tensor
-    input_mask: Tensor
-    segment_ids: Tensor
-    next_sentence_label: Tensor
-    masked_lm_labels: Tensor
 
 
 def make_batch(
@@ -47,7 +36,7 @@ def make_batch(
     chosen = (chances.argsort(dim=1, descending=True).argsort(dim=1) < wanted) & (chances >= 0)
     labels = torch.where(chosen, ids, -1)
     return Batch(
-        kind=2,
+        kind=torch.tensor(PRETRAINING_KIND),
         input_ids=torch.where(chosen, MASK, ids),
         input_mask=mask.long(),
         segment_ids=((places > middle) & mask).long(),

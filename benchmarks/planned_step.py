@@ -22,6 +22,8 @@ from torch.multiprocessing.spawn import spawn
 from benchmarks.timing import clock
 from common.errors import run_command
 from common.help import Parser, positive_int
+from data.shards.schema import Rows
+from data.stream.batches import batch_from_rows
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import free_port, make_rows
@@ -70,9 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def rows_of(rank: int, micro: int) -> dict[str, torch.Tensor]:
-    rows = make_rows(micro, WIDTH, PREDICTIONS, seed=rank, vocab=VOCAB)
-    return {name: torch.from_numpy(values).long() for name, values in rows.items()}
+def rows_of(rank: int, micro: int) -> Rows:
+    return Rows(**make_rows(micro, WIDTH, PREDICTIONS, seed=rank, vocab=VOCAB))
 
 
 def train(rank: int, ranks: int, port: int, config: BertConfig, flags: argparse.Namespace, queue: object) -> None:
@@ -89,12 +90,7 @@ def train(rank: int, ranks: int, port: int, config: BertConfig, flags: argparse.
     settings = {"train_micro_batch_size_per_gpu": flags.micro, "gradient_clipping": 1.0, "zero_optimization": zero}
     settings["zero_allow_untested_optimizer"] = True
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
-    rows = rows_of(rank, flags.micro)
-    labels = torch.full_like(rows["input_ids"], -1)
-    positions, ids = rows["masked_lm_positions"], rows["masked_lm_ids"]
-    row, slot = (positions > 0).nonzero(as_tuple=True)
-    labels[row, positions[row, slot]] = ids[row, slot]
-    batch = (2, rows["input_ids"], rows["input_mask"], rows["segment_ids"], rows["next_sentence_labels"], labels)
+    batch = batch_from_rows(rows_of(rank, flags.micro))
     seconds = []
     for _ in range(flags.steps + 1):
         began = clock()
@@ -107,8 +103,8 @@ def train(rank: int, ranks: int, port: int, config: BertConfig, flags: argparse.
 
 def plan_step(config: BertConfig, ranks: int, flags: argparse.Namespace) -> float:
     rows = rows_of(0, flags.micro)
-    lengths = [float(length) for length in rows["input_mask"].sum(dim=1)]
-    masked = float((rows["masked_lm_positions"] > 0).sum()) / flags.micro
+    lengths = [float(length) for length in rows.input_mask.sum(axis=1)]
+    masked = float((rows.masked_lm_positions > 0).sum()) / flags.micro
     model = PlannedModel(config, RowLengths.of(WIDTH, lengths, masked))
     zero = ZeroSettings(flags.stage, reduce_bucket_size=5_000_000)
     execution = plan_execution(config, "fp32", "cpu", None)

@@ -1,15 +1,20 @@
-"""The weights of a Hugging Face folder: which files, and the tensors in them."""
+"""The weights of a Hugging Face folder: which files, the tensors in them, and a digest of the model."""
 
+import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError, describe_error
+from common.files import file_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = "tokenizer.json vocab.txt vocab.json sentencepiece.bpe.model spiece.model merges.txt".split()
+# Files that determine the results of a model, beside its weights.
+IDENTITY = ("config.json", *TOKENIZER_FILES, "tokenizer_config.json")
 EXPORT_AGAIN = "expected a model in Hugging Face's layout. Copy the folder again, or write it with scripts/export_hf.py"
 
 
@@ -51,3 +56,13 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     except (OSError, SafetensorError) as error:
         unreadable = f"{path}: cannot be read as safetensors ({error}); {EXPORT_AGAIN}"
         raise UserError(describe_error(error) or unreadable) from None
+
+
+def digest_of(content: Any) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+
+def folder_digest(folder: Path) -> str:
+    """A digest of a model's weights, configuration and tokenizer."""
+    files = [p for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".bin") or p.name in IDENTITY]
+    return digest_of([(path.name, file_digest(path)) for path in files])

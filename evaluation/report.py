@@ -181,21 +181,14 @@ def _remedy(result: Json) -> str:
     )
 
 
-def write_reports(report: Json, output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
+def write_reports(report: Json, tasks: Sequence[TaskData], output: Path) -> None:
+    """Write the reports, and the gold labels of every split, so that two runs can be compared without the data."""
+    (output / "gold").mkdir(parents=True, exist_ok=True)
+    for data in tasks:
+        gold = {split: gold_of(data, split) for split in data.dev}
+        content = {"task": data.task.model_dump(), "num_labels": len(data.labels), "gold": gold}
+        write_atomically(output / "gold" / f"{data.task.name}.json", json.dumps(content))
     write_atomically(output / REPORT, json.dumps(report, indent=1) + "\n")
     write_atomically(output / "report.md", markdown(report))
     for model in report["models"]:
         write_atomically(output / f"model_card_{model['name']}.md", card_section(report, model["name"]))
-
-
-def write_gold(tasks: Sequence[TaskData], output: Path) -> None:
-    """Gold labels of every split, so that two runs can be compared without the data."""
-    (output / "gold").mkdir(parents=True, exist_ok=True)
-    for data in tasks:
-        content = {
-            "task": data.task.model_dump(),
-            "num_labels": len(data.labels),
-            "gold": {split: gold_of(data, split) for split in data.dev},
-        }
-        write_atomically(output / "gold" / f"{data.task.name}.json", json.dumps(content))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.weights import folder_digest
 from common.words import counted, markdown_table
-from evaluation.finetuning.identity import folder_digest
 
 REPORT = "report.json"  # in the output folder of evaluation.run
 MIN_ROWS = MIN_STEPS = 30  # scores on fewer rows, or after fewer steps of training, say next to nothing

@@ -141,12 +141,9 @@ def _make_plan(flags: argparse.Namespace) -> tuple["Plan", "Machine"]:
         data,
         seeds=range(flags.first_seed, flags.first_seed + flags.seeds),
         untrained_seeds=range(flags.first_seed, flags.first_seed + flags.untrained_seeds),
-        protocol=flags.protocol,
         setting=setting,
         candidates=candidates,
-        masking=flags.masking,
-        scorer=flags.scorer,
-        keep_models=flags.keep_models,
+        **{name: getattr(flags, name) for name in ("protocol", "masking", "scorer", "keep_models")},
     )
     return plan, machine
 
@@ -155,12 +152,10 @@ def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command:
     from evaluation.cells import CellStore
     from evaluation.finetuning import ranks
     from evaluation.plots import write_plots
-    from evaluation.report import make_report, write_gold, write_reports
+    from evaluation.report import make_report, write_reports
     from evaluation.results import markdown
     from evaluation.runner import Runner
 
-    if ranks.is_first():
-        output.mkdir(parents=True, exist_ok=True)
     store = CellStore(output)
     runner = Runner(plan, store, machine)
     try:
@@ -179,8 +174,7 @@ def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command:
     report = make_report(plan, results, store, command)
     for text in report["warnings"]:
         console.warn(text)
-    write_gold(plan.tasks, output)
-    write_reports(report, output)
+    write_reports(report, plan.tasks, output)
     write_plots(report, output)
     console.say(markdown(report))
     console.say(

@@ -3,8 +3,6 @@
 T real tokens, U used tokens, H hidden size.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -13,11 +11,6 @@ from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
 from nvidia.layers import BertIntermediate, BranchOutput
 from nvidia.self_attention import AttentionCall, BertAttention
-
-
-def in_chunks(size: int, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """function(rows), computed for `size` rows at a time (0: all at once), which needs less memory."""
-    return torch.cat([function(part) for part in rows.split(size)]) if size else function(rows)
 
 
 class BertBlock(nn.Module):
@@ -34,13 +27,15 @@ class BertBlock(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = BranchOutput(config.intermediate_size, config, self.is_post_ln, config.has_mlp_bias)
         self.dropout_prob = config.hidden_dropout_prob
-        self.chunk_size = config.chunk_size_feed_forward
+        self.chunk_size = config.chunk_size_feed_forward  # rows at a time, which needs less memory; 0 = all at once
         self.checkpointing = Checkpointing()
 
     def forward(self, x: Tensor, call: AttentionCall, scale: float = 1.0) -> Tensor:
         """[T, H] → [U, H] for `call.rows`, or [T, H]; `scale` multiplies both branches (progressive layer drop)."""
         a = self.add_attention(x, call, scale)
-        return in_chunks(self.chunk_size, lambda rows: self.add_feed_forward(rows, scale), a)
+        if not self.chunk_size:
+            return self.add_feed_forward(a, scale)
+        return torch.cat([self.add_feed_forward(rows, scale) for rows in a.split(self.chunk_size)])
 
     def add_attention(self, x: Tensor, call: AttentionCall, scale: float) -> Tensor:
         """The first half of the block, [T, H] → [U, H]."""

@@ -87,9 +87,9 @@ def all_ranks_build_run(
         state = all_ranks_resume(engine, rank_info, fresh, point)
         progress = Progress(all_ranks_count_lost_time(state, settings))
     if point is not None and point.is_own and is_writing:
-        checkpoints.repair_pointers(point.tag, progress.state)
+        checkpoints.repair_pointers(point.path.name, progress.state)
         if uploader is not None:
-            uploader.offer(point.tag)  # unless the store has it
+            uploader.offer(point.path.name)  # unless the store has it
     means = collectives.all_ranks_read(datasets.tokens_per_row)
     clock = build_clock(settings, rank_info.world_size, datasets, means, progress, began)
     torch.manual_seed(seed_of("rank", progress.state.seed, progress.state.samples, rank_info.rank))
@@ -269,10 +269,10 @@ def all_ranks_resume(
     before, now = saved.recipe or {}, fresh.recipe or {}
     for key in before:
         if key in now and before[key] != now[key]:
-            console.say(f"changed since {point.tag}: {key} was {before[key]!r}, is {now[key]!r}")
+            console.say(f"changed since {point.path.name}: {key} was {before[key]!r}, is {now[key]!r}")
     # Either may lack a range: skips.json cannot be written on a full disk, and the checkpoint may be from before it.
-    skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.folder))
-    best = point.best or Best(point.tag)
+    skips = Skips(saved.skips, saved.rollbacks).merged(read_skips(point.path.parent))
+    best = point.best or Best(point.path.name)
     losses = [loss for loss in (saved.best_validation_loss, best.mlm_loss) if loss is not None]
     values = [saved.best_probe, best.value if best.probe == saved.probe_name else None]
     return replace(

@@ -14,8 +14,7 @@ from training.clock import Clock
 from training.engine.build import all_ranks_take_step, set_batch
 from training.inputs.datasets import build_stream
 from training.loop_parts import all_ranks_build_window
-from training.metrics.tally import Tally
-from training.metrics.window import peak_memory_gib
+from training.metrics.window import Tally, peak_memory_gib
 from training.plan.horizon import look_ahead
 from training.runtime import collectives
 

@@ -20,8 +20,7 @@ from training.faults.step_reader import StepReader
 from training.inputs.datasets import build_stream
 from training.loop_parts import LoopParts, all_ranks_build_parts, all_ranks_build_window
 from training.metrics.health import Health
-from training.metrics.tally import Tally
-from training.metrics.window import MetricsWindow
+from training.metrics.window import MetricsWindow, Tally
 from training.optimizers.build import set_learning_rate
 from training.report import Reporter, finish_sinks
 from training.runtime import collectives

@@ -33,8 +33,8 @@ from training.build import build_model, put_in_engine, replace_blocks
 from training.checkpoints.folder import CheckpointFolder
 from training.engine.build import all_ranks_take_step, set_batch
 from training.engine.compile_locks import guard_compiles
-from training.metrics.tally import Tally
 from training.metrics.timing import SectionTimer
+from training.metrics.window import Tally
 from training.plan.step_plan import Phase, Segment
 from training.runtime import collectives
 from training.runtime.logs import send_logs

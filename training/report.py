@@ -15,8 +15,7 @@ from training.clock import Clock
 from training.engine.gradients import GradientNorm, GradientWatch
 from training.metrics.health import Health, describe_without_gradient
 from training.metrics.sinks import Sinks
-from training.metrics.tally import Tally
-from training.metrics.window import MetricsWindow, StepLoss, WindowReport
+from training.metrics.window import MetricsWindow, StepLoss, Tally, WindowReport
 from training.plan.learning_rate import effective_recipe
 from training.settings.resolve import Settings
 

@@ -17,8 +17,8 @@ from training.checkpoints.folder import Best
 from training.clock import Clock
 from training.engine.build import to_device
 from training.metrics.sinks import Sinks
-from training.metrics.tally import BatchSpread, Tally, summarize
 from training.metrics.timing import SectionTimer
+from training.metrics.window import BatchSpread, Tally, summarize
 from training.runtime.collectives import Unreadable, attempt
 from training.runtime.ranks import RankInfo
 from training.runtime.stopping import StopRequests

@@ -105,23 +105,17 @@ def _first_tokens(word_ids: Sequence[int | None]) -> list[int | None]:
     ]
 
 
-class Collator:
-    """Pads a batch to its longest row."""
-
-    def __init__(self, pad_id: int) -> None:
-        self.pads = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}
-
-    def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        length = max(len(item["input_ids"]) for item in items)
-        batch = {}
-        for key, pad in self.pads.items():
-            if key not in items[0]:
-                continue
+def collate(pad_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """A batch of inputs, padded to its longest row."""
+    length = max(len(item["input_ids"]) for item in items)
+    batch = {}
+    for key, pad in {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}.items():
+        if key in items[0]:
             values = [item[key] for item in items]
             if isinstance(values[0], list):  # one value per token; a span's two positions are a tuple
                 values = [value + [pad] * (length - len(value)) for value in values]
             batch[key] = torch.tensor(values)
-        return batch
+    return batch
 
 
 def mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -131,14 +125,13 @@ def mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | N
     """
     count = num_items_in_batch if num_items_in_batch is not None else (labels != IGNORED).sum()
     if "start_logits" in outputs:
-        scores = torch.stack([outputs["start_logits"], outputs["end_logits"]], 1)  # [B, 2, S]
-        return functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), reduction="sum") / count
-    scores = outputs["logits"].float()
+        scores = torch.stack([outputs["start_logits"], outputs["end_logits"]], 1).float()  # [B, 2, S]
+    else:
+        scores = outputs["logits"].float()
     if scores.shape[-1] == 1:
         return functional.mse_loss(scores.squeeze(-1), labels.float(), reduction="sum") / count
-    return (
-        functional.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORED) / count
-    )
+    scores, labels = scores.flatten(0, -2), labels.flatten()
+    return functional.cross_entropy(scores, labels, reduction="sum", ignore_index=IGNORED) / count
 
 
 def read_outputs(

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from common.errors import UserError
 from common.words import counted
-from evaluation.finetuning.features import Collator, Features, make_features, mean_loss, read_outputs
+from evaluation.finetuning.features import Features, collate, make_features, mean_loss, read_outputs
 from evaluation.finetuning.models import ModelFolder, load_model
 from evaluation.tasks.task_data import TaskData
 
@@ -121,7 +122,7 @@ def all_ranks_fine_tune(
             model=network,
             args=arguments,
             train_dataset=train.inputs,
-            data_collator=Collator(model.tokenizer.pad_token_id),
+            data_collator=partial(collate, model.tokenizer.pad_token_id),
             compute_loss_func=mean_loss,
             callbacks=[_Watcher(progress)],
         )

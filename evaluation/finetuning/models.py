@@ -12,8 +12,8 @@ import transformers
 
 from common.errors import Problems, UserError
 from common.files import file_digest
+from common.weights import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
 from common.words import counted
-from evaluation.finetuning.identity import IDENTITY, TOKENIZER_FILES, digest_of, folder_digest
 from evaluation.tasks.task import ZERO_SHOT, Kind
 
 HEADS: dict[Kind, str] = {

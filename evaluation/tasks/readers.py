@@ -83,16 +83,7 @@ def _tabular(path: Path, task: Task, records: Iterable[tuple[int, list[str]]]) -
     if first is None:
         return [], 0
     width = len(first[1])
-    if task.header:
-        places = {field: _place(path, column, first[1], field) for field, column in task.columns.items()}
-    else:
-        places = {field: int(column) for field, column in task.columns.items()}
-        for field, place in places.items():
-            if not -width <= place < width:
-                raise UserError(
-                    f"{path}: has {counted(width, 'column')}, but {field!r} is column {place} (counted from 0). "
-                    f'Correct "columns" of task {task.name}. {NO_LABELS if field == "label" else ""}'.rstrip()
-                )
+    places = {field: _place(path, task, field, first[1]) for field in task.columns}
     rows, malformed, first_malformed = [], 0, 0
     for number, record in iterator if task.header else (first, *iterator):
         if len(record) != width:
@@ -107,15 +98,22 @@ def _tabular(path: Path, task: Task, records: Iterable[tuple[int, list[str]]]) -
     return rows, malformed
 
 
-def _place(path: Path, column: str | int, header: list[str], field: str) -> int:
-    if isinstance(column, int):
+def _place(path: Path, task: Task, field: str, first: list[str]) -> int:
+    """The number of the column of a field; `first` is the first row of the file."""
+    column, width = task.columns[field], len(first)
+    if isinstance(column, int) and -width <= column < width:
         return column
-    if column in header:
-        return header.index(column)
-    listed = ", ".join(repr(name) for name in header[:12])
-    hint = nearest(column, header)
-    remedy = f"{NO_LABELS}." if field == "label" and not hint else "Name the column as the file does."
-    raise UserError(f"{path}: has no column {column!r}{hint} (found {listed}). {remedy}")
+    if task.header and column in first:
+        return first.index(str(column))
+    if task.header and isinstance(column, str):
+        hint = nearest(column, first)
+        remedy = f"{NO_LABELS}." if field == "label" and not hint else "Name the column as the file does."
+        listed = ", ".join(map(repr, first[:12]))
+        raise UserError(f"{path}: has no column {column!r}{hint} (found {listed}). {remedy}")
+    raise UserError(
+        f"{path}: has {counted(width, 'column')}, but {field!r} is column {column} (counted from 0). "
+        f'Correct "columns" of task {task.name}. {NO_LABELS if field == "label" else ""}'.rstrip()
+    )
 
 
 def read_jsonl(path: Path, task: Task) -> tuple[list[Row], int]:

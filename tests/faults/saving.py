@@ -32,7 +32,7 @@ def _kill(fault: Fault) -> None:
                 die()
 
     def at_save(_self: Any, _engine: Any, state: Any, *_: Any, **__: Any) -> None:
-        if checkpoint.tag_of(state) == tag:
+        if state.step == fault["step"]:
             die()
 
     def named(path: Path, *_: Any) -> None:
@@ -126,8 +126,8 @@ def _origin_vanishes(fault: Fault) -> None:
 
     def find_resume_point(*args: Any) -> Any:
         origin = original(*args)
-        if origin is not None and origin.tag == fault["tag"]:
-            origin.path.rename(origin.folder / f".dropped_{origin.tag}")
+        if origin is not None and origin.path.name == fault["tag"]:
+            origin.path.rename(origin.path.with_name(f".dropped_{origin.path.name}"))
         return origin
 
     choice.find_resume_point = find_resume_point

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from common.errors import UserError
 from common.files import file_digest, flush_folder, write_atomically
@@ -15,18 +14,11 @@ from training.checkpoints.state import read_state
 APPEARING_SECONDS = 10.0  # that a network file system may take to show one machine what another has written
 
 
-class WrittenFile(NamedTuple):
-    """A file that a rank has written and that rank 0 must see."""
-
-    rank: int
-    name: str
-    size: int
-
-
-def write_manifest(folder: Path, written: Sequence[WrittenFile] = ()) -> None:
+def write_manifest(folder: Path, written: Sequence[tuple[int, str, int]] = ()) -> None:
     """List every file of `folder` with size and digest, and flush them to disk.
 
-    Raises FileNotFoundError if a file in `written` does not appear there with its size.
+    `written`: rank, name and size of files that ranks have written and that rank 0 must see. Raises FileNotFoundError
+    if one does not appear there with its size.
     """
     await_files(folder, written)
     files = {}
@@ -39,16 +31,16 @@ def write_manifest(folder: Path, written: Sequence[WrittenFile] = ()) -> None:
     write_atomically(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=2) + "\n")
 
 
-def await_files(folder: Path, written: Sequence[WrittenFile]) -> None:
+def await_files(folder: Path, written: Sequence[tuple[int, str, int]]) -> None:
     deadline = time.monotonic() + APPEARING_SECONDS
-    for file in written:
-        path = folder / file.name
-        while (found := path.stat().st_size if path.exists() else None) != file.size:
+    for rank, name, size in written:
+        path = folder / name
+        while (found := path.stat().st_size if path.exists() else None) != size:
             if time.monotonic() > deadline:
                 seen = "is missing" if found is None else f"has {found} bytes"
                 raise FileNotFoundError(
-                    f"rank {file.rank} wrote {file.size} bytes to {file.name}, but on rank 0 it {seen}; --output_dir "
-                    f"must be on a file system that all machines share"
+                    f"rank {rank} wrote {size} bytes to {name}, but on rank 0 it {seen}; --output_dir must be on a "
+                    f"file system that all machines share"
                 )
             time.sleep(0.2)
 

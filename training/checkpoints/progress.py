@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 
 from training.checkpoints.folder import Best
-from training.checkpoints.state import Ranges, Skips, TrainingState, tag_of
+from training.checkpoints.paths import tag_of_step
+from training.checkpoints.state import Ranges, Skips, TrainingState
 
 
 class Progress:
@@ -58,7 +59,7 @@ class Progress:
         if not is_gain:
             return None
         self.state = replace(self.state, best_validation_loss=mlm_loss)
-        return self._mark(Best(tag_of(self.state), mlm_loss, not is_saved_anyway)) if is_kept else None
+        return self._mark(Best(tag_of_step(self.step), mlm_loss, not is_saved_anyway)) if is_kept else None
 
     def note_probe(self, name: str, value: float, *, is_kept: bool, is_saved_anyway: bool) -> Best | None:
         """Record the value of the probe `name`, by which --keep_best_by or --stop_after_no_gain goes."""
@@ -68,7 +69,7 @@ class Progress:
         if not is_gain:
             return None
         self.state = replace(self.state, probe_name=name, best_probe=value)
-        best = Best(tag_of(self.state), None, not is_saved_anyway, probe=name, value=value)
+        best = Best(tag_of_step(self.step), None, not is_saved_anyway, probe=name, value=value)
         return self._mark(best) if is_kept else None
 
     def _count_check(self, is_gain: bool) -> None:

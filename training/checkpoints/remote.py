@@ -141,7 +141,8 @@ class Uploader:
         self._newest: str | None = None  # that was offered
         self._uploaded: str | None = None  # the newest that was uploaded
         self._failure = ""
-        self._thread: threading.Thread | None = None
+        # A daemon, because a store that hangs must not keep the process from its end.
+        threading.Thread(target=self._work, name="upload", daemon=True).start()
 
     def offer(self, tag: str, is_best: bool = False) -> None:
         """Upload this checkpoint next, instead of an older one that is still waiting."""
@@ -150,10 +151,6 @@ class Uploader:
             if is_best:
                 self._best = tag
             self._waiting = list(dict.fromkeys(filter(None, (tag, self._best))))
-            if self._thread is None:
-                # A daemon, because a store that hangs must not keep the process from its end.
-                self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:

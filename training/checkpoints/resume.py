@@ -24,15 +24,10 @@ NOT_COMPARED = ("export_as", "decoder_bias_init", "embedding_init")
 class ResumePoint:
     """The checkpoint that a run resumes from; `is_own` if this run wrote it, as opposed to another run."""
 
-    folder: Path
-    tag: str
+    path: Path
     is_own: bool
     is_only_weights: bool = False  # --finetune: without the optimizer's state and the step
     best: Best | None = None  # from best.json, which may be newer than the checkpoint
-
-    @property
-    def path(self) -> Path:
-        return self.folder / self.tag
 
 
 @dataclass(frozen=True)
@@ -73,10 +68,10 @@ def find_resume_point(request: ResumeRequest, checkpoints: CheckpointFolder) -> 
             )
         best = checkpoints.best()
         is_before = best is not None and step_of(best.tag) <= step_of(own)
-        return ResumePoint(folder, own, is_own=True, best=best if is_before else None)
+        return ResumePoint(folder / own, is_own=True, best=best if is_before else None)
     if other is not None:
         tag = CheckpointFolder(other).choose(request.other_tag)
-        return ResumePoint(other, tag, is_own=False, is_only_weights=request.is_only_weights)
+        return ResumePoint(other / tag, is_own=False, is_only_weights=request.is_only_weights)
     return None
 
 
@@ -109,7 +104,7 @@ def check_resume_point(point: ResumePoint, fresh: TrainingState, schedule_end: i
     saved, problems = read_state(point.path), Problems()
     found = [*find_other_model(saved, fresh)]
     if not point.is_only_weights:
-        remedy = f"or start another --job_name from its weights with --load_training_checkpoint {point.folder}"
+        remedy = f"or start another --job_name from its weights with --load_training_checkpoint {point.path.parent}"
         found += [f"{mismatch}, {remedy} --finetune" for mismatch in find_mismatches(saved, fresh)]
         found += find_other_inputs(saved, fresh, point)
         if not point.is_own and schedule_end is not None and saved.step >= schedule_end:
@@ -182,7 +177,7 @@ def find_other_inputs(saved: TrainingState, now: TrainingState, point: ResumePoi
         there, here = (f"{state.data_summary or 'data'} (digest {state.data_digest[:12]})" for state in (saved, now))
         yield (
             f"was trained on different data: {there} then, {here} now. Restore that data, or pass another --job_name "
-            f"with --load_training_checkpoint {point.folder}"
+            f"with --load_training_checkpoint {point.path.parent}"
         )
     digests = (saved.tokenizer_digest, now.tokenizer_digest)
     if digests[0] != digests[1] and (point.is_own or all(digests)):

@@ -16,7 +16,7 @@ from common.files import write_atomically, write_plainly
 from common.json_files import load_json
 from common.validation import describe_value
 from nvidia.cpu.libraries import Libraries
-from training.checkpoints.paths import SKIPS, STATE, TIME_SPENT, tag_of_step
+from training.checkpoints.paths import SKIPS, STATE, TIME_SPENT
 from training.plan.time_budget import MAX_SECONDS
 
 ROLLBACK = "rollback"  # third element of an entry of skips.json that a rollback added
@@ -82,10 +82,6 @@ class TrainingState:
 
 
 STATE_TYPE = TypeAdapter(TrainingState)
-
-
-def tag_of(state: TrainingState) -> str:
-    return tag_of_step(state.step)
 
 
 def read_state(checkpoint: Path) -> TrainingState:

@@ -19,9 +19,9 @@ from typing import Any
 from common.console import console
 from common.files import flush_folder, write_atomically
 from training.checkpoints.folder import Best, CheckpointFolder, Retention, retire, write_best
-from training.checkpoints.manifest import WrittenFile, find_damage, size_in, write_manifest
-from training.checkpoints.paths import DAMAGED, DROPPED, LATEST, REPLACED, STAGING, STATE, step_of
-from training.checkpoints.state import TrainingState, read_state, tag_of
+from training.checkpoints.manifest import find_damage, size_in, write_manifest
+from training.checkpoints.paths import DAMAGED, DROPPED, LATEST, REPLACED, STAGING, STATE, step_of, tag_of_step
+from training.checkpoints.state import TrainingState, read_state
 from training.runtime import collectives
 
 AT_FDCWD = -100  # relative paths start at the current folder
@@ -56,7 +56,7 @@ class CheckpointWriter(CheckpointFolder):
         `sources` are the user's files, saved verbatim. `best` marks it as the best so far: it is kept until there is
         a better one. Raises SaveFailed on all ranks.
         """
-        tag, staging = tag_of(state), self.folder / STAGING
+        tag, staging = tag_of_step(state.step), self.folder / STAGING
         exists, problem = collectives.all_ranks_from_main(lambda: self._prepare(staging, state, engine))
         if problem is not None:
             raise SaveFailed(problem)
@@ -71,7 +71,7 @@ class CheckpointWriter(CheckpointFolder):
             raise SaveFailed(self.explain(failure, tag, engine))
         names_by_rank = collectives.all_ranks_gather(names)
         if collectives.is_main():
-            files = [WrittenFile(rank, *file) for rank, found in enumerate(names_by_rank) for file in found]
+            files = [(rank, *file) for rank, found in enumerate(names_by_rank) for file in found]
             self._commit = threading.Thread(
                 target=self._commit_in_background,
                 args=(staging / tag, best, state, sources, retention, files),
@@ -158,7 +158,7 @@ class CheckpointWriter(CheckpointFolder):
 
         A checkpoint of the same step but fewer samples seen (rows after it gave no step) is written again.
         """
-        tag = tag_of(state)
+        tag = tag_of_step(state.step)
         if tag in self.valid and tag in self.tags() and read_state(self.folder / tag).samples == state.samples:
             return True, None
         try:
@@ -188,7 +188,7 @@ class CheckpointWriter(CheckpointFolder):
         state: TrainingState,
         sources: dict[str, str | bytes],
         retention: Retention,
-        written: Sequence[WrittenFile],
+        written: Sequence[tuple[int, str, int]],
     ) -> None:
         """Complete and publish `staged`, in an order that makes a kill at any moment harmless. Rank 0 only."""
         write_atomically(staged / STATE, json.dumps(asdict(state), indent=2) + "\n")

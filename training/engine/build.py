@@ -16,8 +16,8 @@ from data.stream.loader import StepBatches
 from nvidia.unpadding import KnownTokens, find_tokens
 from training.engine.checkpoint_files import CheckedFiles
 from training.engine.gradients import enable_overflow_checks
-from training.metrics.tally import Tally
 from training.metrics.timing import SectionTimer
+from training.metrics.window import Tally
 from training.plan.step_plan import Segment
 from training.runtime import collectives
 

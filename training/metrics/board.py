@@ -98,8 +98,8 @@ LAYOUT = {
 }
 # The columns of the table of runs (HParams): its figures are the last values of these charts.
 RESULTS = (
-    *(VALIDATION[key] for key in ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity")),
-    *(TRAIN[key] for key in ("mlm_loss", "mlm_accuracy", "tokens", "tokens_per_second")),
+    *(("validation", key, VALIDATION[key]) for key in ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "perplexity")),
+    *(("train", key, TRAIN[key]) for key in ("mlm_loss", "mlm_accuracy", "tokens", "tokens_per_second")),
 )
 
 
@@ -164,12 +164,13 @@ class Board:
                 writer._get_file_writer().add_summary(Summary(value=[value]), position)
             writer.flush()
 
-    def table_of_runs(self, hyperparameters: dict[str, Any], recorded: set[str]) -> None:
+    def table_of_runs(self, hyperparameters: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
         """Add the run to the HParams tab. Its results are the last values of charts, which have no second copy.
 
-        `recorded`: tags of the charts that this run has values of.
+        `rows`: the lines of metrics.jsonl, also of earlier processes: a chart without a value has no column.
         """
-        results = {chart.tag: 0.0 for chart in RESULTS if chart.tag in recorded}
+        recorded = {(row.get("kind"), key) for row in rows for key in row}
+        results = {chart.tag: 0.0 for kind, key, chart in RESULTS if (kind, key) in recorded}
         plain = {key: value for key, value in hyperparameters.items() if isinstance(value, bool | int | float | str)}
         for summary in hparams(plain, results):
             self.writer()._get_file_writer().add_summary(summary)

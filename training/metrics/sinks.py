@@ -13,7 +13,7 @@ from torch import nn
 
 from common.console import console
 from common.files import append_whole, write_atomically
-from training.metrics.board import Board, charts_of
+from training.metrics.board import Board
 from training.metrics.reader import read_valid_lines
 
 KINDS = ("train", "validation", "probe")  # lines with figures; a line of kind "end" marks a finished run
@@ -37,7 +37,7 @@ class Sinks:
         with_details: bool = False,
     ) -> None:
         self.monitor = monitor if is_main else None
-        self.folder = folder if is_main else None
+        self.folder, self.is_main = folder, is_main
         self.lines = folder / "metrics.jsonl"
         self.board = Board(folder, num_ranks=num_ranks, with_details=with_details)
         self.failing: set[str] = set()  # sinks whose last write failed: warned of once per series of failures
@@ -45,8 +45,6 @@ class Sinks:
 
     def roll_back(self, step: int, samples: int) -> None:
         """Remove what was written after `step` and `samples`, because those steps are taken again."""
-        if self.folder is None:
-            return
         files = getattr(self.monitor, "csv_monitor", None)
         if files is not None and self.lines.exists():  # not the first start of this run
             self._attempt("the CSV monitor", lambda: remove_later_csv_rows(files, step))
@@ -55,6 +53,8 @@ class Sinks:
 
     def _attempt(self, name: str, action: Callable[[], None], kind: type[Exception] = OSError) -> None:
         """Call `action`; warn of an error of `kind`. A full disk or a failing service must not end the run."""
+        if not self.is_main:
+            return
         try:
             action()
             self.failing.discard(name)
@@ -68,8 +68,6 @@ class Sinks:
 
     def record(self, kind: str, step: int, samples: int, figures: dict[str, float]) -> None:
         """Write figures of `kind`, one of KINDS, by step and by sample."""
-        if self.folder is None:
-            return
         row = {"kind": kind, "step": step, "samples": samples, "time": time.time(), **figures}
         self._attempt("metrics.jsonl", lambda: self._append(row))
         self._attempt("TensorBoard", lambda: self.board.scalars(kind, step, samples, figures))
@@ -88,23 +86,12 @@ class Sinks:
         except OSError:
             return []
 
-    def _recorded_tags(self) -> set[str]:
-        """Tags of the charts that have a value; a restart at the end of a run has recorded none itself."""
-        return {
-            chart.tag
-            for row in self._recorded()
-            if row.get("kind") in KINDS
-            for key, chart in charts_of(row["kind"], num_ranks=1, with_details=False).items()
-            if key in row
-        }
-
     def _append(self, row: dict[str, Any]) -> None:
         infinite = {key: str(value) for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
         append_whole(self.lines, json.dumps(row | infinite) + "\n")
 
     def text(self, name: str, content: str, step: int | None = None) -> None:
-        if self.folder is not None:
-            self._attempt("TensorBoard", lambda: self.board.writer().add_text(name, content, step))
+        self._attempt("TensorBoard", lambda: self.board.writer().add_text(name, content, step))
 
     def histograms(self, model: nn.Module, step: int) -> None:
         """The distribution of every parameter's values."""
@@ -113,21 +100,17 @@ class Sinks:
             for name, parameter in model.named_parameters():
                 self.board.writer().add_histogram(name.replace(".", "/"), parameter.detach().float().cpu(), step)
 
-        if self.folder is not None:
-            self._attempt("TensorBoard", write)
+        self._attempt("TensorBoard", write)
 
     def finish(self, hyperparameters: dict[str, Any], step: int, samples: int, hardware: str) -> None:
         """Mark the run as finished, and add it to TensorBoard's table of runs."""
-        if self.folder is None:
-            return
-        self._attempt("TensorBoard", lambda: self.board.table_of_runs(hyperparameters, self._recorded_tags()))
+        self._attempt("TensorBoard", lambda: self.board.table_of_runs(hyperparameters, self._recorded()))
         row = {"kind": "end", "step": step, "samples": samples, "time": time.time(), "hardware": hardware}
         self._attempt("metrics.jsonl", lambda: self._append(row))
         self.close()
 
     def close(self) -> None:
-        if self.folder is not None:
-            self._attempt("TensorBoard", self.board.close)
+        self._attempt("TensorBoard", self.board.close)
 
 
 def remove_later_csv_rows(monitor: Any, step: int) -> None:

@@ -23,14 +23,9 @@ SMALL_COLLECTIVES = 6  # per step: masked tokens, norm, overflow, loss and count
 class Communication:
     """Seconds per optimizer step, and bytes that one rank sends."""
 
-    reduce_seconds: float
-    gather_seconds: float
+    seconds: float
     exposed_seconds: float  # that computation does not hide
     bytes_sent: float
-
-    @property
-    def seconds(self) -> float:
-        return self.reduce_seconds + self.gather_seconds
 
 
 def reduce_scatter_seconds(size: float, cluster: Cluster) -> float:
@@ -61,7 +56,7 @@ def estimate_communication(
 ) -> Communication:
     """Estimate an optimizer step of `micro_steps`, as DeepSpeed 0.19 communicates at each ZeRO stage."""
     if cluster.world_size == 1:
-        return Communication(0.0, 0.0, 0.0, 0.0)
+        return Communication(0.0, 0.0, 0.0)
     size = float(BYTES[precision] * parameters.total)
     # Stage 0 and 1 reduce once per step, 2 and 3 after each micro-step.
     reductions = micro_steps if zero.stage >= 2 else 1
@@ -84,7 +79,7 @@ def estimate_communication(
         exposed = max(0.0, reduce - hidden) + gather
     others = (cluster.world_size - 1) / cluster.world_size
     sent = size * others * (reductions * ways + gathers)
-    return Communication(reduce, gather + small, exposed + small, sent)
+    return Communication(reduce + (gather + small), exposed + small, sent)
 
 
 def _gathers(parameters: ParameterCount, zero: ZeroSettings, micro_steps: int) -> int:

@@ -51,9 +51,8 @@ class Product:
 
 @dataclass(frozen=True)
 class MicroStep:
-    """Seconds of a micro-step's parts, and what they consist of."""
+    """Seconds of a micro-step's parts."""
 
-    flops: float  # executed, recomputation included
     product_seconds: float
     memory_seconds: float
     launch_seconds: float  # of the host, during which the device computes
@@ -76,10 +75,9 @@ def estimate_micro_step(
     for product in forward_products(config, batch, execution):
         # A fused attention kernel reads and writes its scores nowhere.
         moved = 0.0 if product.is_attention else product.bytes(execution.bytes)
-        seconds += _num_passes(product, execution) * max(product.flops / speed, moved / bandwidth)
+        seconds += num_passes(product, execution) * max(product.flops / speed, moved / bandwidth)
     hooks = ZERO3_HOST_TIME if zero_stage == 3 else 1.0
     return MicroStep(
-        flops=executed_flops(config, batch, execution),
         product_seconds=seconds,
         memory_seconds=traffic(config, batch, execution) / bandwidth,
         launch_seconds=accelerator.launch_seconds * count_kernels(config, execution) * hooks,
@@ -94,12 +92,6 @@ def optimizer_seconds(parameters: float, precision_bytes: int, accelerator: Acce
 def count_kernels(config: BertConfig, execution: Execution) -> float:
     recomputed = 1 / 3 if execution.checkpointing.layers else 0.0
     return config.num_hidden_layers * KERNELS_PER_LAYER * (1 + recomputed) + KERNELS_OUTSIDE
-
-
-def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
-    """FLOPs of all products that a micro-step executes, forward and backward."""
-    products = forward_products(config, batch, execution)
-    return sum(product.flops * _num_passes(product, execution) for product in products)
 
 
 def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> Iterator[Product]:
@@ -146,7 +138,7 @@ def leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -
     return execution.backend == "sdpa" or (execution.backend == "grouped" and scores >= MIN_SKIPPED_SCORES)
 
 
-def _num_passes(product: Product, execution: Execution) -> float:
+def num_passes(product: Product, execution: Execution) -> float:
     """How often a micro-step computes a product: forward, backward, and again where it is recomputed."""
     if not product.is_attention:
         backward: float = BACKWARD_PRODUCTS

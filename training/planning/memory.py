@@ -5,7 +5,7 @@ A heads, P parameters, N ranks, e bytes of a parameter or an activation.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nvidia.config import BertConfig
@@ -68,8 +68,8 @@ class Memory:
     gradients: float
     optimizer: float
     buffers: float  # of reductions, and what the optimizer step needs for a moment
-    activations: float
-    workspace: float  # temporaries of the loss and of the backward pass
+    activations: float = 0.0
+    workspace: float = 0.0  # temporaries of the loss and of the backward pass
     host: float = 0.0
 
     @property
@@ -96,37 +96,26 @@ def estimate_memory(
     """The peak of a rank by part. Gradients count whole, though with one micro-step they appear as activations go."""
     stored, workspace = estimate_activations(config, batch, execution)
     states = estimate_states(parameters, execution.precision, zero, world_size)
-    return Memory(**states, activations=stored, workspace=workspace)
+    return replace(states, activations=stored, workspace=workspace)
 
 
-def estimate_states(
-    parameters: ParameterCount, precision: str, zero: ZeroSettings, world_size: int
-) -> dict[str, float]:
+def estimate_states(parameters: ParameterCount, precision: str, zero: ZeroSettings, world_size: int) -> Memory:
     """All that does not depend on the batch."""
     total, size, stage = parameters.total, BYTES[precision], zero.stage
-    is_half = size < MASTER
     share = total / world_size if stage > 0 else total
     optimizer = MASTER * _optimizer_elements(parameters, zero) / (world_size if stage > 0 else 1)
-    master = MASTER * share if is_half or stage > 0 else 0.0
+    master = MASTER * share if size < MASTER or stage > 0 else 0.0
     weights = size * total if stage < 3 else size * (share + parameters.small(zero.stage3_param_persistence_threshold))
     gradient_size = MASTER if zero.accumulates_in_fp32 and stage > 1 else size
     gradients = size * total if stage < 2 else gradient_size * share
-    buffers = _buffers(parameters, size, zero, share)
-    host = 0.0
+    buffers, host = _buffers(parameters, size, zero, share), 0.0
     if zero.offloads_optimizer:
         host = master + optimizer + MASTER * share + size * share
         master, optimizer, buffers = 0.0, 0.0, _bucket(parameters, size, zero)
     if zero.offloads_parameters:
         host += size * share
         weights -= size * share
-    return {
-        "weights": float(weights),
-        "master_weights": float(master),
-        "gradients": float(gradients),
-        "optimizer": float(optimizer),
-        "buffers": float(buffers),
-        "host": float(host),
-    }
+    return Memory(weights, master, gradients, optimizer, buffers, host=host)
 
 
 def _buffers(parameters: ParameterCount, size: int, zero: ZeroSettings, share: float) -> float:

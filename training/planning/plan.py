@@ -142,7 +142,7 @@ class Plan:
         on_device = replace(zero, offloads_optimizer=False, offloads_parameters=False)  # a file holds either
         states = estimate_states(parameters, execution.precision, on_device, world_size=1)
         weights = execution.bytes * parameters.total
-        optimizer = states["optimizer"] + states["master_weights"]
+        optimizer = states.optimizer + states.master_weights
         total = weights + optimizer
         shares = found.world_size if zero.stage > 0 else 1
         first = optimizer / shares + (weights / shares if zero.stage == 3 else weights)

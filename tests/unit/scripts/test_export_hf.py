@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import UserError
-from evaluation.finetuning.identity import folder_digest
+from common.weights import folder_digest
 from scripts.export_hf import main
 from tests.support import VOCAB, read_metrics, write_json, write_project
 from tests.unit.training.in_process import run_here

@@ -10,9 +10,9 @@ from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceCl
 
 from evaluation.finetuning.features import (
     IGNORED,
-    Collator,
     Window,
     best_texts,
+    collate,
     make_features,
     make_windows,
     mean_loss,
@@ -91,13 +91,13 @@ def test_the_loss_is_the_stock_mean_and_adds_up_over_micro_batches() -> None:
     rows = [{"text": "the cat " * (i + 1), "label": i % 2} for i in range(5)]
     inputs = make_features(CLASSIFY, MODEL, rows, ("a", "b"), with_labels=True).inputs
     model = BertForSequenceClassification(tiny_config(num_labels=2)).eval()
-    batch = Collator(0)(inputs)
+    batch = collate(0, inputs)
     stock = model(**batch).loss
     labels = batch.pop("labels")
     assert torch.allclose(mean_loss(model(**batch), labels, torch.tensor(5)), stock, atol=1e-6)
     parts = []
     for part in (inputs[:3], inputs[3:]):
-        small = Collator(0)(part)
+        small = collate(0, part)
         labels = small.pop("labels")
         parts.append(mean_loss(model(**small), labels, torch.tensor(5)))
     assert torch.allclose(sum(parts), stock, atol=1e-6)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_the_loss_of_spans_is_the_stock_one() -> None:
     rows = [{"question": "the cat", "context": "the dog sees the bird .", "answers": [("dog", 4)]}] * 2
     inputs, _ = make_windows(TOKENIZER, rows, 90, 8, with_labels=True)
     model = BertForQuestionAnswering(tiny_config()).eval()
-    batch = Collator(0)(inputs)
+    batch = collate(0, inputs)
     labels = batch.pop("labels")
     outputs = model(**batch, start_positions=labels[:, 0], end_positions=labels[:, 1])
     assert torch.allclose(mean_loss(outputs, labels, torch.tensor(labels.numel())), outputs.loss, atol=1e-6)

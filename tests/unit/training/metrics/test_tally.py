@@ -6,7 +6,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from training.metrics.tally import BatchSpread, summarize
+from training.metrics.window import BatchSpread, summarize
 
 SUMS = {
     "masked_lm_loss_sum": 8.0,

@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nvidia.attention import grouped
 from nvidia.checkpointing import Checkpointing
-from tests.unit.training.planning.measuring import build_model, make_batch, small_batch, small_config
-from training.planning.compute import executed_flops
+from tests.unit.training.planning.measuring import build_model, executed_flops, make_batch, small_batch, small_config
 from training.planning.workload import plan_execution
 
 LONG = ((400, 300), 400, 60)

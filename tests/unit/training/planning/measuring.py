@@ -15,7 +15,8 @@ from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from training.planning.workload import Batch, RowLengths
+from training.planning.compute import forward_products, num_passes
+from training.planning.workload import Batch, Execution, RowLengths
 
 LENGTHS = (64, 56, 50, 50, 45, 45, 45, 45)
 WIDTH, MASKED = 64, 9
@@ -70,6 +71,12 @@ def stored_bytes(model: PreTrainingModel, batch: tuple[Any, ...]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model(batch)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in parameters)
+
+
+def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
+    """Predicted FLOPs of all products that a micro-step executes, forward and backward."""
+    products = forward_products(config, batch, execution)
+    return sum(product.flops * num_passes(product, execution) for product in products)
 
 
 @contextmanager

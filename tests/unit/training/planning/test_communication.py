@@ -55,7 +55,7 @@ def test_overlap_hides_reductions_behind_the_backward_pass() -> None:
     apart = estimate_communication(PARAMETERS, "bf16", replace(zero, overlaps=False), cluster, 1, 10.0)
     hidden = estimate_communication(PARAMETERS, "bf16", zero, cluster, 1, 10.0)
     assert hidden.seconds == apart.seconds
-    assert hidden.exposed_seconds == pytest.approx(hidden.gather_seconds)
+    assert hidden.exposed_seconds == pytest.approx(reduce_scatter_seconds(SIZE, cluster), rel=0.1)  # the all-gather
     short = estimate_communication(PARAMETERS, "bf16", zero, cluster, 1, 0.001)
     assert hidden.exposed_seconds < short.exposed_seconds < apart.exposed_seconds
 

@@ -68,17 +68,17 @@ def test_states_are_those_of_the_engine(stage: int, precision: str, world_of_one
     found = estimate_states(count_parameters(config), precision, ZeroSettings.of(content), world_size=1)
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     state = [value for values in inner.state.values() for value in values.values() if torch.is_tensor(value)]
-    assert found["optimizer"] == pytest.approx(sum(tensor.nbytes for tensor in state), abs=SCALARS)
+    assert found.optimizer == pytest.approx(sum(tensor.nbytes for tensor in state), abs=SCALARS)
     if stage == 3:
         masters = engine.optimizer.fp32_partitioned_groups_flat
     else:
         own = {id(parameter) for parameter in model.parameters()}
         masters = [one for group in inner.param_groups for one in group["params"] if id(one) not in own]
-    assert found["master_weights"] == sum(tensor.nbytes for tensor in masters)
-    assert found["gradients"] == kept
+    assert found.master_weights == sum(tensor.nbytes for tensor in masters)
+    assert found.gradients == kept
     weights = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
     small = count_parameters(config).small(100_000) * weights[0].element_size() if stage == 3 else 0
-    assert found["weights"] == sum(tensor.nbytes for tensor in weights) + small
+    assert found.weights == sum(tensor.nbytes for tensor in weights) + small
 
 
 def test_parameters_of_bert() -> None:
@@ -94,17 +94,17 @@ def test_partitions_divide_states_by_the_ranks() -> None:
         stage: estimate_states(parameters, "bf16", ZeroSettings(stage, reduce_bucket_size=2), 8) for stage in range(4)
     }
     total = parameters.total
-    assert stages[0]["optimizer"] == 8 * total
-    assert [stages[stage]["optimizer"] for stage in (1, 2, 3)] == [total] * 3
-    assert [stages[stage]["gradients"] for stage in range(4)] == [2 * total, 2 * total, total / 4, total / 4]
-    assert [stages[stage]["weights"] for stage in range(3)] == [2 * total] * 3
-    assert stages[3]["weights"] == total / 4 + 2 * parameters.small(100_000)
+    assert stages[0].optimizer == 8 * total
+    assert [stages[stage].optimizer for stage in (1, 2, 3)] == [total] * 3
+    assert [stages[stage].gradients for stage in range(4)] == [2 * total, 2 * total, total / 4, total / 4]
+    assert [stages[stage].weights for stage in range(3)] == [2 * total] * 3
+    assert stages[3].weights == total / 4 + 2 * parameters.small(100_000)
 
 
 def test_optimizers_have_their_own_states() -> None:
     parameters = count_parameters(small_config())
     found = {
-        name: estimate_states(parameters, "fp32", ZeroSettings(0, optimizer=name), 1)["optimizer"]
+        name: estimate_states(parameters, "fp32", ZeroSettings(0, optimizer=name), 1).optimizer
         for name in ("adamw", "lamb", "lion", "muon")
     }
     assert found["adamw"] == found["lamb"] == 2 * found["lion"] == 8 * parameters.total
@@ -114,8 +114,8 @@ def test_optimizers_have_their_own_states() -> None:
 def test_offloading_moves_states_to_the_host() -> None:
     content = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     found = estimate_states(count_parameters(small_config()), "bf16", ZeroSettings.of(content), 4)
-    assert (found["optimizer"], found["master_weights"]) == (0, 0)
-    assert found["host"] > 0
+    assert (found.optimizer, found.master_weights) == (0, 0)
+    assert found.host > 0
 
 
 def test_buckets_count_whole_and_twice_where_they_overlap() -> None:
