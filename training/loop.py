@@ -10,8 +10,7 @@ from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
 from training.build import Run
 from training.engine.build import all_ranks_take_step
-from training.engine.gradients import can_lower_loss_scale
-from training.engine.movement import MovementWatch
+from training.engine.gradients import MovementWatch, can_lower_loss_scale
 from training.export.hugging_face import all_ranks_export
 from training.export.model_card import CardRequest
 from training.faults.bad_steps import BadSteps, TooManyBadSteps

@@ -20,7 +20,7 @@ from training.engine.json_blocks import (
     find_refusal,
     is_off,
 )
-from training.optimizers.block import check_optimizer
+from training.optimizers.build import check_optimizer
 from training.runtime.precision import SPELLINGS
 from training.settings.overrides import Override, load_with_overrides
 

@@ -13,8 +13,8 @@ from common.help import HelpFormatter, Parser, positive_float, positive_int, see
 from common.stores import is_url
 from data.masking import Unit
 from training.plan.learning_rate import SCHEDULES
+from training.plan.step_plan import TokenSchedule
 from training.plan.time_budget import Duration
-from training.plan.token_schedule import TokenSchedule
 from training.runtime.precision import DTYPES
 from training.settings.flag_groups import FlagGroup, Metavar, flag
 from training.settings.json_keys import TRAINING_BLOCK, find_hints
