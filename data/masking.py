@@ -83,7 +83,8 @@ def mask_rows(
     maskable = ~policy.is_special[rows.input_ids]  # [N, S]
     maskable &= rows.input_mask != 0
     maskable[:, 0] = False  # position 0 means "no prediction" in the shard
-    budget = _budgets(rows, policy, policy.rate_at(step))
+    lengths = rows.input_mask.sum(axis=1, dtype=np.int64)
+    budget = np.clip(np.rint(lengths * policy.rate_at(step)).astype(np.int64), 1, policy.max_predictions_per_seq)  # [N]
     bits = row_bits(key, row_numbers, rows.input_ids.shape[1])
     if policy.unit == "token":
         chosen = _choose_tokens(bits, maskable, budget)
@@ -91,12 +92,6 @@ def mask_rows(
         begins = _unit_starts(rows, policy, bits, maskable)
         chosen = _choose_groups(bits, maskable, begins, budget)
     return _replace_chosen(rows, policy, chosen, derive_key(seed, "replacing", epoch), row_numbers)
-
-
-def _budgets(rows: Rows, policy: MaskingPolicy, rate: float) -> np.ndarray:
-    """Return [N] the number of predictions: the rate times the real tokens, at least one, at most P."""
-    lengths = rows.input_mask.sum(axis=1, dtype=np.int64)
-    return np.clip(np.rint(lengths * rate).astype(np.int64), 1, policy.max_predictions_per_seq)
 
 
 def _choose_tokens(bits: np.ndarray, maskable: np.ndarray, budget: np.ndarray) -> np.ndarray:

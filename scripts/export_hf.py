@@ -64,35 +64,32 @@ def find_report(folder: Path) -> Path:
     return folder / REPORT
 
 
-def find_run_tokenizer(checkpoint: Path) -> BertTokenizer | str:
-    """The tokenizer that the run used, or why it cannot be included."""
-    resolved = load_json(checkpoint / RESOLVED, "the resolved config of a run")
-    model = resolved.get("model") or load_json(checkpoint / MODEL_JSON, "the model JSON of a run")
-    flags = resolved.get("flags") or {}
-    name = model.get("bert_token_file")
-    if name is None and model.get("bert_model_config") is None:  # the model and its tokenizer are those of a folder
-        name = flags.get("use_pretrain") or model.get("bert_model_file")
-    if not isinstance(name, str):
-        return "the run's model JSON names no bert_token_file"
-    paths = (Path(str(flags.get("data_path_prefix", ""))) / name, Path(name))
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return f"the run's tokenizer {paths[0]} does not exist here"
-    tokenizer = load_tokenizer(path)
-    check_tokenizer(tokenizer, read_state(checkpoint), f"{path}, the bert_token_file of the run")
-    return tokenizer
-
-
 def choose_tokenizer(given: Path | None, checkpoint: Path) -> BertTokenizer | str:
-    """The tokenizer to include, or why there is none."""
+    """The given tokenizer or that of the run, or why the latter cannot be included: weights are exported without it."""
     if given is not None:
-        tokenizer = load_tokenizer(given)
-        check_tokenizer(tokenizer, read_state(checkpoint), f"--tokenizer {given}")
-        return tokenizer
+        return load_checked(given, f"--tokenizer {given}", checkpoint)
     try:
-        return find_run_tokenizer(checkpoint)
-    except UserError as error:  # the weights can be exported without it
+        resolved = load_json(checkpoint / RESOLVED, "the resolved config of a run")
+        model = resolved.get("model") or load_json(checkpoint / MODEL_JSON, "the model JSON of a run")
+        flags = resolved.get("flags") or {}
+        name = model.get("bert_token_file")
+        if name is None and model.get("bert_model_config") is None:  # the model and its tokenizer are those of a folder
+            name = flags.get("use_pretrain") or model.get("bert_model_file")
+        if not isinstance(name, str):
+            return "the run's model JSON names no bert_token_file"
+        paths = (Path(str(flags.get("data_path_prefix", ""))) / name, Path(name))
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
+            return f"the run's tokenizer {paths[0]} does not exist here"
+        return load_checked(path, f"{path}, the bert_token_file of the run", checkpoint)
+    except UserError as error:
         return str(error)
+
+
+def load_checked(path: Path, label: str, checkpoint: Path) -> BertTokenizer:
+    tokenizer = load_tokenizer(path)
+    check_tokenizer(tokenizer, read_state(checkpoint), label)
+    return tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -205,7 +205,7 @@ def run_trials(settings: Settings, rank_info: RankInfo, port: int, limit: int, p
     console.enable(rank_info.is_main)
     share_cores(rank_info)
     guard_compiles()
-    send_logs(None, rank_info.rank)
+    send_logs(to_file=False)
     device = pick_device(rank_info)
     base = limit_memory(limit, device)
     try:

@@ -1,15 +1,17 @@
-"""Cuts documents into instances: which tokens make up segment A, and which segment B.
+"""Cuts documents into instances: which tokens make up segment A, and which segment B; and assembles rows of them.
 
 An instance is six numbers, not tokens, so those of a corpus are small, and rows can be assembled in any order.
-A row has S tokens, of which S - 3 are text if there are two segments, and S - 2 if there is one.
+A row has S tokens, of which S - 3 are text if there are two segments, and S - 2 if there is one; N rows, P predictions.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
+
+from data.shards.schema import Rows
 
 Objective = Literal["nsp", "mlm", "sop"]
 OBJECTIVES: tuple[Objective, ...] = ("nsp", "mlm", "sop")
@@ -127,8 +129,9 @@ class _Pairs:
         other = int(drawn[4] * others)
         if self.donates_itself and other >= document:
             other += 1
-        if self.donor_keys[other] == self.keys[document]:
-            found = self._other_from(other, self.keys[document])
+        if self.donor_keys[other] == self.keys[document]:  # a part of the same document: take the next one, cyclically
+            places = chain(range(other, len(self.donor_keys)), range(other))
+            found = next((place for place in places if self.donor_keys[place] != self.keys[document]), None)
             if found is None:
                 return None
             other = found
@@ -136,11 +139,6 @@ class _Pairs:
         first = low + int(drawn[5] * (high - low))
         end = bisect_left(ends, ends[first] + max(1, target), first + 1, high)
         return ends[first], ends[end] - ends[first]
-
-    def _other_from(self, first: int, key: int) -> int | None:
-        """Return the donor's next document from `first` on, cyclically, that is not a part of the document `key`."""
-        places = chain(range(first, len(self.donor_keys)), range(first))
-        return next((place for place in places if self.donor_keys[place] != key), None)
 
     def _add_ordered(self, document: int, first: int, end: int, target: int, drawn: list[float]) -> int:
         """Add an instance of sentence-order prediction: two neighbours, swapped half of the time."""
@@ -193,3 +191,51 @@ def _full_sentences(documents: Documents, room: int, short: float, rng: np.rando
             begin = end
     zeros = np.zeros(len(starts), dtype=np.int64)
     return Instances(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64), zeros, zeros, zeros, zeros)
+
+
+class SpecialIds(NamedTuple):
+    pad: int
+    cls: int
+    sep: int
+
+
+class Text(NamedTuple):
+    """The tokens of several pieces, concatenated."""
+
+    tokens: np.ndarray  # [T] int32
+    word_starts: np.ndarray  # [T] bool
+
+
+def join_texts(texts: Sequence[Documents]) -> Text:
+    """Return at least one piece's tokens, concatenated with those of the others."""
+    tokens = np.concatenate([text.tokens for text in texts]).astype(np.int32, copy=False)
+    return Text(tokens, np.concatenate([text.word_starts for text in texts]))
+
+
+def assemble_rows(text: Text, instances: Instances, special: SpecialIds, max_seq_length: int, predictions: int) -> Rows:
+    """Return unmasked rows; `a_start` and `b_start` are places in `text`. About ten passes over [N, S]."""
+    a_length, b_length = (lengths.astype(np.int32)[:, None] for lengths in (instances.a_length, instances.b_length))
+    column = np.arange(max_seq_length, dtype=np.int32)
+    # [CLS] a … [SEP] b … [SEP]; the second [SEP] only where there is a segment B
+    length = a_length + 2 + np.where(b_length > 0, b_length + 1, 0)
+    after_a = column >= a_length + 2
+    a_shift, b_shift = instances.a_start[:, None] - 1, instances.b_start[:, None] - (a_length + 2)
+    source = np.where(after_a, b_shift, a_shift) + column
+    input_mask = column < length
+    input_ids = text.tokens.take(source, mode="clip")  # of any tokens where there is no text
+    word_starts = text.word_starts.take(source, mode="clip")
+    np.copyto(input_ids, special.pad, where=~input_mask)
+    word_starts |= ~input_mask
+    index = np.arange(instances.num_rows)
+    for place, token in ((0, special.cls), (instances.a_length + 1, special.sep), (length[:, 0] - 1, special.sep)):
+        input_ids[index, place] = token
+        word_starts[index, place] = True
+    return Rows(
+        input_ids=input_ids,
+        input_mask=input_mask.view(np.int8),
+        segment_ids=(input_mask & after_a).view(np.int8),
+        masked_lm_positions=np.zeros((instances.num_rows, predictions), dtype=np.int32),
+        masked_lm_ids=np.zeros((instances.num_rows, predictions), dtype=np.int32),
+        next_sentence_labels=instances.label.astype(np.int8),
+        word_starts=np.packbits(word_starts, axis=1),
+    )

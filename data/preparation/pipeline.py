@@ -19,12 +19,25 @@ from typing import Any, NamedTuple
 from common.console import console
 from common.errors import UserError
 from data.preparation.duplicates import SignatureIndex, drop_repeated
-from data.preparation.input_files import InputFiles
 from data.preparation.output import file_sizes, open_output
-from data.preparation.plan import InstanceSet, ShardTask, choose_donors, donor_shift, plan_shards
-from data.preparation.reading import count_files, extract_archive, read_sources, sign_documents, unpack_stream
+from data.preparation.plan import (
+    InstanceSet,
+    ShardTask,
+    check_splits,
+    choose_donors,
+    donor_shift,
+    plan_shards,
+    with_validation_share,
+)
+from data.preparation.reading import (
+    InputFiles,
+    count_files,
+    extract_archive,
+    read_sources,
+    sign_documents,
+    unpack_stream,
+)
 from data.preparation.settings import Settings
-from data.preparation.splits import check_splits, with_validation_share
 from data.preparation.tasks import cut, encode, release_encoder, write
 from data.preparation.work_folder import Job
 from data.shards.schema import SPLITS

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from data.instances.encoder import Encoder
-from data.instances.rows import SpecialIds, Text, assemble_rows, join_texts
-from data.instances.segments import Documents, Instances, make_instances
+from data.instances.segments import Documents, Instances, SpecialIds, Text, assemble_rows, join_texts, make_instances
 from data.masking import MaskingPolicy, mask_rows
 from data.preparation.duplicates import DROPPED
 from data.preparation.output import open_output, write_file
-from data.preparation.plan import ShardTask
+from data.preparation.plan import ShardTask, splits_of
 from data.preparation.settings import Settings
-from data.preparation.splits import splits_of
 from data.preparation.work_folder import Job
 from data.randomness import derive_key, generator
 from data.shards.schema import SPLITS, Rows, concatenate_rows

@@ -39,33 +39,32 @@ class StoredRows:
     """How the rows of a dataset are stored that passed the checks of `data.shards.structure`; 1 or 2 dimensions."""
 
     def __init__(self, dataset: h5py.Dataset, table: ChunkTable | None) -> None:
-        """`table` is needed only to read from the file itself."""
+        """With a `table`, deflated rows are read from the file itself, and `dataset` is not kept."""
         self._filters = filters_of(dataset)
         self._dtype, self._num_dims, self._row_shape = dataset.dtype, dataset.ndim, dataset.shape[1:]
         self._width = math.prod(self._row_shape)
         if dataset.chunks is not None:
             self._chunk_shape = dataset.chunks[0], math.prod(dataset.chunks[1:])
             self._chunk_bytes = math.prod(self._chunk_shape) * self._dtype.itemsize
-        self._has_checksums = FLETCHER32 in self._filters
         self._is_shuffled = SHUFFLE in self._filters and self._dtype.itemsize > 1
         self.table = table if DEFLATE in self._filters else None
+        self._dataset = dataset if self.table is None else None
 
-    def read(self, source: h5py.Dataset | IO[bytes], start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) in a new array. Decodes every chunk that holds one of them.
-
-        `source` is the open dataset, or the open file, which is read by `table`.
-        """
+    def read(self, stream: IO[bytes], start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) of the open file in a new array. Decodes every chunk that holds one of them."""
         if start >= stop:
             return np.empty((0, *self._row_shape), self._dtype)
-        if isinstance(source, h5py.Dataset) and DEFLATE not in self._filters:
-            return source[start:stop]
+        if self._dataset is not None and DEFLATE not in self._filters:
+            return self._dataset[start:stop]
         height, chunk_width = self._chunk_shape
         first, end, num_columns = start // height, -(-stop // height), -(-self._width // chunk_width)
-        if isinstance(source, h5py.Dataset):
-            stored = list(self._look_up_chunks(source, first, end))
+        if self._dataset is not None:
+            stored = list(self._look_up_chunks(self._dataset, first, end))
         else:
-            stored = self._read_chunks(source, first * num_columns, end * num_columns)
-        content = b"".join(_inflate(self._without_checksum(chunk), self._chunk_bytes) for chunk in stored)
+            stored = self._read_chunks(stream, first * num_columns, end * num_columns)
+        # Fletcher-32 is not compared: the deflated bytes end with a checksum of their own.
+        stop_at = -CHECKSUM_BYTES if FLETCHER32 in self._filters else None
+        content = b"".join(_inflate(chunk[:stop_at], self._chunk_bytes) for chunk in stored)
         if self._is_shuffled:
             items = _unshuffle(content, (end - first) * num_columns, self._dtype.itemsize)
         else:
@@ -98,10 +97,6 @@ class StoredRows:
                 if mask:
                     raise DamagedChunk("a chunk was stored without its filters")
                 yield memoryview(content)
-
-    def _without_checksum(self, chunk: memoryview) -> memoryview:
-        """Fletcher-32 is not compared: the deflated bytes end with a checksum of their own."""
-        return chunk[:-CHECKSUM_BYTES] if self._has_checksums else chunk
 
 
 def _read_bytes(stream: IO[bytes], start: int, size: int) -> memoryview:

@@ -213,9 +213,14 @@ def open_dataset(
     the same folders, each verifies its `share` (index, number of processes) of the files.
     """
     problems, shape = Problems(), (max_seq_length, max_predictions_per_seq)
-    _check_folders(folders, weights, problems)
+    assert weights is None or len(weights) == len(folders)
     shards: list[ShardInfo] = []
     for number, folder in enumerate(folders):
+        if folder.resolve() in [earlier.resolve() for earlier in folders[:number]]:
+            problems.add(
+                f"{folder}: is listed twice among the datasets of one length, so its rows would be read twice per "
+                f"epoch. List it once, and give it a larger weight if it should count for more."
+            )
         try:
             manifest = read_manifest(folder)
             paths = find_shards(folder, split)
@@ -255,26 +260,6 @@ def check_same_tokenizer(shards: Sequence[ShardInfo]) -> None:
         raise UserError(
             f"{other}: was made with another tokenizer than {first}. Prepare both with the same --vocab_file, or train "
             f"on one of them."
-        )
-
-
-def _check_folders(folders: Sequence[Path], weights: Sequence[float] | None, problems: Problems) -> None:
-    if not folders:
-        problems.add("no data folder was given. Add one to the model JSON under data.mixed_seq_datasets.")
-    seen: set[Path] = set()
-    for folder in folders:
-        if (resolved := folder.resolve()) in seen:
-            problems.add(
-                f"{folder}: is listed twice among the datasets of one length, so its rows would be read twice per "
-                f"epoch. List it once, and give it a larger weight if it should count for more."
-            )
-        seen.add(resolved)
-    if weights is not None and len(weights) != len(folders):
-        problems.add(f"dataset weights: found {len(weights)} for {len(folders)} folders. Give one for each folder.")
-    if weights is not None and not all(weight > 0 for weight in weights):
-        problems.add(
-            f"dataset weights: found {list(weights)}, expected positive numbers. Remove a folder instead of giving it "
-            f"the weight 0."
         )
 
 

@@ -67,10 +67,8 @@ class ShardFile:
         """
         self.path, self._lock = path, lock
         self._file: h5py.File | None = None
-        self._sources: dict[str, h5py.Dataset | IO[bytes]]
         if known is not None and known.columns is not None and (stream := _open_unchanged(path, known.identity)):
             self._stream, self.layout, self._columns = stream, known, known.columns
-            self._sources = dict.fromkeys(self._columns, stream)
             return
         self._file = _open(path)
         handle = self._file.id.get_vfd_handle()
@@ -98,9 +96,6 @@ class ShardFile:
             raise UserError(f"{self.path}: is damaged (two datasets or chunks share the same bytes). {REMEDY}")
         tables = {} if self._file.userblock_size else self._tables  # their offsets begin after the user block
         self._columns = {name: StoredRows(dataset, tables.get(name)) for name, dataset in datasets.items()}
-        self._sources = {
-            name: dataset if self._columns[name].table is None else self._stream for name, dataset in datasets.items()
-        }
         has_tables = all(rows.table is not None for rows in self._columns.values())
         columns = self._columns if has_tables else None
         return ShardLayout(identity, *sizes, attributes, unit_rows, block_rows, columns)
@@ -119,7 +114,7 @@ class ShardFile:
         """
         try:
             arrays = {
-                name: rows.read(self._sources[name], start, stop)
+                name: rows.read(self._stream, start, stop)
                 for name, rows in self._columns.items()
                 if with_words or name != WORD_STARTS
             }
@@ -181,15 +176,10 @@ def find_bad_values(rows: Rows, vocab_size: int | None) -> str | None:
     """Describe the first invalid value of `rows`; None if there is none. About 1 µs per row of 128 tokens."""
     width = rows.input_ids.shape[1]
     limit = np.iinfo(np.int32).max if vocab_size is None else vocab_size
-    ranges: list[tuple[str, np.ndarray, int]] = [
-        ("input_ids", rows.input_ids, limit),
-        ("masked_lm_ids", rows.masked_lm_ids, limit),
-        ("masked_lm_positions", rows.masked_lm_positions, width),
-        ("input_mask", rows.input_mask, 2),
-        ("segment_ids", rows.segment_ids, 2),
-        ("next_sentence_labels", rows.next_sentence_labels, 2),
-    ]
-    for name, values, bound in ranges:
+    bounds = {"input_ids": limit, "masked_lm_ids": limit, "masked_lm_positions": width}
+    bounds |= dict.fromkeys(("input_mask", "segment_ids", "next_sentence_labels"), 2)
+    for name, bound in bounds.items():
+        values = getattr(rows, name)
         if values.size and (values.min() < 0 or values.max() >= bound):
             hint = "; expected the tokenizer that made the shard" if bound == vocab_size else ""
             return f"{name} outside 0…{bound - 1} (found {values.min()}…{values.max()}{hint})"

@@ -1,23 +1,28 @@
-"""Opens local files and URLs, decompressed and as UTF-8; distinguishes damaged files from errors of the system."""
+"""Opens local files and URLs, decompressed and as UTF-8; extracts archives; tells damage from errors of the system."""
 
 import bz2
 import codecs
 import gzip
 import io
+import re
+import shutil
 import tarfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 import fsspec
 import zstandard
 
+from common.errors import UserError
 from common.stores import is_url
 from data.text.encodings import likely_encoding, wide_encoding
 
 DAMAGED = "files_cut_short"  # the count of truncated or malformed files
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst")
 COMPRESSIONS = {".gz", ".bz2", ".zst", ".zstd"}
 # `zstd --long=31` declares a window of 2 GB. The library refuses windows above 128 MB unless this is raised.
 _MAX_WINDOW = 2**31
@@ -25,6 +30,9 @@ _INPUT_BYTES = 2**10  # 4 compressed bytes can expand to 128 kB, so one call yie
 _SAMPLE_BYTES = 2**16
 _BUFFER_BYTES = 2**17
 _HEAD_BYTES = 2**12  # from which the encoding is recognised
+_UNSAFE = re.compile(r"[^\w.-]+")
+_MAX_NAME = 100  # characters
+_COPY_BYTES = 2**20
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError, zipfile.BadZipFile, tarfile.TarError)
 
 
@@ -159,3 +167,54 @@ def _read_head(path: str) -> bytes:
         if is_unreadable(error):
             return b""
         raise
+
+
+def is_archive(path: str) -> bool:
+    return path.lower().endswith(ARCHIVES)
+
+
+def extract(path: str, folder: Path, counts: Counter[str]) -> list[tuple[str, str]]:
+    """Extract the files that are not hidden; return (extracted file, name in the archive) in the archive's order.
+
+    Of a damaged archive, the files before the damage are extracted, and `counts` notes it.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+    folder.mkdir(parents=True)
+    extracted: list[tuple[str, str]] = []
+    try:
+        with open_source(path) as stream:
+            members = _zip_members(stream, path) if path.lower().endswith(".zip") else _tar_members(stream)
+            for name, content in members:
+                if any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts):
+                    continue
+                target = folder / f"{len(extracted):06d}-{_UNSAFE.sub('_', PurePosixPath(name).name)[-_MAX_NAME:]}"
+                extracted.append((str(target), name))
+                with target.open("wb") as output:
+                    shutil.copyfileobj(content, output, _COPY_BYTES)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        counts[DAMAGED] += 1
+    return extracted
+
+
+def _zip_members(stream: IO[bytes], path: str) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(stream) as archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            if info.flag_bits & 1:
+                raise UserError(
+                    f"{path}: {info.filename} is encrypted; expected an archive without a password; extract it, and "
+                    f"give the folder as --input"
+                )
+            with archive.open(info) as content:
+                yield info.filename, content
+
+
+def _tar_members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for info in archive:
+            content = archive.extractfile(info) if info.isfile() else None  # no links: they could point anywhere
+            if content is not None:
+                yield info.name, content

@@ -15,8 +15,16 @@ from common.errors import Problems, UserError
 from common.stores import is_url
 from common.words import counted
 from data.shards.schema import SUFFIXES
-from data.text.archives import is_archive
-from data.text.files import COMPRESSIONS, can_seek, is_unreadable, is_wide, open_source, read_sample, url_info
+from data.text.files import (
+    COMPRESSIONS,
+    can_seek,
+    is_archive,
+    is_unreadable,
+    is_wide,
+    open_source,
+    read_sample,
+    url_info,
+)
 from data.text.html_pages import is_html
 from data.text.layouts import layout_of
 from data.text.records import json_kind, looks_like_json, table_kind

@@ -1,12 +1,12 @@
 """One configuration on one cluster: memory, time of a step, and throughput."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.planning.accelerators import GIB, Cluster
 from training.planning.communication import Communication, estimate_communication
 from training.planning.compute import MicroStep, estimate_micro_step, optimizer_seconds
-from training.planning.memory import Memory, ZeroSettings, estimate_memory
+from training.planning.memory import Memory, ZeroSettings, estimate_activations, estimate_states
 from training.planning.workload import Batch, Execution, PlannedModel
 
 RECOMPUTATION_FLAGS = {
@@ -109,11 +109,13 @@ def estimate(model: PlannedModel, cluster: Cluster, configuration: Configuration
     micro_step = estimate_micro_step(config, batch, execution, accelerator, zero.stage)
     parameters = model.parameters
     updated = parameters.total / (world_size if zero.stage > 0 else 1)
+    stored, workspace = estimate_activations(config, batch.heaviest(), execution)
+    states = estimate_states(parameters, execution.precision, zero, world_size)
     rows = configuration.micro * configuration.accumulation * world_size
     return Estimate(
         configuration=configuration,
         world_size=world_size,
-        memory=estimate_memory(config, batch.heaviest(), execution, zero, world_size, parameters),
+        memory=replace(states, activations=stored, workspace=workspace),
         usable_gib=accelerator.usable_gib,
         micro_step=micro_step,
         communication=estimate_communication(

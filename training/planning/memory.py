@@ -5,7 +5,7 @@ A heads, P parameters, N ranks, e bytes of a parameter or an activation.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from nvidia.config import BertConfig
@@ -85,22 +85,8 @@ class Memory:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "host"}
 
 
-def estimate_memory(
-    config: BertConfig,
-    batch: Batch,
-    execution: Execution,
-    zero: ZeroSettings,
-    world_size: int,
-    parameters: ParameterCount,
-) -> Memory:
-    """The peak of a rank by part. Gradients count whole, though with one micro-step they appear as activations go."""
-    stored, workspace = estimate_activations(config, batch, execution)
-    states = estimate_states(parameters, execution.precision, zero, world_size)
-    return replace(states, activations=stored, workspace=workspace)
-
-
 def estimate_states(parameters: ParameterCount, precision: str, zero: ZeroSettings, world_size: int) -> Memory:
-    """All that does not depend on the batch."""
+    """All that does not depend on the batch. Gradients count whole, though they appear as activations go."""
     total, size, stage = parameters.total, BYTES[precision], zero.stage
     share = total / world_size if stage > 0 else total
     optimizer = MASTER * _optimizer_elements(parameters, zero) / (world_size if stage > 0 else 1)

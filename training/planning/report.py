@@ -9,13 +9,7 @@ from training.planning.accelerators import GIB
 from training.planning.estimate import Estimate
 from training.planning.plan import Plan
 
-MEMORY_PARTS = {
-    "weights": "weights",
-    "master_weights": "master",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "buffers": "buffers",
-}
+STATES = ("weights", "master", "gradients", "optimizer", "buffers", "sum")
 SECONDS = ("compute s", "comm. s", "exposed s", "optimizer s", "step s")
 STEP_COLUMNS = ("micro × acc.", "ZeRO", "GiB", *SECONDS, "tokens/s", "MFU")
 
@@ -84,10 +78,10 @@ def _states_table(states: Sequence[Estimate]) -> list[str]:
     rows = []
     for found in states:
         memory = found.memory
-        sizes = [*(getattr(memory, part) for part in MEMORY_PARTS), memory.states + memory.buffers]
-        sizes += [memory.host] if has_host else []
+        sizes = [memory.weights, memory.master_weights, memory.gradients, memory.optimizer, memory.buffers]
+        sizes += [memory.states + memory.buffers, *([memory.host] if has_host else [])]
         rows.append([f"ZeRO {found.configuration.zero.stage}", *map(_gib, sizes)])
-    return _table(["", *MEMORY_PARTS.values(), "sum", *(["on the host"] if has_host else [])], rows)
+    return _table(["", *STATES, *(["on the host"] if has_host else [])], rows)
 
 
 def _fits_table(plan: Plan) -> list[str]:

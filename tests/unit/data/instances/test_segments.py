@@ -5,8 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.instances.rows import SpecialIds, assemble_rows, join_texts
-from data.instances.segments import Documents, Instances, Objective, make_instances
+from data.instances.segments import (
+    Documents,
+    Instances,
+    Objective,
+    SpecialIds,
+    assemble_rows,
+    join_texts,
+    make_instances,
+)
 
 SPECIAL = SpecialIds(pad=0, cls=2, sep=3)
 documents_ = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=8)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.preparation.plan import check_splits, splits_of, with_validation_share
 from data.preparation.settings import Settings
-from data.preparation.splits import check_splits, splits_of, with_validation_share
 from data.preparation.work_folder import WorkFolder
 
 

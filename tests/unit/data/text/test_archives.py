@@ -14,8 +14,7 @@ import zstandard
 
 from common.errors import UserError
 from data.text import sources as sources_module
-from data.text.archives import extract
-from data.text.files import open_text
+from data.text.files import extract, open_text
 from data.text.html_pages import html_text
 from data.text.sources import find_extracted, find_sources
 from tests.unit.data.reading import DOCUMENTS, LINES, documents_of

@@ -10,10 +10,10 @@ import torch
 from nvidia.config import BertConfig
 from tests.support import free_port
 from tests.unit.training.in_process import own_environment
-from tests.unit.training.planning.measuring import build_model, make_batch, small_batch, small_config
+from tests.unit.training.planning.measuring import build_model, make_batch, small_config
 from training.optimizers.build import build_optimizer
-from training.planning.memory import ZeroSettings, estimate_memory, estimate_states
-from training.planning.workload import count_parameters, plan_execution
+from training.planning.memory import ZeroSettings, estimate_states
+from training.planning.workload import count_parameters
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 
@@ -119,11 +119,9 @@ def test_offloading_moves_states_to_the_host() -> None:
 
 
 def test_buckets_count_whole_and_twice_where_they_overlap() -> None:
-    config, batch = small_config(), small_batch()
-    execution = plan_execution(config, "bf16", "cuda", (9, 0))
+    parameters = count_parameters(small_config())
     plain, doubled = (
-        estimate_memory(config, batch, execution, ZeroSettings(2, overlaps=overlaps), 64, count_parameters(config))
-        for overlaps in (False, True)
+        estimate_states(parameters, "bf16", ZeroSettings(2, overlaps=overlaps), 64) for overlaps in (False, True)
     )
     assert plain.buffers == 2 * 500_000_000
     assert doubled.buffers == 2 * plain.buffers
