@@ -141,9 +141,7 @@ def resolve_model_config(
         config = replace(config, vocab_size=HUB_VOCAB_SIZES[model_file.bert_token_file])
     problems.attempt(lambda: _check_positions(config, flags.data.max_seq_length, path))
     problems.attempt(lambda: _check_memory(config, path))
-    block, source = None, path
-    if config.sparse_attention is not None and model_file.bert_model_config is not None:
-        block = model_file.bert_model_config["sparse_attention"]
+    block, source = (model_file.bert_model_config or {}).get("sparse_attention"), path
     if deepspeed is not None and flags.model.deepspeed_sparse_attention:
         block, source = deepspeed.content.get("sparse_attention", block), deepspeed.path
     sparse = None if block is None else problems.attempt(lambda: _read_sparse_attention(block, source))

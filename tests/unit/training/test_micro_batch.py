@@ -15,8 +15,7 @@ from training import micro_batch
 from training.micro_batch import Outcome, Trials, full_rows, largest_that_fits
 from training.runtime.ranks import RankInfo
 from training.settings.flags import read_arguments
-from training.settings.micro_batch import find_sizes, read_found, with_micro_batch
-from training.settings.resolve import Settings, resolve_settings
+from training.settings.resolve import Settings, find_sizes, read_found, resolve_settings, with_micro_batch
 
 
 def resolve(words: list[str], ranks: int = 1) -> Settings:
