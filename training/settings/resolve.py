@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,12 @@ class Settings:
             "lr_schedule": flags.lr_schedule,
             "lr_offset": flags.lr_offset,
             "batch": self.deepspeed.batch.total,
-            "batch_schedule": _text(flags.batch_schedule),
-            "length_schedule": _text(flags.length_schedule),
+            "batch_schedule": flags.batch_schedule and str(flags.batch_schedule),
+            "length_schedule": flags.length_schedule and str(flags.length_schedule),
             "masking_rate": str(masking.masking_rate) if masking.dynamic_masking else None,
             "masking_unit": masking.masking_unit if masking.dynamic_masking else None,
             "rewarmup": flags.rewarmup,
-            "time_budget": _text(flags.time_budget),
+            "time_budget": flags.time_budget and str(flags.time_budget),
             "optimizer": self.deepspeed.content.get("optimizer"),
             "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
         }
@@ -125,19 +125,10 @@ class Settings:
             shape=self.flags.training.lr_schedule,
             peak=self.training.learning_rate,
             total_steps=self.training.total_training_steps,
-            warmup_proportion=self.training.warmup_proportion,
-            decay_rate=self.training.decay_rate,
-            decay_step=self.training.decay_step,
-            decay_power=self.training.decay_power,
-            decay_proportion=self.training.decay_proportion,
-            final_share=self.training.final_share,
             offset=self.flags.training.lr_offset,
             origin=origin,
+            **self.training.model_dump(include={field.name for field in fields(Schedule)}),
         )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def resolve_settings(
