@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             device = pick_device(rank_info)
             if rank_info.is_main and not is_dry_run:
                 stack.enter_context(lock_folder(settings.saved_models))
-        send_logs(None if is_dry_run else settings.runs / "logs", rank_info.rank)
+        send_logs(to_file=not is_dry_run)
         stack.enter_context(collectives.reporting_lost_ranks())
         stuck_seconds = 60 * settings.flags.faults.stuck_after_minutes
         facts = describe_installation(rank_info, datasets.digest)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if run.uploader is not None and rank_info.is_main:
             stack.callback(run.uploader.close)
         stack.callback(run.checkpoints.join)  # before the folder is unlocked
-        begin_logs()
+        begin_logs(settings.runs / "logs", rank_info.rank)
         show_banner(run)
         if rank_info.is_main and not is_dry_run:
             watchdog.call_with_each_write(partial(run.clock.write_time_spent, run.checkpoints.folder))

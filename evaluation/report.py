@@ -136,8 +136,8 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
     """What a reader of the scores must know."""
     found = [note for data in plan.tasks for note in data.notes]
     found += [
-        f"{data.task.shown_name}: scored on {counted(len(rows), 'row')} of {split}; a score on less than {MIN_ROWS} "
-        "says next to nothing"
+        f"{data.task.shown_name}: scored on {counted(len(rows), 'row')} of {split}; a score on fewer than {MIN_ROWS} "
+        "rows says next to nothing"
         for data in plan.tasks
         for split, rows in data.dev.items()
         if len(rows) < MIN_ROWS
@@ -157,8 +157,8 @@ def warnings_of(plan: Plan, results: Sequence[TaskResult]) -> list[str]:
         steps = result.results[0].get("steps", 0)
         if not task.is_zero_shot and steps < MIN_STEPS:
             found.append(
-                f"{name}: trained for {counted(steps, 'step')}; a score after less than {MIN_STEPS} says next to "
-                "nothing; more rows, more --epochs or a smaller --batch_size give more"
+                f"{name}: trained for {counted(steps, 'step')}; a score after fewer than {MIN_STEPS} steps says "
+                "next to nothing; more rows, more --epochs or a smaller --batch_size give more"
             )
         limit = result.model.max_positions if task.is_zero_shot else min(task.max_length, result.model.max_positions)
         unit = "sentence" if task.kind == "minimal_pairs" else "row"

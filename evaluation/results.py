@@ -47,9 +47,11 @@ def describe_protocol(report: Json) -> str:
     entries = [entry for task in report["tasks"] for entry in task["results"] if "seeds" in entry]
     trained, untrained = (max((len(e["seeds"]) for e in entries if e["untrained"] is fresh), default=0)
                           for fresh in (False, True))  # fmt: skip
-    scores, drawn = "Scores of one seed", "rows"
+    are_trained = {entry["setting"] is not None for entry in entries}
+    scores, drawn = "Scores of one seed" if True in are_trained else "Scores", "rows"
     if trained > 1:
         scores, drawn = f"Mean ± standard deviation over {trained} seeds", "seeds and rows"
+        scores += " (one score where nothing is trained)" if False in are_trained else ""
     seeds = "" if untrained == trained else f", with {counted(untrained, 'seed')}"
     other = f" *Untrained* is the same architecture with fresh weights, fine-tuned alike{seeds}." if untrained else ""
     return (

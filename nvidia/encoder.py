@@ -44,18 +44,17 @@ class BertEncoder(nn.Module):
 
     def forward(self, hidden: Tensor, call: AttentionCall, return_states: bool = False) -> EncoderOutput:
         """[T, H] → [U, H] for `call.rows`, to which the last block is limited; `call.head_mask` is [layers, A]."""
-        if self.checkpoint_chunk and self.training and not call.has_options and not return_states:
-            return EncoderOutput(self.finish(self.run_checkpointed(hidden, call)), ())
         states = []
-        for index in range(len(self.layer)):
-            if return_states:
-                states.append(hidden)
-            hidden = self.run_layer(index, hidden, call)
-        hidden = self.finish(hidden)
+        if self.checkpoint_chunk and self.training and not call.has_options and not return_states:
+            hidden = self.run_checkpointed(hidden, call)
+        else:
+            for index in range(len(self.layer)):
+                if return_states:
+                    states.append(hidden)
+                hidden = self.run_layer(index, hidden, call)
+        if self.FinalLayerNorm is not None:
+            hidden = self.FinalLayerNorm(hidden)
         return EncoderOutput(hidden, (*states, hidden) if return_states else ())
-
-    def finish(self, hidden: Tensor) -> Tensor:
-        return hidden if self.FinalLayerNorm is None else self.FinalLayerNorm(hidden)
 
     def run_layer(self, index: int, hidden: Tensor, call: AttentionCall) -> Tensor:
         scale = self.branch_scales[index] if self.training else 1.0

@@ -14,7 +14,7 @@ from nvidia.self_attention import training_context
 from training.build import Run
 from training.checkpoints.resume import ResumePoint
 from training.clock import Clock
-from training.engine.movement import describe_muon
+from training.engine.gradients import describe_muon
 from training.inputs.datasets import Datasets, describe_rows
 from training.plan.horizon import Horizon, Outlook, look_ahead
 from training.plan.learning_rate import Schedule

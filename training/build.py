@@ -16,12 +16,11 @@ from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from training.checkpoints.folder import Best, Retention
+from training.checkpoints.folder import Retention
 from training.checkpoints.loading import all_ranks_load_engine
-from training.checkpoints.progress import Progress
 from training.checkpoints.remote import RemoteCheckpoints, Uploader
 from training.checkpoints.resume import ResumePoint, ResumeRequest, all_ranks_lock_resume_point
-from training.checkpoints.state import Skips, TrainingState, read_skips, read_state
+from training.checkpoints.state import Best, Progress, Skips, TrainingState, read_skips, read_state
 from training.checkpoints.writer import CheckpointWriter
 from training.clock import Clock, all_ranks_count_lost_time, build_clock
 from training.engine.build import build_engine, detach_monitor

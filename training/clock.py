@@ -8,8 +8,7 @@ from common.console import console
 from common.errors import UserError
 from common.words import format_seconds
 from training.checkpoints.paths import TIME_SPENT
-from training.checkpoints.progress import Progress
-from training.checkpoints.state import TrainingState, note_time_spent, read_time_spent
+from training.checkpoints.state import Progress, TrainingState, note_time_spent, read_time_spent
 from training.inputs.datasets import Datasets
 from training.plan.horizon import Horizon, find_early_end
 from training.plan.learning_rate import Schedule

@@ -12,7 +12,7 @@ from common.words import counted, format_count
 from training.build import Run
 from training.clock import Clock
 from training.engine.build import all_ranks_take_step, set_batch
-from training.inputs.streams import build_stream
+from training.inputs.datasets import build_stream
 from training.loop_parts import all_ranks_build_window
 from training.metrics.window import Tally, peak_memory_gib
 from training.plan.horizon import look_ahead

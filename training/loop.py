@@ -10,14 +10,13 @@ from data.randomness import seed_of
 from nvidia.layer_drop import keep_theta
 from training.build import Run
 from training.engine.build import all_ranks_take_step
-from training.engine.gradients import can_lower_loss_scale
-from training.engine.movement import MovementWatch
+from training.engine.gradients import MovementWatch, can_lower_loss_scale
 from training.export.hugging_face import all_ranks_export
 from training.export.model_card import CardRequest
 from training.faults.bad_steps import BadSteps, TooManyBadSteps
 from training.faults.spikes import SpikeResponse
 from training.faults.step_reader import StepReader
-from training.inputs.streams import build_stream
+from training.inputs.datasets import build_stream
 from training.loop_parts import LoopParts, all_ranks_build_parts, all_ranks_build_window
 from training.metrics.health import Health
 from training.metrics.window import MetricsWindow, Tally

@@ -40,8 +40,7 @@ from training.runtime import collectives
 from training.runtime.logs import send_logs
 from training.runtime.ranks import RankInfo, free_port, pick_device, share_cores
 from training.settings.deepspeed_file import BatchSizes
-from training.settings.micro_batch import find_sizes, read_found, with_micro_batch
-from training.settings.resolve import Settings
+from training.settings.resolve import Settings, find_sizes, read_found, with_micro_batch
 
 FLAG = "--find_micro_batch"
 MARGIN = 0.1  # of the free memory stays unused: batches differ, and so does what other programs take
@@ -206,7 +205,7 @@ def run_trials(settings: Settings, rank_info: RankInfo, port: int, limit: int, p
     console.enable(rank_info.is_main)
     share_cores(rank_info)
     guard_compiles()
-    send_logs(None, rank_info.rank)
+    send_logs(to_file=False)
     device = pick_device(rank_info)
     base = limit_memory(limit, device)
     try:

@@ -13,7 +13,7 @@ from data.tokenizer import BertTokenizer
 from evaluation.pseudo_likelihood.likelihood import Team
 from evaluation.tasks.task import Task, choose_tasks
 from evaluation.tasks.task_data import load_all
-from training.checkpoints.folder import Best
+from training.checkpoints.state import Best
 from training.clock import Clock
 from training.engine.build import calling_parts_of
 from training.metrics.sinks import Sinks

@@ -13,7 +13,7 @@ from common.words import counted
 from data.shards.dataset import PretrainingDataset
 from data.stream.batches import Batch
 from data.stream.loader import evaluation_batches
-from training.checkpoints.folder import Best
+from training.checkpoints.state import Best
 from training.clock import Clock
 from training.engine.build import to_device
 from training.metrics.sinks import Sinks

@@ -7,6 +7,7 @@ N rows, S tokens of the longest row, C classes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,42 +44,29 @@ def make_features(
 ) -> Features:
     limit = min(task.max_length, model.max_positions)
     if task.kind == "span":
-        inputs, windows = make_windows(model.tokenizer, rows, limit, task.doc_stride, with_labels)
-        return Features([_usable(item, model) for item in inputs], 0, windows)
-    if task.kind == "tokens":
-        words = [list(row["tokens"]) for row in rows]
-        encoded, num_shortened = _tokenize(model.tokenizer, words, None, limit, split=True)
-    else:
-        texts = [row["text"] for row in rows]
-        second = [row["text_pair"] for row in rows] if "text_pair" in task.columns else None
-        encoded, num_shortened = _tokenize(model.tokenizer, texts, second, limit, split=False)
-    inputs = []
+        inputs, windows = make_windows(model, rows, limit, task.doc_stride, with_labels)
+        return Features(inputs, 0, windows)
+    texts = [list(row["tokens"]) if task.kind == "tokens" else row["text"] for row in rows]
+    second = [row["text_pair"] for row in rows] if "text_pair" in task.columns else None
+    inputs, num_shortened = _tokenize(model, texts, second, limit, split=task.kind == "tokens")
     numbers = {label: number for number, label in enumerate(labels)}
-    for item, row in zip(encoded, rows, strict=True):
-        features = _usable(item, model)
+    for item, row in zip(inputs, rows, strict=True) if with_labels else ():
+        item["labels"] = row["label"]
         if task.kind == "tokens":
-            firsts = _first_tokens(item["word_ids"])
-            if with_labels:
-                features["labels"] = [IGNORED if word is None else numbers[row["label"][word]] for word in firsts]
-            features["first_of"] = firsts
-        elif with_labels:
-            features["labels"] = row["label"]
-        inputs.append(features)
+            item["labels"] = [IGNORED if word is None else numbers[row["label"][word]] for word in item["first_of"]]
     return Features(inputs, num_shortened)
 
 
 def _tokenize(
-    tokenizer: Any, texts: Sequence[Any], second: Sequence[str] | None, limit: int, split: bool
+    model: ModelFolder, texts: Sequence[Any], second: Sequence[str] | None, limit: int, split: bool
 ) -> tuple[list[dict[str, Any]], int]:
-    """Encodings with their word numbers; rows beyond `limit` tokens are cut and counted."""
-    options = {"is_split_into_words": split, "verbose": False}
+    """Inputs; rows beyond `limit` tokens are cut and counted. Of `split` texts also the words that tokens begin."""
 
     def run(chosen: Sequence[int], **more: Any) -> list[dict[str, Any]]:
         pair = None if second is None else [second[i] for i in chosen]
-        batch = tokenizer([texts[i] for i in chosen], pair, **options, **more)
-        keys = [key for key in batch if key in ("input_ids", "attention_mask", "token_type_ids")]
+        batch = model.tokenize([texts[i] for i in chosen], pair, is_split_into_words=split, **more)
         return [
-            {key: batch[key][i] for key in keys} | ({"word_ids": batch.word_ids(i)} if split else {})
+            {key: batch[key][i] for key in batch} | ({"first_of": _first_tokens(batch.word_ids(i))} if split else {})
             for i in range(len(chosen))
         ]
 
@@ -90,19 +78,9 @@ def _tokenize(
     return encoded, len(long)
 
 
-def _usable(item: dict[str, Any], model: ModelFolder) -> dict[str, Any]:
-    """The inputs that the model takes: no word numbers, and no token types if it has only one."""
-    keys = ["input_ids", "attention_mask", "labels"]
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        keys.append("token_type_ids")
-    return {key: item[key] for key in keys if key in item}
-
-
 def _first_tokens(word_ids: Sequence[int | None]) -> list[int | None]:
     """The word number at the first token of each word, None elsewhere."""
-    return [
-        word if word is not None and (i == 0 or word_ids[i - 1] != word) else None for i, word in enumerate(word_ids)
-    ]
+    return [None if word == before else word for before, word in pairwise([None, *word_ids])]
 
 
 def collate(pad_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -158,7 +136,7 @@ def read_outputs(
 
 
 def make_windows(
-    tokenizer: Any, rows: Sequence[dict[str, Any]], limit: int, stride: int, with_labels: bool
+    model: ModelFolder, rows: Sequence[dict[str, Any]], limit: int, stride: int, with_labels: bool
 ) -> tuple[list[dict[str, Any]], list[Window]]:
     """Inputs of at most `limit` tokens: question and a window of the text; neighbours share `stride` tokens.
 
@@ -166,9 +144,9 @@ def make_windows(
     ([CLS]) where the window does not contain the whole answer.
     """
     max_question = min(MAX_QUESTION_TOKENS, limit // 3)
-    questions = [_shortened(tokenizer, row["question"], max_question) for row in rows]
-    room = limit - max_question - tokenizer.num_special_tokens_to_add(pair=True)
-    batch = tokenizer(
+    questions = [_shortened(model.tokenizer, row["question"], max_question) for row in rows]
+    room = limit - max_question - model.tokenizer.num_special_tokens_to_add(pair=True)
+    batch = model.tokenize(
         questions,
         [row["context"] for row in rows],
         truncation="only_second",
@@ -176,7 +154,6 @@ def make_windows(
         stride=max(0, min(stride, room // 2)),
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
-        verbose=False,
     )
     keys = [key for key in batch if key in ("input_ids", "attention_mask", "token_type_ids")]
     inputs, windows = [], []

@@ -44,6 +44,11 @@ class ModelFolder:
     def tokenizer(self) -> Any:
         return transformers.AutoTokenizer.from_pretrained(self.path, local_files_only=True)
 
+    def tokenize(self, *texts: Any, **options: Any) -> Any:
+        """The tokenizer's output for these texts, without token types if the model has only one."""
+        has_types = getattr(self.config, "type_vocab_size", 0) > 1
+        return self.tokenizer(*texts, return_token_type_ids=None if has_types else False, verbose=False, **options)
+
     @cached_property
     def max_positions(self) -> int:
         """Longest row, special tokens included, that the model and its tokenizer take."""

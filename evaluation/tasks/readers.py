@@ -6,9 +6,8 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import UserError, nearest
 from common.words import counted
@@ -24,17 +23,12 @@ NO_LABELS = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of one split and what the reader had to leave out."""
 
-    paths: tuple[Path, ...]
+    where: str  # the file, or the folder of several
     rows: list[Row]
-    num_malformed: int = 0
-
-    @property
-    def where(self) -> str:
-        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
+    num_malformed: int
 
 
 def read_files(task: Task, paths: tuple[Path, ...]) -> Table:
@@ -47,7 +41,8 @@ def read_files(task: Task, paths: tuple[Path, ...]) -> Table:
             raise UserError(f"{path}: has no rows. Expected at least one; check that the file was copied completely.")
         rows += read
         num_malformed += malformed
-    return Table(paths, rows, num_malformed)
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
+    return Table(where, rows, num_malformed)
 
 
 def read_tsv(path: Path, task: Task) -> tuple[list[Row], int]:

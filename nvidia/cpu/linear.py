@@ -106,11 +106,12 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: tuple[st
     return torch.ops.mkldnn._linear_pointwise(x, weight, in_order, act[0], [], act[1])
 
 
-# Each kind of product by each library, from x [T, I], W [O, I] and the gradient of the output [T, O].
+# Each kind of product by each library, from x [T, I], W [O, I] and the gradient of the output [T, O]. The forward one
+# has a bias, for which torch makes another pass over the output; any row of that size serves to time it.
 PRODUCTS: dict[str, dict[Library, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "forward": {
-        "torch": lambda x, weight, gradient: functional.linear(x, weight),
-        "onednn": lambda x, weight, gradient: _onednn(x, weight),
+        "torch": lambda x, weight, gradient: functional.linear(x, weight, gradient[0]),
+        "onednn": lambda x, weight, gradient: _onednn(x, weight, gradient[0]),
     },
     "input_gradient": {
         "torch": lambda x, weight, gradient: gradient @ weight,

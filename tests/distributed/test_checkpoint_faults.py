@@ -14,9 +14,9 @@ from tests.distributed.runs import BATCH, checkpoints, weights
 from tests.distributed.test_ranks import losses, without_dropout
 from tests.rank_server import RankServer
 from tests.support import make_rows, read_metrics, tiny_words, write_nvidia_shard, write_project
-from training.checkpoints.folder import Best, Retention
+from training.checkpoints.folder import Retention
 from training.checkpoints.manifest import find_damage, write_manifest
-from training.checkpoints.state import Skips, read_state, write_skips
+from training.checkpoints.state import Best, Skips, read_state, write_skips
 from training.checkpoints.writer import CheckpointWriter
 from training.settings.flags import read_arguments
 

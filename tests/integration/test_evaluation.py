@@ -81,7 +81,7 @@ def test_a_run_reports_scores_with_all_that_makes_them_readable(finished: Path) 
     assert "Protocol `fixed`" in text
     assert "| reviews | accuracy | 12 |" in text
     assert re.search(r"\| reviews \| accuracy .* ± .*\], few rows \| [^±]*, few rows \|", text)  # trained, untrained
-    assert "over 2 seeds and, in brackets" in text
+    assert "over 2 seeds (one score where nothing is trained) and, in brackets" in text
     assert "fine-tuned alike, with 1 seed." in text
     assert "reviews: scored on 12 rows of held_out" in text
     means = [result_of(report, name, "ours")["summary"]["accuracy"]["mean"] for name in ("reviews", "blimp")]

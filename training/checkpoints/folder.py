@@ -5,21 +5,19 @@ A checkpoint is a folder with a valid manifest. DeepSpeed's tools read the same 
 """
 
 import fcntl
-import json
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from common.console import console
 from common.errors import UserError
-from common.files import lock_file, write_atomically
+from common.files import lock_file
 from common.weights import WEIGHTS
 from training.checkpoints.manifest import find_damage
-from training.checkpoints.paths import BEST, DAMAGED, DROPPED, MANIFEST, TAG, is_run_tag, step_of
+from training.checkpoints.paths import DAMAGED, DROPPED, MANIFEST, TAG, is_run_tag, step_of
+from training.checkpoints.state import Best, read_best, write_best
 
 RUN_FOLDER_HINT = "Pass a run's <output_dir>/saved_models/<job_name> that contains complete checkpoints"
 
@@ -30,27 +28,6 @@ class Retention:
 
     keep_last: int | None = None
     keep_every: int | None = None
-
-
-@dataclass(frozen=True)
-class Best:
-    """The content of `best.json`: the checkpoint, its loss or probe, and whether it was saved only for that."""
-
-    tag: str
-    mlm_loss: float | None = None  # None: it was chosen by a probe
-    is_only_best: bool = False
-    probe: str | None = None
-    value: float | None = None  # of the probe
-
-    @property
-    def cost(self) -> float | None:
-        """Lower is better, among those chosen by the same figure. None: that figure is not known."""
-        if self.probe is None:
-            return self.mlm_loss
-        return None if self.value is None else -self.value
-
-
-BEST_TYPE = TypeAdapter(Best)
 
 
 class CheckpointFolder:
@@ -125,20 +102,6 @@ class CheckpointFolder:
         if (self.folder / WEIGHTS).is_file():
             return "It is a Hugging Face folder, not a run's; a run starts from its weights with --use_pretrain"
         return RUN_FOLDER_HINT
-
-
-def read_best(folder: Path, tags: Sequence[str]) -> Best | None:
-    """The content of `best.json` if it can be read and names one of `tags`."""
-    try:
-        best = BEST_TYPE.validate_json((folder / BEST).read_bytes(), strict=True)
-    except (OSError, ValueError):
-        return None
-    return best if best.cost is not None and best.tag in tags else None
-
-
-def write_best(folder: Path, best: Best) -> None:
-    content = {key: value for key, value in asdict(best).items() if value is not None}
-    write_atomically(folder / BEST, json.dumps(content) + "\n")
 
 
 def retire(folder: Path, tags: list[str], retention: Retention, best: Best | None) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path, PurePosixPath
 from common.console import console
 from common.errors import UserError
 from common.stores import Store
-from training.checkpoints.folder import Retention, find_surplus, read_best, read_lock
+from training.checkpoints.folder import Retention, find_surplus, read_lock
 from training.checkpoints.lease import Lease
 from training.checkpoints.manifest import find_damage
 from training.checkpoints.paths import MANIFEST, STAGING, is_run_tag, step_of
-from training.checkpoints.state import read_state
+from training.checkpoints.state import read_best, read_state
 from training.checkpoints.writer import publish
 from training.runtime import collectives
 from training.runtime.stopping import StopRequests

@@ -9,10 +9,10 @@ from pathlib import Path
 from common.console import console
 from common.errors import Problems, UserError
 from nvidia.config import BertConfig
-from training.checkpoints.folder import Best, CheckpointFolder, read_lock
+from training.checkpoints.folder import CheckpointFolder, read_lock
 from training.checkpoints.paths import DAMAGED, step_of
 from training.checkpoints.remote import RemoteCheckpoints
-from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.state import Best, TrainingState, read_state
 from training.checkpoints.writer import recover
 from training.runtime import collectives
 

@@ -9,9 +9,9 @@ from typing import Any
 from common.console import console
 from common.errors import UserError
 from common.words import counted
-from training.checkpoints.folder import Best, Retention
+from training.checkpoints.folder import Retention
 from training.checkpoints.paths import step_of
-from training.checkpoints.progress import Progress
+from training.checkpoints.state import Best, Progress
 from training.checkpoints.writer import CheckpointWriter, SaveFailed
 from training.plan.horizon import Horizon
 from training.plan.time_budget import Budget

@@ -1,10 +1,13 @@
-"""The training state: what a run needs to resume, beside DeepSpeed's own files. Readable JSON in the checkpoint.
+"""The training state: what a run needs to resume, beside DeepSpeed's own files, and every change of it in training.
 
-Also the files beside the checkpoints that record what may be newer: `skips.json` and `time_spent.json`.
+It is readable JSON in the checkpoint. The files beside the checkpoints record what may be newer: `best.json`,
+`skips.json` and `time_spent.json`.
 """
 
 import json
-from dataclasses import MISSING, dataclass, fields
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +19,7 @@ from common.files import write_atomically, write_plainly
 from common.json_files import load_json
 from common.validation import describe_value
 from nvidia.cpu.libraries import Libraries
-from training.checkpoints.paths import SKIPS, STATE, TIME_SPENT
+from training.checkpoints.paths import BEST, SKIPS, STATE, TIME_SPENT, tag_of_step
 from training.plan.time_budget import MAX_SECONDS
 
 ROLLBACK = "rollback"  # third element of an entry of skips.json that a rollback added
@@ -134,6 +137,132 @@ class Skips(NamedTuple):
     def entries(self) -> list[list[Any]]:
         """The content of `skips.json`."""
         return [[*pair, ROLLBACK] if pair in self.rollbacks else list(pair) for pair in self.ranges]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The content of `best.json`: the checkpoint, its loss or probe, and whether it was saved only for that."""
+
+    tag: str
+    mlm_loss: float | None = None  # None: it was chosen by a probe
+    is_only_best: bool = False
+    probe: str | None = None
+    value: float | None = None  # of the probe
+
+    @property
+    def cost(self) -> float | None:
+        """Lower is better, among those chosen by the same figure. None: that figure is not known."""
+        if self.probe is None:
+            return self.mlm_loss
+        return None if self.value is None else -self.value
+
+
+BEST_TYPE = TypeAdapter(Best)
+
+
+class Progress:
+    """Owns the run's TrainingState. It is the same on all ranks, so every method must be called on all of them."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps applied."""
+        return self.state.step
+
+    @property
+    def samples(self) -> int:
+        """The data cursor: the sample that the next step begins with."""
+        return self.state.samples
+
+    @property
+    def skips(self) -> Skips:
+        return Skips(self.state.skips, self.state.rollbacks)
+
+    def advance(self, step: int, next_sample: int) -> None:
+        """Count the rows of a step as consumed. `step` stays the same where the engine skipped it."""
+        self.state = replace(self.state, step=step, samples=next_sample)
+
+    def move_cursor(self, sample: int) -> None:
+        """Continue reading at `sample`: past skipped samples, or back at the first of several bad steps."""
+        self.state = replace(self.state, samples=sample)
+
+    def add_tokens(self, num_tokens: int) -> None:
+        self.state = replace(self.state, tokens=self.state.tokens + num_tokens)
+
+    def set_seconds(self, seconds: float) -> None:
+        """Set the time used so far, by rank 0's clock."""
+        self.state = replace(self.state, seconds=seconds)
+
+    def note_validation(
+        self, mlm_loss: float, *, is_kept: bool, is_saved_anyway: bool, is_watched: bool = False
+    ) -> Best | None:
+        """Record a validation loss.
+
+        `is_kept`: --keep_best asks for a checkpoint of the lowest loss. Returns the mark for it when this is the lowest
+        so far, or None. `is_saved_anyway`: this step's checkpoint is due for another reason too. `is_watched`:
+        --stop_after_no_gain goes by it.
+        """
+        lowest = self.state.best_validation_loss
+        is_gain = math.isfinite(mlm_loss) and (lowest is None or mlm_loss < lowest)
+        if is_watched:
+            self._count_check(is_gain)
+        if not is_gain:
+            return None
+        self.state = replace(self.state, best_validation_loss=mlm_loss)
+        return self._mark(Best(tag_of_step(self.step), mlm_loss, not is_saved_anyway)) if is_kept else None
+
+    def note_probe(self, name: str, value: float, *, is_kept: bool, is_saved_anyway: bool) -> Best | None:
+        """Record the value of the probe `name`, by which --keep_best_by or --stop_after_no_gain goes."""
+        highest = self.state.best_probe if self.state.probe_name == name else None
+        is_gain = math.isfinite(value) and (highest is None or value > highest)
+        self._count_check(is_gain)
+        if not is_gain:
+            return None
+        self.state = replace(self.state, probe_name=name, best_probe=value)
+        best = Best(tag_of_step(self.step), None, not is_saved_anyway, probe=name, value=value)
+        return self._mark(best) if is_kept else None
+
+    def _count_check(self, is_gain: bool) -> None:
+        checks = 0 if is_gain else self.state.checks_without_gain + 1
+        self.state = replace(self.state, checks_without_gain=checks)
+
+    def _mark(self, best: Best) -> Best:
+        self.state = replace(self.state, best_tag=best.tag, best_is_only=best.is_only_best, best_by=best.probe)
+        return best
+
+    def set_probe_units(self, units: dict[str, int]) -> None:
+        """Record how many units of each probe are scored, for the whole run."""
+        self.state = replace(self.state, probe_units=units)
+
+    def roll_back(self, saved: TrainingState, skipped: Ranges) -> None:
+        """Return to `saved`, an earlier state of this run, and skip the samples `skipped` from now on."""
+        skips = self.skips.merged(Skips(skipped, skipped))
+        self.state = replace(
+            saved,
+            world_size=self.state.world_size,
+            seconds=self.state.seconds,  # the time is used all the same
+            recipe=self.state.recipe,
+            data_summary=self.state.data_summary,
+            probe_units=self.state.probe_units,
+            skips=skips.ranges,
+            rollbacks=skips.rollbacks,
+        )
+
+
+def read_best(folder: Path, tags: Sequence[str]) -> Best | None:
+    """The content of `best.json` if it can be read and names one of `tags`."""
+    try:
+        best = BEST_TYPE.validate_json((folder / BEST).read_bytes(), strict=True)
+    except (OSError, ValueError):
+        return None
+    return best if best.cost is not None and best.tag in tags else None
+
+
+def write_best(folder: Path, best: Best) -> None:
+    content = {key: value for key, value in asdict(best).items() if value is not None}
+    write_atomically(folder / BEST, json.dumps(content) + "\n")
 
 
 def write_skips(folder: Path, skips: Skips) -> None:

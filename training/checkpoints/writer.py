@@ -5,7 +5,6 @@ folder by renaming it, and updates the pointers `latest` and `best.json`. No val
 """
 
 import ctypes
-import errno
 import json
 import os
 import shutil
@@ -18,15 +17,14 @@ from typing import Any
 
 from common.console import console
 from common.files import flush_folder, write_atomically
-from training.checkpoints.folder import Best, CheckpointFolder, Retention, retire, write_best
+from training.checkpoints.folder import CheckpointFolder, Retention, retire
 from training.checkpoints.manifest import find_damage, size_in, write_manifest
 from training.checkpoints.paths import DAMAGED, DROPPED, LATEST, REPLACED, STAGING, STATE, step_of, tag_of_step
-from training.checkpoints.state import TrainingState, read_state
+from training.checkpoints.state import Best, TrainingState, read_state, write_best
 from training.runtime import collectives
 
 AT_FDCWD = -100  # relative paths start at the current folder
 RENAME_EXCHANGE = 2
-NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # kernels and file systems without renameat2(EXCHANGE)
 
 
 class SaveFailed(Exception):
@@ -40,6 +38,7 @@ class CheckpointWriter(CheckpointFolder):
         """`offer` is called on rank 0 with each published checkpoint, and whether it is the best so far."""
         super().__init__(folder)
         self._offer = offer
+        self._needed: int | None = None  # bytes of the checkpoint that was begun last; rank 0 knows them
         self._commit: threading.Thread | None = None
         self._commit_failure: Exception | None = None
 
@@ -68,7 +67,7 @@ class CheckpointWriter(CheckpointFolder):
         names, failure = engine.checkpoint_engine.take_outcome()
         if collectives.all_ranks_any(failure is not None)[0]:
             collectives.all_ranks_from_main(lambda: shutil.rmtree(staging, ignore_errors=True))
-            raise SaveFailed(self.explain(failure, tag, engine))
+            raise SaveFailed(self.explain(failure, tag))
         names_by_rank = collectives.all_ranks_gather(names)
         if collectives.is_main():
             files = [(rank, *file) for rank, found in enumerate(names_by_rank) for file in found]
@@ -92,7 +91,7 @@ class CheckpointWriter(CheckpointFolder):
             self._commit, failure, self._commit_failure = None, self._commit_failure, None
             if failure is not None and not isinstance(failure, OSError):
                 raise failure
-            return None if failure is None else self.explain(failure, "the last checkpoint", None)
+            return None if failure is None else self.explain(failure, "the last checkpoint")
 
         problem = collectives.all_ranks_from_main(join)
         if problem is not None:
@@ -127,16 +126,14 @@ class CheckpointWriter(CheckpointFolder):
             if best is None or best.cost is None or best.probe != saved.probe or best.cost > saved.cost:
                 write_best(self.folder, saved)
 
-    def size_of_next(self, engine: Any) -> int | None:
-        """Bytes that the next checkpoint needs: the size of the newest one, else 12 per parameter of `engine`."""
+    def size_of_next(self, engine: Any) -> int:
+        """Bytes that the next checkpoint needs: the size of the newest one, else 12 per parameter."""
         newest = self.newest_known_valid()
         if newest is not None:
             return size_in(self.folder / newest)
-        if engine is None:
-            return None
         return 12 * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
 
-    def explain(self, failure: Exception | None, tag: str, engine: Any) -> str:
+    def explain(self, failure: Exception | None, tag: str) -> str:
         """Why `tag` was not saved, the last valid checkpoint and the space needed. `failure` None: on another rank."""
         reason = "a file could not be written on another rank" if failure is None else str(failure)
         valid = self.newest_known_valid() or "none yet"
@@ -144,14 +141,15 @@ class CheckpointWriter(CheckpointFolder):
         if isinstance(failure, FileNotFoundError):  # space is not the reason
             return text
         try:
-            free, needed = shutil.disk_usage(self.folder).free, self.size_of_next(engine)
+            free = shutil.disk_usage(self.folder).free
         except OSError:
             return f"{text}; the folder cannot be reached"
-        have = f"{free / 1e6:,.1f} MB are free"
-        text += f". {have}" if needed is None else f". It needs {needed / 1e6:,.1f} MB and {have}"
-        if needed is not None and needed > free:
-            return f"{text}: free {(needed - free) / 1e6:,.1f} MB more"
-        return f"{text}; check that the disk is writable and not full"
+        missing = (self._needed or 0) - free
+        needed = "" if self._needed is None else f"It needs {self._needed / 1e6:,.1f} MB and "
+        remedy = (
+            f": free {missing / 1e6:,.1f} MB more" if missing > 0 else "; check that the disk is writable and not full"
+        )
+        return f"{text}. {needed}{free / 1e6:,.1f} MB are free{remedy}"
 
     def _prepare(self, staging: Path, state: TrainingState, engine: Any) -> tuple[bool, str | None]:
         """Whether the checkpoint exists already, and otherwise why it cannot be written, or None.
@@ -165,10 +163,11 @@ class CheckpointWriter(CheckpointFolder):
             for rest in (staging, *self.folder.glob(f"{DROPPED}*")):  # of a save or a removal that was killed
                 shutil.rmtree(rest, ignore_errors=True)
             staging.mkdir(parents=True)
-            if shutil.disk_usage(self.folder).free < (self.size_of_next(engine) or 0):
+            self._needed = self.size_of_next(engine)
+            if shutil.disk_usage(self.folder).free < self._needed:
                 raise OSError("not enough space")
         except OSError as error:
-            return False, self.explain(error, tag, engine)
+            return False, self.explain(error, tag)
         return False, None
 
     def _commit_in_background(self, staged: Path, best: Best | None, *rest: Any) -> None:
@@ -248,16 +247,10 @@ def settle(staged: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap the names of two folders atomically; False if the kernel or the file system does not support it."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in NO_EXCHANGE:
-        return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    """Swap the names of two folders atomically; False if that fails: not all kernels and file systems support it."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    paths = AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other)
+    return rename is not None and rename(*paths, RENAME_EXCHANGE) == 0
 
 
 def recover(folder: Path) -> None:

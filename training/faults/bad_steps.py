@@ -8,8 +8,7 @@ from common.errors import UserError
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import StepBatches
 from training.checkpoints.paths import SKIPS
-from training.checkpoints.progress import Progress
-from training.checkpoints.state import Skips
+from training.checkpoints.state import Progress, Skips
 
 
 class TooManyBadSteps(UserError):

@@ -11,8 +11,7 @@ from common.console import console
 from common.errors import UserError
 from training.checkpoints.loading import all_ranks_load_engine
 from training.checkpoints.paths import SKIPS
-from training.checkpoints.progress import Progress
-from training.checkpoints.state import read_state, write_skips
+from training.checkpoints.state import Progress, read_state, write_skips
 from training.checkpoints.writer import CheckpointWriter
 from training.metrics.sinks import Sinks
 from training.metrics.window import StepLoss

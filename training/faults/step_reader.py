@@ -5,7 +5,7 @@ from typing import Any
 
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import StepBatches, TrainingStream
-from training.checkpoints.progress import Progress
+from training.checkpoints.state import Progress
 from training.engine.build import set_batch
 from training.metrics.timing import SectionTimer
 from training.plan.step_plan import Segment, StepPlan

@@ -1,6 +1,7 @@
-"""The data of a run, opened and checked before anything is built."""
+"""The data of a run: opened and checked before anything is built, and the streams of rows that segments read."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -8,12 +9,15 @@ from typing import NamedTuple
 from common.console import console
 from common.errors import Problems, UserError
 from common.words import counted
+from data.masking import MaskingPolicy
 from data.shards.cache import ShardCache
 from data.shards.dataset import PretrainingDataset, check_disjoint, check_masked, check_tokenizer, open_dataset
 from data.shards.folder import find_shards, open_shard
+from data.stream.loader import TrainingStream
 from nvidia.config import BertConfig
+from training.plan.step_plan import Segment
 from training.runtime.ranks import RankInfo
-from training.settings.resolve import DataRequest
+from training.settings.resolve import DataRequest, MaskingRequest
 
 SAMPLED_ROWS = 256  # for the mean length
 CHECKED_ROWS = 64  # for segments
@@ -149,3 +153,39 @@ def check_fit(data: PretrainingDataset, config: BertConfig) -> None:
                     f"bert_model_config.type_vocab_size to 2, or prepare data with one segment (--objective mlm)"
                 )
     problems.raise_if_any()
+
+
+def build_stream(
+    training: Sequence[PretrainingDataset],
+    rank_info: RankInfo,
+    seed: int,
+    masking: MaskingRequest | None,
+    segment: Segment,
+) -> TrainingStream:
+    """The stream of the segment's steps over the data of its phase; `training` has one dataset per length."""
+    phase = segment.phase
+    return TrainingStream(
+        training[phase.index],
+        seed=seed,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
+        micro_batch_size=phase.micro,
+        gradient_accumulation_steps=segment.accumulation,
+        masking=None if masking is None else build_policy(masking, segment),
+        stream_start=phase.first_sample,
+    )
+
+
+def build_policy(masking: MaskingRequest, segment: Segment) -> MaskingPolicy:
+    tokenizer, rates, phase = masking.tokenizer, masking.rates, segment.phase
+    steps = rates.in_steps(segment.rows * phase.tokens_per_row, phase.tokens_before)
+    return MaskingPolicy(
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+        vocab_size=tokenizer.vocab_size,
+        max_predictions_per_seq=masking.max_predictions[phase.index],
+        rate=rates.points[0][1],
+        rate_schedule=() if rates.is_constant else steps,
+        unit=masking.unit,
+        continuation_ids=tokenizer.continuation_ids,
+    )

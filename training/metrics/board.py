@@ -36,6 +36,7 @@ LOSSES = {
     "mlm_loss": "cross entropy of masked tokens",
     "nsp_loss": "cross entropy of sentence pairs",
 }
+SECTION_NOTES = {f"seconds_{name}": "seconds since the last report, mean over ranks" for name in (*SECTIONS, "other")}
 TRAIN = _charts(
     {
         "train": {
@@ -59,22 +60,15 @@ TRAIN = _charts(
             "model_flops_per_second": "FLOP/s that the model needs, all ranks",
             "samples_per_second": "rows per second, all ranks",
             "seconds_per_step": "seconds, without validation and checkpoints",
+            "slowest_over_fastest_rank": "time for the same work, a ratio",
+            "slowest_rank": "number of the slowest rank",
         },
+        "watch_time": {"window_steps": "steps in this report", **SECTION_NOTES},
     }
 ) | {"learning_rate": Chart("train/lr", "learning rate of the last step")}
 LOSSES_IN_NATS = {key: f"{text}; nats" for key, text in LOSSES.items()}
 VALIDATION = _charts({"validation": {**LOSSES_IN_NATS, **ACCURACIES, "perplexity": "exp(masked-LM loss)"}})
 PROBE_NOTE = "score of a task without fine-tuning: accuracy from 0 to 1, or a correlation from -1 to 1"
-RANKS = _charts(
-    {
-        "watch_speed": {
-            "slowest_over_fastest_rank": "time for the same work, a ratio",
-            "slowest_rank": "number of the slowest rank",
-        }
-    }
-)
-SECTION_NOTES = {f"seconds_{name}": "seconds since the last report, mean over ranks" for name in (*SECTIONS, "other")}
-DETAILS = _charts({"watch_time": {"window_steps": "steps in this report", **SECTION_NOTES}})
 
 # The Custom Scalars tab: category → title → keys, whose charts of training and validation are drawn into one.
 LAYOUT = {
@@ -104,12 +98,19 @@ RESULTS = (
 
 
 def charts_of(kind: str, *, num_ranks: int, with_details: bool, keys: Iterable[str] = ()) -> dict[str, Chart]:
-    """The charts of lines of `kind` ("train", "validation" or "probe"), by key. Probes have those of their `keys`."""
+    """The charts of lines of `kind` ("train", "validation" or "probe"), by key. Probes have those of their `keys`.
+
+    Figures of ranks are shown with several ranks, and `watch_time` with details.
+    """
     if kind == "validation":
         return VALIDATION
     if kind == "probe":
         return _charts({"probe": dict.fromkeys(keys, PROBE_NOTE)})
-    return {**TRAIN, **(RANKS if num_ranks > 1 else {}), **(DETAILS if with_details else {})}
+    return {
+        key: chart
+        for key, chart in TRAIN.items()
+        if (num_ranks > 1 or not key.endswith("_rank")) and (with_details or not chart.tag.startswith("watch_time/"))
+    }
 
 
 class Board:

@@ -12,20 +12,16 @@ LOGGERS = ("DeepSpeed", "py.warnings")
 MAX_HELD = 10_000  # records
 
 
-def send_logs(folder: Path | None, rank: int) -> None:
-    """Send library logs to `<folder>/rank_N.log` (None: nowhere), and errors to the console too.
+def send_logs(*, to_file: bool) -> None:
+    """Send library logs to the file that begin_logs() creates, or nowhere, and errors to the console too.
 
     Replaces the handlers of the loggers and captures warnings for the whole process. Records are held until
-    begin_logs() creates the file: a run that cannot start leaves nothing behind.
+    begin_logs(): a run that cannot start leaves nothing behind.
     """
     errors = logging.StreamHandler(sys.stderr)
     errors.setLevel(logging.ERROR)
     errors.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    handlers: list[logging.Handler] = [errors]
-    if folder is not None:
-        file = logging.FileHandler(folder / f"rank_{rank}.log", delay=True, encoding="utf-8")
-        file.setFormatter(logging.Formatter(FORMAT))
-        handlers.append(MemoryHandler(MAX_HELD, logging.CRITICAL + 1, file, flushOnClose=False))
+    held = MemoryHandler(MAX_HELD, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a full disk is reported elsewhere, not once per line
     for name in LOGGERS:
@@ -37,15 +33,18 @@ def send_logs(folder: Path | None, rank: int) -> None:
             for each in (getattr(old, "target", None), old):
                 if each is not None:
                     each.close()
-        for handler in handlers:
+        for handler in (errors, held) if to_file else (errors,):
             logger.addHandler(handler)
 
 
-def begin_logs() -> None:
-    """Create the file that send_logs() named, once the run has been built."""
+def begin_logs(folder: Path, rank: int) -> None:
+    """Create `<folder>/rank_N.log`, once the run has been built, if logs go to a file."""
     for handler in logging.getLogger(LOGGERS[0]).handlers:
-        if isinstance(handler, MemoryHandler) and isinstance(handler.target, logging.FileHandler):
+        if isinstance(handler, MemoryHandler):
             with suppress(OSError):
-                Path(handler.target.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
+            file = logging.FileHandler(folder / f"rank_{rank}.log", delay=True, encoding="utf-8")
+            file.setFormatter(logging.Formatter(FORMAT))
+            handler.setTarget(file)
             handler.flush()
             handler.capacity = 1

@@ -17,14 +17,14 @@ from common.console import console
 from common.errors import Problems, UserError, shortened
 from common.files import check_folder_to_write
 from nvidia.compiling import find_compiler_problem
-from nvidia.config import BertConfig
 from nvidia.interop.stock_config import export_obstacles
 from training.engine.json_blocks import ActivationBlock, checkpoint_layers, find_ignored
 from training.engine.kernel import FLAG as KERNEL
 from training.plan.step_plan import check_batches
 from training.runtime.precision import SPELLINGS, choose_precision, find_abilities
 from training.settings.deepspeed_file import DeepSpeedFile
-from training.settings.flags import CheckpointFlags, CommandLine, ModelFlags, ProbeFlags
+from training.settings.flags import CommandLine, ModelFlags
+from training.settings.model_parts import ModelParts
 
 MAX_JOB_NAME_BYTES = 200  # file systems allow 255, and some tools append to the name
 RUN_FOLDERS = ("saved_models", "runs")  # in --output_dir
@@ -118,6 +118,28 @@ CONTRADICTIONS: tuple[tuple[Callable[[CommandLine], bool], str], ...] = (
 )
 
 
+# A part of the run that does not exist, whether the flags need it, and the message.
+MISSING_PARTS: tuple[tuple[str, Callable[[CommandLine], bool], str], ...] = (
+    (
+        "tokenizer",
+        lambda f: f.probes.probe is not None,
+        "--probe {f.probes.probe[0]}: needs a tokenizer; set the model JSON's bert_token_file",
+    ),
+    (
+        "validation_folder",
+        lambda f: f.checkpoints.export == "best" and f.checkpoints.keep_best_by is None,
+        "--export best: without validation data there is no best checkpoint; expected a folder with validation shards "
+        "in the model JSON's validation.path; set it, or pass --export last",
+    ),
+    (
+        "validation_folder",
+        lambda f: f.probes.stop_after_no_gain is not None and f.probes.probe is None,
+        "--stop_after_no_gain {f.probes.stop_after_no_gain}: there is neither validation data nor a probe to improve; "
+        "set the model JSON's validation.path, or pass --probe",
+    ),
+)
+
+
 def check_flags(flags: CommandLine, micro_rows: int | None, problems: Problems) -> None:
     """`micro_rows`: rows per micro-step over all ranks; None if the DeepSpeed JSON has problems."""
     values = flags.values()
@@ -168,33 +190,22 @@ def check_places(output_dir: Path, job_name: str, problems: Problems) -> None:
                 break  # both are in the same folder, so one message is enough
 
 
-def check_exportable(export_dir: Path | None, config: BertConfig, is_preln: bool) -> None:
-    """Refuse now what the export could not write at the end of the run."""
-    obstacles = [] if export_dir is None else export_obstacles(config, is_preln)
+def check_parts(parts: ModelParts, has_prefixes: bool, flags: CommandLine, problems: Problems) -> None:
+    """Refuse what needs parts that do not exist, and what the export could not write at the end of the run.
+
+    Without `has_prefixes`, their folders are a problem that has been reported.
+    """
+    for part, is_wrong, message in MISSING_PARTS:
+        if has_prefixes and getattr(parts, part) is None and problems.attempt(partial(is_wrong, flags)):
+            problems.add(message.format(f=flags))
+    export_dir = problems.attempt(lambda: flags.checkpoints.export_dir)
+    if export_dir is None or parts.model_config is None or parts.is_pre_ln is None:
+        return
+    obstacles = export_obstacles(parts.model_config, parts.is_pre_ln)
     if obstacles:
-        raise UserError(
+        problems.add(
             f"--export_dir {export_dir}: this model cannot be exported to transformers ({'; '.join(obstacles)}); "
             f"change the model JSON, or drop --export_dir"
-        )
-
-
-def check_tokenizer(probe: tuple[str, ...] | None) -> None:
-    """Refuse what needs a tokenizer, where there is none."""
-    if probe is not None:
-        raise UserError(f"--probe {probe[0]}: needs a tokenizer; set the model JSON's bert_token_file")
-
-
-def check_best(flags: CheckpointFlags, probes: ProbeFlags) -> None:
-    """Refuse what needs validation data, where there is none."""
-    if flags.export == "best" and flags.keep_best_by is None:
-        raise UserError(
-            "--export best: without validation data there is no best checkpoint; expected a folder with validation "
-            "shards in the model JSON's validation.path; set it, or pass --export last"
-        )
-    if probes.stop_after_no_gain is not None and probes.probe is None:
-        raise UserError(
-            f"--stop_after_no_gain {probes.stop_after_no_gain}: there is neither validation data nor a probe to "
-            f"improve; set the model JSON's validation.path, or pass --probe"
         )
 
 

@@ -15,7 +15,7 @@ from data.shards.cache import ShardCache
 from data.shards.folder import list_shards
 from data.shards.mirror import Mirror
 from data.tokenizer import TOKENIZER_FILES
-from training.plan.token_schedule import TokenSchedule
+from training.plan.step_plan import TokenSchedule
 from training.settings.flags import CommandLine, DataFlags
 from training.settings.model_file import DataSection, ModelFile
 

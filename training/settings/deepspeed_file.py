@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from common.console import console
 from common.errors import Problems, UserError, shortened
-from common.json_files import load_json
 from common.validation import describe_errors
 from common.words import counted
 from training.engine.json_blocks import (
@@ -21,9 +20,9 @@ from training.engine.json_blocks import (
     find_refusal,
     is_off,
 )
-from training.optimizers.block import check_optimizer
+from training.optimizers.build import check_optimizer
 from training.runtime.precision import SPELLINGS
-from training.settings.overrides import Override, apply_overrides, describe_source
+from training.settings.overrides import Override, load_with_overrides
 
 KNOWN_KEYS = frozenset(DeepSpeedJson.model_fields)
 REFUSED_OPTIONS = {  # of blocks, if they are on
@@ -93,9 +92,12 @@ class DeepSpeedFile:
 
 def load_deepspeed_file(path: Path, world_size: int, overrides: Sequence[Override] = ()) -> DeepSpeedFile:
     """The checked DeepSpeed JSON at `path` with values set by --set; all its problems are reported at once."""
-    given = apply_overrides(load_json(path, "a DeepSpeed JSON (--deepspeed_config)"), overrides, path)
-    _leave_accumulation_open(given, {override.key for override in overrides})
-    return check_content(given, path, world_size, describe_source(path, overrides))
+    given, where = load_with_overrides(path, "a DeepSpeed JSON (--deepspeed_config)", overrides)
+    set_keys = {override.key for override in overrides}
+    total, micro, accumulation = BATCH_KEYS
+    if set_keys & {total, micro} and accumulation not in set_keys and total in given and micro in given:
+        given.pop(accumulation, None)  # the file's number of micro-steps is for another batch: it is derived again
+    return check_content(given, path, world_size, where)
 
 
 def check_content(given: dict[str, Any], path: Path, world_size: int, where: str) -> DeepSpeedFile:
@@ -122,13 +124,6 @@ def check_content(given: dict[str, Any], path: Path, world_size: int, where: str
     if refusal is not None:
         raise UserError(f"{where}: DeepSpeed refuses it: {refusal}; change that value, or remove its key")
     return file
-
-
-def _leave_accumulation_open(given: dict[str, Any], set_keys: set[str]) -> None:
-    """Derive the file's number of micro-steps again if another batch number was set on the command line."""
-    total, micro, accumulation = BATCH_KEYS
-    if set_keys & {total, micro} and accumulation not in set_keys and total in given and micro in given:
-        given.pop(accumulation, None)
 
 
 def _check_keys(given: dict[str, Any], where: str, problems: Problems) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Metavar:
     name: str
 
 
-def flag(default: Any, help: str, *aliases: str, **options: Any) -> Any:
+def flag(help: str, default: Any = None, *aliases: str, **options: Any) -> Any:
     """A field of a group. `default` is `...` for a required flag; `options` are add_argument()'s, such as nargs."""
     return Field(default, description=help, json_schema_extra={"aliases": list(aliases), "options": options})
 

@@ -13,8 +13,8 @@ from common.help import HelpFormatter, Parser, positive_float, positive_int, see
 from common.stores import is_url
 from data.masking import Unit
 from training.plan.learning_rate import SCHEDULES
+from training.plan.step_plan import TokenSchedule
 from training.plan.time_budget import Duration
-from training.plan.token_schedule import TokenSchedule
 from training.runtime.precision import DTYPES
 from training.settings.flag_groups import FlagGroup, Metavar, flag
 from training.settings.json_keys import TRAINING_BLOCK, find_hints
@@ -49,40 +49,38 @@ Time = Annotated[Duration, BeforeValidator(Duration.parse), Metavar("TIME")]
 
 
 class RequiredFlags(FlagGroup, title="required"):
-    config_file: File = flag(..., "the model JSON", "--cf", names=("--config-file",))
-    output_dir: Folder = flag(..., "folder for checkpoints and logs")
+    config_file: File = flag("the model JSON", ..., "--cf", names=("--config-file",))
+    output_dir: Folder = flag("folder for checkpoints and logs", ...)
 
 
 class DataFlags(FlagGroup, title="data"):
-    max_seq_length: Count = flag(512, "tokens per row", metavar="S")
-    max_predictions_per_seq: Count = flag(80, "maximum number of masked tokens per row", "--max_pred", metavar="P")
+    max_seq_length: Count = flag("tokens per row", 512, metavar="S")
+    max_predictions_per_seq: Count = flag("maximum number of masked tokens per row", 80, "--max_pred", metavar="P")
     data_path_prefix: Place = flag(
-        Path(), "folder that the model JSON's dataset folders are relative to (default: the current folder)"
+        "folder that the model JSON's dataset folders are relative to (default: the current folder)", Path()
     )
-    validation_data_path_prefix: Place | None = flag(
-        None, "the same for the validation data (default: --data_path_prefix)"
-    )
+    validation_data_path_prefix: Place | None = flag("the same for the validation data (default: --data_path_prefix)")
     data_cache: Folder | None = flag(
-        None, "folder on a local disk to which shards are fetched, where the data's folder is a URL"
+        "folder on a local disk to which shards are fetched, where the data's folder is a URL"
     )
     data_cache_gb: Amount | None = flag(
-        None, "its size in GB; shards that were used longest ago are removed (default: 90 percent of the free disk)"
+        "its size in GB; shards that were used longest ago are removed (default: 90 percent of the free disk)"
     )
     verify_data: bool = flag(
-        False, "before training, compare every data file with the digest in its manifest (reads all of the data)"
+        "before training, compare every data file with the digest in its manifest (reads all of the data)", False
     )
-    use_nvidia_dataset: bool = flag(False, "accepted and implied: HDF5 shards are the only data format")
+    use_nvidia_dataset: bool = flag("accepted and implied: HDF5 shards are the only data format", False)
     do_lower_case: bool | None = flag(
-        None, "require a lower-casing tokenizer: stop if the tokenizer found does not lower-case"
+        "require a lower-casing tokenizer: stop if the tokenizer found does not lower-case"
     )
-    dynamic_masking: bool = flag(False, "draw new masks in every epoch instead of using those in the shards")
+    dynamic_masking: bool = flag("draw new masks in every epoch instead of using those in the shards", False)
     masking_rate: Rates = flag(
-        TokenSchedule.parse("0.15"),
         "share of tokens that --dynamic_masking predicts, or a schedule over tokens seen: 0:0.30,100M:0.15",
+        TokenSchedule.parse("0.15"),
     )
-    masking_unit: Unit = flag("token", "what --dynamic_masking masks: single tokens, whole words, or spans of words")
+    masking_unit: Unit = flag("what --dynamic_masking masks: single tokens, whole words, or spans of words", "token")
     refresh_bucket_size: Count = flag(
-        1, "only 1 is accepted: datasets are mixed row by row, so there are no buckets to repeat"
+        "only 1 is accepted: datasets are mixed row by row, so there are no buckets to repeat", 1
     )
 
     @property
@@ -100,118 +98,110 @@ class DataFlags(FlagGroup, title="data"):
 
 
 class TrainingFlags(FlagGroup, title="training"):
-    seed: Seed = flag(42, "seed of everything random; a run keeps the seed it started with")
+    seed: Seed = flag("seed of everything random; a run keeps the seed it started with", 42)
     learning_rate: Rate | None = flag(
-        None, "the peak of the schedule; replaces the model JSON's learning_rate for --max_seq_length"
+        "the peak of the schedule; replaces the model JSON's learning_rate for --max_seq_length"
     )
     train_batch_size: Count | None = flag(
-        None, "rows per step over all ranks; replaces the DeepSpeed JSON's train_batch_size"
+        "rows per step over all ranks; replaces the DeepSpeed JSON's train_batch_size"
     )
     find_micro_batch: bool = flag(
-        False,
         "find the largest train_micro_batch_size_per_gpu that fits in memory, by trying; accumulation keeps the rows "
         "per step",
+        False,
     )
     total_training_steps: Count | None = flag(
-        None, "length of the schedule; replaces the model JSON's total_training_steps for --max_seq_length"
+        "length of the schedule; replaces the model JSON's total_training_steps for --max_seq_length"
     )
     overrides: tuple[Setting, ...] | None = flag(
-        None,
         "set any value of either JSON file: mixed_seq_training.128.warmup_proportion=0.05, zero_optimization.stage=1",
         names=("--set",),
         action="extend",
     )
-    lr_schedule: str = flag("LE", "shape of the learning rate", choices=sorted(SCHEDULES))
-    lr_offset: Offset = flag(0.0, "added to the learning rate at every step")
-    rewarmup: bool = flag(False, "count the schedule's steps from the checkpoint that the run started from")
-    max_steps: Count | None = flag(None, "end after N optimizer steps of this run")
+    lr_schedule: str = flag("shape of the learning rate", "LE", choices=sorted(SCHEDULES))
+    lr_offset: Offset = flag("added to the learning rate at every step", 0.0)
+    rewarmup: bool = flag("count the schedule's steps from the checkpoint that the run started from", False)
+    max_steps: Count | None = flag("end after N optimizer steps of this run")
     batch_schedule: Points | None = flag(
-        None, "rows per step over tokens seen: 0:256,1G:4096; replaces the DeepSpeed JSON's train_batch_size"
+        "rows per step over tokens seen: 0:256,1G:4096; replaces the DeepSpeed JSON's train_batch_size"
     )
     length_schedule: Points | None = flag(
-        None,
         "tokens per row over tokens seen: 0:128,900M:512; the last is --max_seq_length. Steps of shorter rows have "
-        "proportionally more rows, so all steps have the same number of tokens",
+        "proportionally more rows, so all steps have the same number of tokens"
     )
     time_budget: Time | None = flag(
-        None,
         "end after this much time (90s, 45m, 24h, 1d12h), restarts included; the schedule follows the clock instead "
-        "of the steps",
+        "of the steps"
     )
-    max_steps_per_epoch: Count | None = flag(None, "continue with the next epoch after N steps in one")
+    max_steps_per_epoch: Count | None = flag("continue with the next epoch after N steps in one")
     precision: str = flag(
-        "auto",
         "auto: the DeepSpeed JSON's precision if this machine supports it, else fp32 with a warning; any other value "
         "overrides the JSON",
+        "auto",
         choices=("auto", *DTYPES),
     )
-    print_steps: Count = flag(100, "steps between two reports")
-    validate_every_steps: Count | None = flag(None, "steps between two validations (default: only at the end)")
+    print_steps: Count = flag("steps between two reports", 100)
+    validate_every_steps: Count | None = flag("steps between two validations (default: only at the end)")
     log_details: bool = flag(
-        False, "also write to TensorBoard: every curve by samples, and the seconds spent in each part of a step"
+        "also write to TensorBoard: every curve by samples, and the seconds spent in each part of a step", False
     )
     log_histograms: bool = flag(
-        False,
         "write histograms of all weights to TensorBoard at every validation, or at every checkpoint if there is no "
         "validation data (not with ZeRO stage 3)",
+        False,
     )
     sample_sentences: File | None = flag(
-        None,
         "sentences, one per line, each with one [MASK] (and the answer after a tab), for which TensorBoard shows the "
-        "model's guesses (default: parts of the validation data)",
+        "model's guesses (default: parts of the validation data)"
     )
     dry_run: bool = flag(
-        False, "build everything, take a few steps on one batch, report what the run would cost, and write nothing"
+        "build everything, take a few steps on one batch, report what the run would cost, and write nothing", False
     )
     job_name: Annotated[str, Metavar("NAME")] | None = flag(
-        None, "name of the run's folders in --output_dir (default: the model JSON's name)"
+        "name of the run's folders in --output_dir (default: the model JSON's name)"
     )
 
 
 class CheckpointFlags(FlagGroup, title="checkpoints"):
     load_training_checkpoint: Folder | None = flag(
-        None, "start this run from a checkpoint of another one (a saved_models/<job_name> folder)", "--load_cp"
+        "start this run from a checkpoint of another one (a saved_models/<job_name> folder)", None, "--load_cp"
     )
     load_checkpoint_id: Annotated[str, Metavar("TAG")] | None = flag(
-        None, "which checkpoint in that folder (default: the newest)", "--load_cp_id"
+        "which checkpoint in that folder (default: the newest)", None, "--load_cp_id"
     )
     use_pretrain: Annotated[str, Metavar("FOLDER")] | None = flag(
-        None,
         "start from the weights of a Hugging Face folder (without FOLDER: the model JSON's bert_model_file)",
         nargs="?",
         const="",
     )
-    save_every_steps: Count | None = flag(None, "steps between two checkpoints within an epoch")
-    save_every_minutes: Amount | None = flag(None, "minutes between two checkpoints")
+    save_every_steps: Count | None = flag("steps between two checkpoints within an epoch")
+    save_every_minutes: Amount | None = flag("minutes between two checkpoints")
     ckpt_to_save: tuple[Epoch, ...] | None = flag(
-        None, "save only at the end of these epochs and at the end of the run (default: every epoch)"
+        "save only at the end of these epochs and at the end of the run (default: every epoch)"
     )
-    keep_last: Count | None = flag(None, "delete all but the last N checkpoints (default: keep all)")
-    keep_every: Count | None = flag(None, "never delete checkpoints whose step is a multiple of N")
+    keep_last: Count | None = flag("delete all but the last N checkpoints (default: keep all)")
+    keep_every: Count | None = flag("never delete checkpoints whose step is a multiple of N")
     upload_checkpoints: Annotated[str, Metavar("URL")] | None = flag(
-        None,
-        "copy checkpoints there in the background, below the job's name; a start on a new disk fetches the newest back",
+        "copy checkpoints there in the background, below the job's name; a start on a new disk fetches the newest back"
     )
     export_dir: Folder | None = flag(
-        None,
         "at the end of the run, export the model to a Hugging Face folder, as scripts/export_hf.py does: a new or "
-        "empty folder, or an earlier export, whose files are replaced",
+        "empty folder, or an earlier export, whose files are replaced"
     )
     export: Literal["best", "last"] | None = flag(
-        None,
-        "which checkpoint --export_dir exports (default: the best with --keep_best or --keep_best_by, else the last)",
+        "which checkpoint --export_dir exports (default: the best with --keep_best or --keep_best_by, else the last)"
     )
     export_license: Annotated[str, Metavar("ID")] | None = flag(
-        None, "the model card's licence, as Hugging Face names it: apache-2.0"
+        "the model card's licence, as Hugging Face names it: apache-2.0"
     )
     export_language: Annotated[str, Metavar("CODES")] | None = flag(
-        None, "the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)"
+        "the model card's languages, separated by commas: en,de (default: what the preparation of the data knows)"
     )
     keep_best: bool = flag(
-        False, "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it"
+        "save whenever the validation loss is the lowest so far, and keep that checkpoint; best.json names it", False
     )
     keep_best_by: Annotated[str, Metavar("NAME")] | None = flag(
-        None, "the same by a probe, such as probe/blimp: save whenever it is the highest so far"
+        "the same by a probe, such as probe/blimp: save whenever it is the highest so far"
     )
 
     @property
@@ -221,71 +211,66 @@ class CheckpointFlags(FlagGroup, title="checkpoints"):
 
 class ProbeFlags(FlagGroup, title="probes: what the model can do, measured during the run"):
     probe: tuple[Annotated[str, Metavar("TASK")], ...] | None = flag(
-        None,
         "score these tasks, as `python -m evaluation.run --tasks` names them, without fine-tuning; tables have the "
-        "columns text and label",
+        "columns text and label"
     )
-    probe_data: Folder | None = flag(None, "folder that holds the data of the tasks, as evaluation.run's --data")
-    probe_every_steps: Count | None = flag(
-        None, "steps between two probes (default: at each validation, and at the end)"
-    )
+    probe_data: Folder | None = flag("folder that holds the data of the tasks, as evaluation.run's --data")
+    probe_every_steps: Count | None = flag("steps between two probes (default: at each validation, and at the end)")
     probe_seconds: Amount | None = flag(
-        None, "seconds that one probe of all tasks may take (default: about 1 percent of the time between two probes)"
+        "seconds that one probe of all tasks may take (default: about 1 percent of the time between two probes)"
     )
     stop_after_no_gain: Count | None = flag(
-        None,
         "end the run when the figure that chooses the best checkpoint, else the first probe, has not improved for N "
-        "measurements",
+        "measurements"
     )
 
 
 class FaultFlags(FlagGroup, title="when something goes wrong"):
     max_bad_steps: Count = flag(
-        10, "stop after N consecutive steps with an infinite or NaN gradient; none of them is applied"
+        "stop after N consecutive steps with an infinite or NaN gradient; none of them is applied", 10
     )
     on_spike: Literal["report", "rollback"] = flag(
-        "report",
         "if the loss is far above the recent ones: report it, or roll back to the last checkpoint and skip that batch",
+        "report",
     )
     stuck_after_minutes: Amount = flag(
-        30.0, "end the run if a rank makes no progress for N minutes, and report which one"
+        "end the run if a rank makes no progress for N minutes, and report which one", 30.0
     )
 
 
 class ModelFlags(FlagGroup, title="model"):
     preln: bool = flag(
-        True, "LayerNorm before each branch, as in BertForPreTrainingPreLN, or after it, as in BertForPreTraining"
+        "LayerNorm before each branch, as in BertForPreTrainingPreLN, or after it, as in BertForPreTraining", True
     )
-    finetune: bool = flag(False, "load weights only: optimizer, schedule and data start fresh")
+    finetune: bool = flag("load weights only: optimizer, schedule and data start fresh", False)
     gradient_checkpointing: Count | None = flag(
-        None,
         "recompute activations in the backward pass, LAYERS at a time (without a number: the square root of the depth)",
         nargs="?",
         const=0,
         metavar="LAYERS",
     )
-    gelu_checkpoint: bool = flag(False, "recompute only the feed-forward activation")
-    attention_dropout_checkpoint: bool = flag(False, "recompute only the attention")
-    normalize_invertible: bool = flag(False, "recompute only the LayerNorms")
+    gelu_checkpoint: bool = flag("recompute only the feed-forward activation", False)
+    attention_dropout_checkpoint: bool = flag("recompute only the attention", False)
+    normalize_invertible: bool = flag("recompute only the LayerNorms", False)
     progressive_layer_drop: bool = flag(
-        False, "drop layers as configured by the DeepSpeed JSON's progressive_layer_drop block"
+        "drop layers as configured by the DeepSpeed JSON's progressive_layer_drop block", False
     )
     deepspeed_sparse_attention: bool = flag(
-        False, "block-sparse attention as configured by the DeepSpeed JSON's sparse_attention block"
+        "block-sparse attention as configured by the DeepSpeed JSON's sparse_attention block", False
     )
     deepspeed_transformer_kernel: bool = flag(
-        False, "compute the blocks with DeepSpeed's fused CUDA layer; an error gives the reason if it cannot be built"
+        "compute the blocks with DeepSpeed's fused CUDA layer; an error gives the reason if it cannot be built", False
     )
-    stochastic_mode: bool = flag(False, "that layer's faster, non-deterministic mode")
+    stochastic_mode: bool = flag("that layer's faster, non-deterministic mode", False)
     compile: bool = flag(
-        False, "torch.compile the feed-forward half of each block; needs a C++ compiler (see docs/performance.md)"
+        "torch.compile the feed-forward half of each block; needs a C++ compiler (see docs/performance.md)", False
     )
 
 
 class LauncherFlags(FlagGroup, title="launcher and DeepSpeed"):
-    local_rank: Annotated[int, Metavar("N")] = flag(-1, "passed by launchers; the LOCAL_RANK variable takes precedence")
-    deepspeed: bool = flag(False, "accepted; the DeepSpeed engine is always used")
-    deepspeed_config: File | None = flag(None, "the DeepSpeed JSON (default: ds_config.json)")
+    local_rank: Annotated[int, Metavar("N")] = flag("passed by launchers; the LOCAL_RANK variable takes precedence", -1)
+    deepspeed: bool = flag("accepted; the DeepSpeed engine is always used", False)
+    deepspeed_config: File | None = flag("the DeepSpeed JSON (default: ds_config.json)")
 
 
 @dataclass(frozen=True)

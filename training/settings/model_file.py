@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.errors import Problems, UserError, shortened
-from common.json_files import load_json
 from common.validation import validate
 from nvidia.config import BertConfig
-from training.settings.overrides import Override, apply_overrides, describe_source
+from training.settings.overrides import Override, load_with_overrides
 
 
 def _check_path(text: str) -> str:
@@ -87,8 +86,8 @@ class ModelFile(Section):
 
 def load_model_file(path: Path, overrides: Sequence[Override] = ()) -> ModelFile:
     """The checked model JSON at `path` with values set by --set; all its problems are reported at once."""
-    content = apply_overrides(load_json(path, "a model JSON (--cf)"), overrides, path)
-    where, problems = describe_source(path, overrides), Problems()
+    content, where = load_with_overrides(path, "a model JSON (--cf)", overrides)
+    problems = Problems()
     model_file = validate(ModelFile, content, where, problems)
     described = content.get("bert_model_config")
     if isinstance(described, dict):  # anything else has been reported above, or is not needed

@@ -44,15 +44,12 @@ class ModelParts:
 def find_parts(
     model_file: ModelFile, flags: CommandLine, deepspeed: DeepSpeedFile | None, has_prefixes: bool, problems: Problems
 ) -> ModelParts:
+    path, sections = flags.required.config_file, model_file.mixed_seq_training
     training = problems.attempt(
-        lambda: section_for_length(
-            model_file.mixed_seq_training, flags.data.max_seq_length, "mixed_seq_training", flags.required.config_file
-        )
+        lambda: section_for_length(sections, flags.data.max_seq_length, "mixed_seq_training", path)
     )
     first_weights = problems.attempt(
-        lambda: find_first_weights(
-            flags.checkpoints.use_pretrain, model_file.bert_model_file, flags.required.config_file
-        )
+        lambda: find_first_weights(flags.checkpoints.use_pretrain, model_file.bert_model_file, path)
     )
     # The model JSON need not describe a model that config.json describes.
     described = first_weights if model_file.bert_model_config is None else None
@@ -141,9 +138,7 @@ def resolve_model_config(
         config = replace(config, vocab_size=HUB_VOCAB_SIZES[model_file.bert_token_file])
     problems.attempt(lambda: _check_positions(config, flags.data.max_seq_length, path))
     problems.attempt(lambda: _check_memory(config, path))
-    block, source = None, path
-    if config.sparse_attention is not None and model_file.bert_model_config is not None:
-        block = model_file.bert_model_config["sparse_attention"]
+    block, source = (model_file.bert_model_config or {}).get("sparse_attention"), path
     if deepspeed is not None and flags.model.deepspeed_sparse_attention:
         block, source = deepspeed.content.get("sparse_attention", block), deepspeed.path
     sparse = None if block is None else problems.attempt(lambda: _read_sparse_attention(block, source))

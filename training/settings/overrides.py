@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, shortened
-from common.json_files import parse_json
+from common.json_files import load_json, parse_json
 
 FLAG = "--set"
 EXAMPLE = "mixed_seq_training.128.learning_rate=4e-4"
@@ -49,6 +49,12 @@ def _read_value(value: str, text: str) -> Any:
         return value
 
 
+def load_with_overrides(path: Path, what: str, overrides: Sequence[Override]) -> tuple[dict[str, Any], str]:
+    """The JSON object in `path` with the values set, and the name of both for messages: either may be wrong."""
+    where = f"{path} with {' '.join(override.source for override in overrides)}" if overrides else str(path)
+    return apply_overrides(load_json(path, what), overrides, path), where
+
+
 def apply_overrides(content: dict[str, Any], overrides: Sequence[Override], path: Path) -> dict[str, Any]:
     """A copy of the `content` of the file `path`, with the values set. Of two values for one key the last counts."""
     content = copy.deepcopy(content)
@@ -65,8 +71,3 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[Override], path
                 )
         parent[last] = override.value
     return content
-
-
-def describe_source(path: Path, overrides: Sequence[Override]) -> str:
-    """The file for messages, with what was set in it, because either may be what is wrong."""
-    return f"{path} with {' '.join(override.source for override in overrides)}" if overrides else str(path)

@@ -1,8 +1,9 @@
-"""Settings: the flags and both JSON files, checked together. All problems are reported at once."""
+"""Settings: the flags and both JSON files, checked together; all problems are reported at once."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,11 @@ from nvidia.config import BertConfig
 from training.engine.json_blocks import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
-from training.plan.token_schedule import TokenSchedule
+from training.plan.step_plan import TokenSchedule
 from training.runtime.ranks import RankInfo
-from training.settings.checks import (
-    check_best,
-    check_engine,
-    check_exportable,
-    check_flags,
-    check_places,
-    check_tokenizer,
-    warn_about_unused_rate,
-)
+from training.settings.checks import check_engine, check_flags, check_parts, check_places, warn_about_unused_rate
 from training.settings.data_folders import Length, check_prefixes, with_mirrors
-from training.settings.deepspeed_file import DeepSpeedFile, load_deepspeed_file
+from training.settings.deepspeed_file import BATCH_KEYS, BatchSizes, DeepSpeedFile, load_deepspeed_file
 from training.settings.flags import CommandLine, DataFlags
 from training.settings.json_keys import find_mistaken_kinds, split_overrides
 from training.settings.model_file import ModelFile, TrainingSection, load_model_file
@@ -116,12 +109,12 @@ class Settings:
             "lr_schedule": flags.lr_schedule,
             "lr_offset": flags.lr_offset,
             "batch": self.deepspeed.batch.total,
-            "batch_schedule": _text(flags.batch_schedule),
-            "length_schedule": _text(flags.length_schedule),
+            "batch_schedule": flags.batch_schedule and str(flags.batch_schedule),
+            "length_schedule": flags.length_schedule and str(flags.length_schedule),
             "masking_rate": str(masking.masking_rate) if masking.dynamic_masking else None,
             "masking_unit": masking.masking_unit if masking.dynamic_masking else None,
             "rewarmup": flags.rewarmup,
-            "time_budget": _text(flags.time_budget),
+            "time_budget": flags.time_budget and str(flags.time_budget),
             "optimizer": self.deepspeed.content.get("optimizer"),
             "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
         }
@@ -132,19 +125,10 @@ class Settings:
             shape=self.flags.training.lr_schedule,
             peak=self.training.learning_rate,
             total_steps=self.training.total_training_steps,
-            warmup_proportion=self.training.warmup_proportion,
-            decay_rate=self.training.decay_rate,
-            decay_step=self.training.decay_step,
-            decay_power=self.training.decay_power,
-            decay_proportion=self.training.decay_proportion,
-            final_share=self.training.final_share,
             offset=self.flags.training.lr_offset,
             origin=origin,
+            **self.training.model_dump(include={field.name for field in fields(Schedule)}),
         )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def resolve_settings(
@@ -169,13 +153,8 @@ def resolve_settings(
     config = None if parts is None else parts.model_config
     if problems.attempt(lambda: flags.model.deepspeed_transformer_kernel):
         problems.attempt(lambda: check_kernel(config, precision, problems))
-    if parts is not None and config is not None and parts.is_pre_ln is not None:
-        is_pre_ln = parts.is_pre_ln
-        problems.attempt(lambda: check_exportable(flags.checkpoints.export_dir, config, is_pre_ln))
-    if parts is not None and has_prefixes and parts.validation_folder is None:
-        problems.attempt(lambda: check_best(flags.checkpoints, flags.probes))
-    if parts is not None and parts.tokenizer is None:
-        problems.attempt(lambda: check_tokenizer(flags.probes.probe))
+    if parts is not None:
+        check_parts(parts, has_prefixes, flags, problems)
     job_name = problems.attempt(lambda: flags.training.job_name or (None if model_file is None else model_file.name))
     if job_name is not None:
         problems.attempt(lambda: check_places(flags.required.output_dir, job_name, problems))
@@ -244,3 +223,45 @@ def _load_files(
         if engine_path is None
         else problems.attempt(lambda: load_deepspeed_file(engine_path, world_size, for_engine)),
     )
+
+
+def find_sizes(settings: Settings, world_size: int) -> list[int]:
+    """Rows per micro-step and rank with which every step of the run is a whole number of micro-steps, ascending."""
+    batches = settings.flags.training.batch_schedule
+    totals = [settings.deepspeed.batch.total, *(int(rows) for _, rows in (batches.points if batches else ()))]
+    rows = gcd(*totals) // world_size
+    longest = settings.lengths[-1].length
+    divisors = {size for low in range(1, isqrt(rows) + 1) if rows % low == 0 for size in (low, rows // low)}
+    return sorted(size for size in divisors if all(size * longest % each.length == 0 for each in settings.lengths))
+
+
+def with_micro_batch(settings: Settings, micro: int, world_size: int) -> Settings:
+    """The same run with `micro` rows per micro-step and rank; accumulation keeps the rows per step."""
+    total, longest = settings.deepspeed.batch.total, settings.lengths[-1].length
+    batch = BatchSizes(micro, total // (micro * world_size), total)
+    numbers = dict(zip(BATCH_KEYS, (batch.total, batch.micro, batch.accumulation), strict=True))
+    resolved = json.loads(settings.sources[RESOLVED])
+    resolved["deepspeed"].update(numbers)
+    return replace(
+        settings,
+        deepspeed=replace(settings.deepspeed, batch=batch),
+        lengths=tuple(replace(each, micro=micro * longest // each.length) for each in settings.lengths),
+        sources={**settings.sources, RESOLVED: json.dumps(resolved, indent=2)},
+    )
+
+
+def read_found(checkpoints: Iterable[Path], sizes: Iterable[int], world_size: int) -> int | None:
+    """The size that an earlier start of this run found, from the first of its checkpoints that can be read.
+
+    None: there is none, the flag was not given, or the run had another number of ranks, each with other memory.
+    """
+    for checkpoint in checkpoints:
+        try:
+            content: Any = json.loads((checkpoint / RESOLVED).read_bytes())
+            total, micro, accumulation = (content["deepspeed"][key] for key in BATCH_KEYS)
+            was_found = content["flags"].get("find_micro_batch") is True
+            is_same_world = total == micro * accumulation * world_size
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        return micro if was_found and is_same_world and micro in sizes else None
+    return None

@@ -15,7 +15,8 @@ from common.weights import folder_digest
 from scripts.export_hf import main
 from tests.support import VOCAB, read_metrics, write_json, write_project
 from tests.unit.training.in_process import run_here
-from training.checkpoints.folder import Best, CheckpointFolder, Retention, retire, write_best
+from training.checkpoints.folder import CheckpointFolder, Retention, retire
+from training.checkpoints.state import Best, write_best
 from training.export import hugging_face
 
 

@@ -18,7 +18,7 @@ from common.validation import key_names
 from nvidia.config import BertConfig
 from tests.support import PROJECT
 from training.engine.json_blocks import BLOCKS, KEYS_WITHOUT_EFFECT, REFUSED_KEYS
-from training.optimizers.block import OUR_KINDS, OptimizerBlock
+from training.optimizers.build import OUR_KINDS, OptimizerBlock
 from training.settings.deepspeed_file import KNOWN_KEYS
 from training.settings.flags import build_parser
 from training.settings.model_file import DataSection, ModelFile, TrainingSection, ValidationSection

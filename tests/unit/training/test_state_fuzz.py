@@ -10,10 +10,9 @@ import pytest
 from common.errors import UserError
 from nvidia.cpu.libraries import Libraries
 from tests.unit.training.test_json_fuzz import damage_text, damage_tree
-from training.checkpoints.folder import read_best
 from training.checkpoints.manifest import find_damage, write_manifest
 from training.checkpoints.paths import MANIFEST, STATE
-from training.checkpoints.state import TrainingState, read_skips, read_state
+from training.checkpoints.state import TrainingState, read_best, read_skips, read_state
 from training.metrics.reader import read_valid_lines
 from training.metrics.sinks import remove_later_lines
 

@@ -18,6 +18,7 @@ from evaluation.finetuning.features import (
     mean_loss,
     read_outputs,
 )
+from evaluation.finetuning.models import ModelFolder
 from evaluation.tasks.task import make_task
 from tests.unit.evaluation.tiny import make_tokenizer
 
@@ -31,6 +32,7 @@ class FakeModel:
     tokenizer: Any
     max_positions: int
     config: Any
+    tokenize = ModelFolder.tokenize
 
 
 MODEL: Any = FakeModel(TOKENIZER, 40, BertConfig(type_vocab_size=2))
@@ -106,7 +108,7 @@ def test_the_loss_is_the_stock_mean_and_adds_up_over_micro_batches() -> None:
 def test_the_loss_of_spans_is_the_stock_one() -> None:
     torch.manual_seed(0)
     rows = [{"question": "the cat", "context": "the dog sees the bird .", "answers": [("dog", 4)]}] * 2
-    inputs, _ = make_windows(TOKENIZER, rows, 90, 8, with_labels=True)
+    inputs, _ = make_windows(MODEL, rows, 90, 8, with_labels=True)
     model = BertForQuestionAnswering(tiny_config()).eval()
     batch = collate(0, inputs)
     labels = batch.pop("labels")
@@ -118,7 +120,7 @@ def test_windows_cover_a_long_text_and_mark_the_answer_where_it_is_whole() -> No
     context = "the cat sees the dog . " * 40 + "the teacher paints a bird ."
     start = context.index("teacher")
     rows = [{"question": "the bird", "context": context, "answers": [("teacher", start)]}]
-    inputs, windows = make_windows(TOKENIZER, rows, 90, 20, with_labels=True)
+    inputs, windows = make_windows(MODEL, rows, 90, 20, with_labels=True)
     assert len(windows) > 1
     covered = {place for window in windows for span in window.offsets if span for place in range(*span)}
     assert covered >= {place for place, character in enumerate(context) if not character.isspace()}

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from training.checkpoints.folder import Best
-from training.checkpoints.progress import Progress
-from training.checkpoints.state import TrainingState
+from training.checkpoints.state import Best, Progress, TrainingState
 
 STATE = TrainingState(5, 0, 40, 300, 42, 2, 0, "fp32", "", None, 3.0, {}, is_preln=True, seconds=7.0)
 

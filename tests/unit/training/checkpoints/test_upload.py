@@ -13,11 +13,11 @@ from common import stores
 from common.errors import UserError
 from common.stores import Store
 from training.checkpoints import lease
-from training.checkpoints.folder import Best, CheckpointFolder, Retention, retire
+from training.checkpoints.folder import CheckpointFolder, Retention, retire
 from training.checkpoints.manifest import write_manifest
 from training.checkpoints.paths import MANIFEST, MODEL_FILE, STATE, tag_of_step
 from training.checkpoints.remote import RemoteCheckpoints, Uploader
-from training.checkpoints.state import TrainingState
+from training.checkpoints.state import Best, TrainingState
 
 URL = "memory://bucket/runs"
 FRESH = TrainingState(0, 0, 0, 300, 42, 1, 0, "fp32", "", None, None, {}, is_preln=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.support import write_project
 from tests.unit.training.in_process import run_here
-from training.engine.movement import describe_muon
+from training.engine.gradients import describe_muon
 from training.optimizers.build import set_rate_factors
 from training.optimizers.muon import MuonWithAdamW
 

@@ -10,8 +10,7 @@ from common.errors import Problems
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
-from training.optimizers.block import check_optimizer
-from training.optimizers.build import build_optimizer, parameter_groups
+from training.optimizers.build import build_optimizer, check_optimizer, parameter_groups
 from training.optimizers.lamb import Lamb
 from training.optimizers.muon import MuonWithAdamW, orthogonalize
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from tests.support import read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.plan.step_plan import Phase, StepPlan, check_batches, plan_steps
-from training.plan.token_schedule import TokenSchedule
+from training.plan.step_plan import Phase, StepPlan, TokenSchedule, check_batches, plan_steps
 
 
 def test_points_are_rows_seen() -> None:

@@ -8,7 +8,7 @@ import pytest
 from common.errors import UserError
 from tests.support import VOCAB, read_metrics, write_project
 from tests.unit.training.in_process import run_here
-from training.plan.token_schedule import TokenSchedule
+from training.plan.step_plan import TokenSchedule
 
 
 def test_points() -> None:

@@ -16,10 +16,8 @@ from tests.support import LENGTH_SCHEDULE, read_metrics, write_two_lengths
 from tests.unit.training.in_process import run_here
 from training.checkpoints.folder import CheckpointFolder
 from training.checkpoints.state import read_state
-from training.inputs.datasets import mean_tokens
-from training.inputs.streams import build_stream
-from training.plan.step_plan import Phase, StepPlan, plan_steps
-from training.plan.token_schedule import TokenSchedule
+from training.inputs.datasets import build_stream, mean_tokens
+from training.plan.step_plan import Phase, StepPlan, TokenSchedule, plan_steps
 from training.runtime.ranks import RankInfo
 from training.settings.data_folders import resolve_lengths, schedule_points
 from training.settings.flags import read_arguments
