@@ -234,7 +234,12 @@ def publish(staged: Path, target: Path) -> None:
     aside = target.with_name(f"{REPLACED}{target.name}" if is_valid else f"{target.name}{DAMAGED}")
     shutil.rmtree(aside, ignore_errors=True)
     target.rename(aside)
-    settle(staged, target)
+    try:
+        settle(staged, target)
+    except OSError:
+        if is_valid and not target.exists():
+            settle(aside, target)
+        raise
     if is_valid:
         shutil.rmtree(aside, ignore_errors=True)
     else:

@@ -1,6 +1,7 @@
 """Publishing a checkpoint: the one that it replaces stays valid until then, on any file system."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,8 +66,28 @@ def test_two_folders_exchange_names(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").exists()
     assert (tmp_path / "b" / "a").exists()
     assert not exchange(tmp_path / "a", tmp_path / "lost")
+
+
+def test_a_valid_checkpoint_stays_if_the_new_one_cannot_take_its_place(tmp_path: Path) -> None:
+    make(tmp_path / TAG, 56)
     with pytest.raises(FileNotFoundError):
-        publish(tmp_path / "lost", make(tmp_path / "c", 8))
+        publish(tmp_path / "lost", tmp_path / TAG)
+    assert samples_of(tmp_path) == 56
+    assert [path.name for path in tmp_path.iterdir()] == [TAG]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that took it for one would start again from step 0."""
+
+    def deny(*_: object) -> None:
+        raise PermissionError
+
+    make(tmp_path / TAG, 56)
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, deny)
+    for find in (CheckpointFolder(tmp_path).newest_valid, CheckpointFolder(tmp_path).tags):
+        with pytest.raises(PermissionError):
+            find()
 
 
 @pytest.mark.parametrize("has_call", [True, False])
