@@ -38,19 +38,22 @@ class CheckpointFolder:
         self.valid: set[str] = set()  # tags that this process has verified or written
         self.damaged: set[str] = set()  # tags that this process has skipped; retention does not count them
 
+    def _names(self) -> list[str]:
+        """Names in the folder, oldest step first. glob() would take one that cannot be read for an empty one."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path.name for path in found if not path.is_symlink()), key=lambda name: (step_of(name), name))
+
     def tags(self) -> list[str]:
         """Tags of the folders that have a manifest, oldest step first."""
-        found = [path.parent for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.is_symlink()]
-        names = [path.name for path in found if TAG.fullmatch(path.name) and not path.name.endswith(DAMAGED)]
-        return sorted(names, key=lambda tag: (step_of(tag), tag))
+        named = [name for name in self._names() if TAG.fullmatch(name) and not name.endswith(DAMAGED)]
+        return [name for name in named if (self.folder / name / MANIFEST).is_file()]
 
     def newest_valid(self, before_step: int | None = None) -> str | None:
         """The newest checkpoint that passes its manifest, or None; skipped ones are reported with the reason.
 
         Copies under other names belong to the user and are not considered.
         """
-        named = [path.name for path in self.folder.glob("step_*") if is_run_tag(path.name) and not path.is_symlink()]
-        for tag in sorted(named, key=lambda tag: (step_of(tag), tag), reverse=True):
+        for tag in filter(is_run_tag, reversed(self._names())):
             if before_step is not None and step_of(tag) >= before_step:
                 continue
             problem = find_damage(self.folder / tag)

@@ -52,8 +52,9 @@ class Lease:
         """
         if self._is_acquired:
             return
-        found, note = self._read(), folder / UPLOAD_LEASE
-        last = note.read_text(errors="replace") if note.is_file() else ""
+        found, note, last = self._read(), folder / UPLOAD_LEASE, ""
+        with suppress(OSError):
+            last = note.read_text(errors="replace")
         if found is not None and not found.is_over and found.identifier != last:
             self._watch(found)
         self._write()

@@ -78,7 +78,8 @@ def _find_missing(folder: Path, files: Sequence[str]) -> str | None:
     found = {(match[2], int(match[1])) for name in files if (match := RANK_FILE.fullmatch(name))}
     kinds = {0: [], 3: ["optim", "model"]}.get(state.zero_stage, ["optim"])
     needed = [(kind, rank) for rank in range(min(state.world_size, len(files) + 1)) for kind in kinds]
-    return next((f"the {kind} file of rank {rank}" for kind, rank in needed if (kind, rank) not in found), None)
+    owners = {"optim": "the optimizer's", "model": "the model's"}
+    return next((f"{owners[kind]} file of rank {rank}" for kind, rank in needed if (kind, rank) not in found), None)
 
 
 def size_in(folder: Path) -> int:
