@@ -50,8 +50,8 @@ def resolve_lengths(
     longest = points[-1][1]
     lengths = []
     for tokens, length in points:
-        find = partial(section_for_length, data.mixed_seq_datasets, length, "data.mixed_seq_datasets", config_file)
-        datasets = problems.attempt(find)
+        where = ("data.mixed_seq_datasets", config_file, f"--max_seq_length or {FLAG}")
+        datasets = problems.attempt(partial(section_for_length, data.mixed_seq_datasets, length, *where))
         if datasets is None:
             continue
         if not datasets:

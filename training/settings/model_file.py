@@ -101,12 +101,14 @@ def load_model_file(path: Path, overrides: Sequence[Override] = ()) -> ModelFile
     return model_file
 
 
-def section_for_length(sections: dict[str, Any], length: int, key: str, path: Path) -> Any:
+def section_for_length(
+    sections: dict[str, Any], length: int, key: str, path: Path, flags: str = "--max_seq_length"
+) -> Any:
     """The entry of `sections` (the JSON's `key`) for rows of `length` tokens."""
     if str(length) not in sections:
         found = ", ".join(sorted(sections)) or "none"
         raise UserError(
             f"{path}: {key} has no entry for rows of {length} tokens (found: {found}). "
-            f'Add "{length}" there, or pass a length that it has (--max_seq_length)'
+            f'Add "{length}" there, or pass a length that it has ({flags})'
         )
     return sections[str(length)]
