@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import Problems
-from data.masking import Unit
 from data.shards.cache import ShardCache
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from training.engine.json_blocks import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
-from training.plan.step_plan import TokenSchedule
 from training.runtime.ranks import RankInfo
 from training.settings.checks import check_engine, check_flags, check_parts, check_places, warn_about_unused_rate
 from training.settings.data_folders import Length, check_prefixes, with_mirrors
@@ -36,16 +34,6 @@ class DataRequest:
     model_config: BertConfig
     tokenizer: BertTokenizer | None
     validation_folder: Path | None
-
-
-@dataclass(frozen=True)
-class MaskingRequest:
-    """How --dynamic_masking draws masks."""
-
-    tokenizer: BertTokenizer
-    rates: TokenSchedule
-    unit: Unit
-    max_predictions: tuple[int, ...]  # per row, for each of the lengths
 
 
 @dataclass(frozen=True)
@@ -76,14 +64,9 @@ class Settings:
         return DataRequest(self.flags.data, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
 
     @property
-    def masking(self) -> MaskingRequest | None:
-        """None: the shards' own masks are used."""
-        flags = self.flags.data
-        if not flags.dynamic_masking:
-            return None
-        assert self.tokenizer is not None  # find_tokenizer() checks it
-        max_predictions = tuple(length.max_predictions for length in self.lengths)
-        return MaskingRequest(self.tokenizer, flags.masking_rate, flags.masking_unit, max_predictions)
+    def masking(self) -> DataRequest | None:
+        """What --dynamic_masking draws masks by; None: the shards' own masks are used."""
+        return self.data if self.flags.data.dynamic_masking else None
 
     @property
     def recomputed_layers(self) -> int | None:
