@@ -195,14 +195,11 @@ def _load_json(path: Path, lower_case: bool | None) -> BertTokenizer:
 
 def _load_vocabulary(path: Path, lower_case: bool | None) -> BertTokenizer:
     try:
-        tokens = path.read_text(encoding="utf-8").split("\n")
+        tokens = [token.rstrip("\r") for token in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: is not a vocabulary in UTF-8 ({error.reason}); give a vocab.txt with one token per line"
         ) from error
-    if tokens[-1] == "":
-        tokens.pop()
-    tokens = [token.rstrip("\r") for token in tokens]
     repeated = len(tokens) - len(set(tokens))
     if repeated:
         raise UserError(

@@ -14,7 +14,6 @@ from evaluation.tasks.task_data import TaskData
 
 CELL_VERSION = 1
 CHARACTERS_PER_TOKEN = 5  # about; for the progress line
-Purpose = Literal["score", "select"]
 Result = dict[str, Any]
 
 
@@ -27,7 +26,7 @@ class Cell:
     seed: int
     setting: Setting | None  # None: zero-shot
     untrained: bool = False
-    purpose: Purpose = "score"
+    purpose: Literal["score", "select"] = "score"
     start: "Cell | None" = None  # the fine-tuning whose model this one starts from
     keeps_model: bool = False
     scoring: str = ""  # of zero-shot tasks: masking and the like

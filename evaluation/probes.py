@@ -149,7 +149,7 @@ class MinimalPairs(Probe):
 
     def __init__(self, data: TaskData, tokenizer: Any, max_positions: int) -> None:
         super().__init__(data.task, tokenizer, max_positions)
-        rows = _some(_first_split(data), "group", MAX_ROWS)
+        rows = _some(next(iter(data.dev.values())), "group", MAX_ROWS)
         self.sentences = self._encode([row[field] for row in rows for field in ("good", "bad")], max_positions)
         tokens = np.array([len(item.ids) * sum(word is not None for word in item.words) for item in self.sentences])
         self.costs = tokens.reshape(-1, 2).sum(1)
@@ -166,7 +166,7 @@ class MinimalPairs(Probe):
 class Cloze(Probe):
     def __init__(self, data: TaskData, tokenizer: Any, max_positions: int) -> None:
         super().__init__(data.task, tokenizer, max_positions)
-        self.rows = _some(_first_split(data), "group", MAX_ROWS)
+        self.rows = _some(next(iter(data.dev.values())), "group", MAX_ROWS)
         filled = [fill_gap(tokenizer, row, max_positions) for row in self.rows]
         self.num_shortened = sum(row.was_cut for row in filled)
         self.costs = np.array([sum(len(item.ids) for item, _ in row.copies) for row in filled])
@@ -185,7 +185,7 @@ class Labelled(Probe):
     def __init__(self, data: TaskData, tokenizer: Any, max_positions: int) -> None:
         super().__init__(data.task, tokenizer, max_positions)
         self.labels, self.fields = data.labels, [name for name in ("text", "text_pair") if name in data.task.columns]
-        dev = _first_split(data)
+        dev = next(iter(data.dev.values()))
         if data.task.kind == "regress":  # the cosine of a pair needs nothing to learn from
             self.train_per_unit, rows = 0, _some(dev, None, MAX_ROWS)
         else:
@@ -238,10 +238,6 @@ def build_probe(data: TaskData, tokenizer: Any, max_positions: int) -> Probe:
         return KINDS.get(data.task.kind, Labelled)(data, tokenizer, max_positions)
     except UserError as error:
         raise UserError(f"--probe {data.task.name}: {error}") from None
-
-
-def _first_split(data: TaskData) -> list[Row]:
-    return next(iter(data.dev.values()))
 
 
 def _some(rows: list[Row], stratum: str | None, limit: int) -> list[Row]:

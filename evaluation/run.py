@@ -253,14 +253,18 @@ def _named_paths(words: Sequence[str], must_exist: bool) -> list[tuple[str | Non
 
 def _check_computable(data: TaskData, models: Sequence[Any], protocol: str) -> None:
     """What would otherwise end the run after other cells were computed."""
-    from evaluation.zero_shot import check_cloze
+    from evaluation.pseudo_likelihood.minimal_pairs import fill_gap
 
     check_metrics_defined(data.task, data.dev, data.labels)
     if protocol == "sweep" and not data.task.is_zero_shot:
         selection_split(data)
     if data.task.kind == "cloze":
-        for model in models:
-            check_cloze(model, data)
+        for model, split in product(models, data.dev):
+            try:
+                for row in data.dev[split]:
+                    fill_gap(model.tokenizer, row, model.max_positions)
+            except UserError as error:
+                raise UserError(f"task {data.task.name}, {split}, {error}") from None
 
 
 def _limited(data: TaskData, max_train: int | None, max_dev: int | None) -> TaskData:

@@ -9,7 +9,7 @@ from evaluation.finetuning import ranks
 from evaluation.finetuning.finetune import Progress
 from evaluation.finetuning.models import ModelFolder, Unavailable, load_model
 from evaluation.pseudo_likelihood.likelihood import Masking, Scorer, StockScorer
-from evaluation.pseudo_likelihood.minimal_pairs import fill_gap, score_cloze, score_pairs
+from evaluation.pseudo_likelihood.minimal_pairs import score_cloze, score_pairs
 from evaluation.pseudo_likelihood.native import PackedScorer, load_native, to_native, use_fastest_products
 from evaluation.tasks.task import Task
 from evaluation.tasks.task_data import TaskData
@@ -37,16 +37,6 @@ def make_scorer(model: ModelFolder, task: Task, which: str, untrained: bool, see
                 raise UserError(f"--scorer packed: {error}. Pass --scorer stock.") from None
     stock = stock or load_model(model, task.kind, 0, untrained=False)
     return StockScorer(stock.to(ranks.device()), pad), "stock"
-
-
-def check_cloze(model: ModelFolder, data: TaskData) -> None:
-    """Raise UserError for the first row of each split that has no gap that this model can fill."""
-    for split, rows in data.dev.items():
-        try:
-            for row in rows:
-                fill_gap(model.tokenizer, row, model.max_positions)
-        except UserError as error:
-            raise UserError(f"task {data.task.name}, {split}, {error}") from None
 
 
 def all_ranks_score_zero_shot(

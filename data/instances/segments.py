@@ -108,17 +108,12 @@ class _Pairs:
             if found is not None:
                 self.rows.append((a_start, a_stop - a_start, *found, 1, 1))
                 return split  # the sentences after A are used again
-        if count == 1:
-            return self._add_halves(a_start, a_stop, split)
-        self.rows.append((a_start, a_stop - a_start, a_stop, ends[end] - a_stop, 0, 0))
+        b_stop = ends[end]
+        if count == 1:  # no other document can donate: the two halves of the sentence, if it has two tokens
+            a_stop = (a_start + b_stop) // 2
+        if a_stop > a_start:
+            self.rows.append((a_start, a_stop - a_start, a_stop, b_stop - a_stop, 0, 0))
         return end
-
-    def _add_halves(self, start: int, stop: int, following: int) -> int:
-        """Add the two halves of a single sentence if no other document can donate, and it has two tokens."""
-        middle = (start + stop) // 2
-        if middle > start:
-            self.rows.append((start, middle - start, middle, stop - middle, 0, 0))
-        return following
 
     def _random_segment(self, document: int, target: int, drawn: list[float]) -> tuple[int, int] | None:
         """Return (start, length) of sentences of another document, from a random one on; None if there is no other."""

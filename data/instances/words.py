@@ -18,16 +18,10 @@ _LOW_BYTES = np.array([2 ** (8 * size) - 1 for size in range(_KEY_BYTES + 1)], d
 _LONG_WORD = np.uint64(0xFF << 56)  # marks the key of a longer word; no UTF-8 text contains the byte 0xFF
 
 
-def _byte_classes() -> bytes:
-    classes = bytearray(256)
-    for byte in (*string.ascii_letters.encode(), *string.digits.encode(), *range(0x80, 0x100)):
-        classes[byte] = _LETTER
-    for byte in b"\n" + string.punctuation.encode():
-        classes[byte] = _SIGN
-    return bytes(classes)
-
-
-_CLASSES = _byte_classes()
+_CLASSES = bytes(
+    _LETTER if byte >= 0x80 or chr(byte).isalnum() else _SIGN if chr(byte) in "\n" + string.punctuation else 0
+    for byte in range(256)
+)
 
 
 class WordTable:

@@ -90,8 +90,7 @@ class ShardFile:
         datasets = {name: self._open_dataset(self._file, name) for name in names}
         sizes = _check_shapes(self.path, datasets)
         attributes = _read_attributes(self.path, self._file, self._is_checked)
-        unit_rows = 0 if attributes is None else _find_unit_rows(datasets)
-        block_rows = _choose_block_rows(datasets, unit_rows)
+        unit_rows, block_rows = _choose_rows(datasets, may_have_units=attributes is not None)
         if not self._is_checked and have_overlap(self._tables.values()):
             raise UserError(f"{self.path}: is damaged (two datasets or chunks share the same bytes). {REMEDY}")
         tables = {} if self._file.userblock_size else self._tables  # their offsets begin after the user block
@@ -148,19 +147,16 @@ class ShardFile:
         return dataset
 
 
-def _find_unit_rows(datasets: dict[str, h5py.Dataset]) -> int:
-    """Rows that are decoded together, if these are a part of a block, else 0."""
-    heights = {dataset.chunks[0] if dataset.chunks else 0 for dataset in datasets.values()}
-    height, num_rows = heights.pop(), len(datasets["input_ids"])
-    return height if not heights and height < min(_MIN_BLOCK_ROWS, num_rows) else 0
+def _choose_rows(datasets: dict[str, h5py.Dataset], may_have_units: bool) -> tuple[int, int]:
+    """Rows of a unit, which are decoded together if these are a part of a block, else 0; and rows of a block.
 
-
-def _choose_block_rows(datasets: dict[str, h5py.Dataset], unit_rows: int) -> int:
-    """Rows to read together so that no chunk is decoded twice, within bounds that limit memory."""
-    if unit_rows:
-        return _UNITED_ROWS // unit_rows * unit_rows
+    A block is read at once, so that no chunk is decoded twice, within bounds that limit memory.
+    """
+    height, *others = {dataset.chunks[0] if dataset.chunks else 0 for dataset in datasets.values()}
+    if may_have_units and not others and 0 < height < min(_MIN_BLOCK_ROWS, len(datasets["input_ids"])):
+        return height, _UNITED_ROWS // height * height
     heights = [dataset.chunks[0] for dataset in datasets.values() if dataset.chunks and dataset.ndim == 2]
-    return min(MAX_BLOCK_ROWS, max([_MIN_BLOCK_ROWS, *heights]))
+    return 0, min(MAX_BLOCK_ROWS, max([_MIN_BLOCK_ROWS, *heights]))
 
 
 def layout_like(layout: ShardLayout, num_rows: int) -> ShardLayout:

@@ -87,7 +87,7 @@ def describe(
         predictions_a_row=float(predictions.mean()),
         masked_share=float(predictions.sum() / lengths.sum()),
         random_next_share=float((rows.next_sentence_labels == 1).mean()),
-        unknown_share=_unknown_share(tokens, tokenizer),
+        unknown_share=None if tokenizer is None else float(np.mean(tokens == tokenizer.unk_id)),
         copies=whole.copies,
         repeated_rows_share=_repeated_share(rows, whole.copies),
         distinct_tokens=int((counts > 0).sum()),
@@ -133,12 +133,6 @@ def is_text(rows: Rows) -> np.ndarray:
     following_segment = np.pad(rows.segment_ids[:, 1:], ((0, 0), (0, 1)))
     found &= (following_mask != 0) & (following_segment == rows.segment_ids)
     return found
-
-
-def _unknown_share(tokens: np.ndarray, tokenizer: BertTokenizer | None) -> float | None:
-    if tokenizer is None:
-        return None
-    return 0.0 if tokenizer.unk_id is None else float((tokens == tokenizer.unk_id).mean())
 
 
 def _token_name(token: int, tokenizer: BertTokenizer | None) -> str:

@@ -31,14 +31,6 @@ class WindowKey(NamedTuple):
     window: int  # index within the epoch
 
 
-class Run(NamedTuple):
-    """Neighbouring positions of one window, from `start` on, and their global sample indices."""
-
-    key: WindowKey
-    start: int
-    samples: np.ndarray
-
-
 class Pick(NamedTuple):
     """Some positions of one window, and their global sample indices."""
 
@@ -150,9 +142,9 @@ class RowSource:
             return
         self._fetched_until = start + self.window_rows
         keys = dict.fromkeys(
-            run.key
+            pick.key
             for span in self._mixture.spans(start, start + _WINDOWS_FETCHED * self.window_rows)
-            for run in self._runs_of(span)
+            for pick in self._picks_of(span)
         )
         found: dict[int, None] = {}
         for key in keys:
@@ -168,27 +160,28 @@ class RowSource:
 
     def _find_share(self, start: int, stop: int) -> list[Pick]:
         """This rank's share of the samples [start, stop), by window."""
-        runs = [run for span in self._mixture.spans(start, stop) for run in self._runs_of(span)]
+        picks = [pick for span in self._mixture.spans(start, stop) for pick in self._picks_of(span)]
         if self._world_size == 1:
-            return [Pick(run.key, np.arange(run.start, run.start + len(run.samples)), run.samples) for run in runs]
-        places = [self._window(run.key).places[run.start : run.start + len(run.samples)] for run in runs]
+            return picks
+        places = [self._window(pick.key).places[pick.positions[0] : pick.positions[-1] + 1] for pick in picks]
         count = (stop - start) // self._world_size
         first = self._rank * count
         chosen = np.sort(np.argsort(np.concatenate(places), kind="stable")[first : first + count])
-        firsts = np.cumsum([0] + [len(run.samples) for run in runs])
+        firsts = np.cumsum([0] + [len(pick.samples) for pick in picks])
         bounds = np.searchsorted(chosen, firsts)
         share = []
-        for number, run in enumerate(runs):
+        for number, pick in enumerate(picks):
             index = chosen[bounds[number] : bounds[number + 1]] - firsts[number]
             if len(index):
-                share.append(Pick(run.key, run.start + index, run.samples[index]))
+                share.append(Pick(pick.key, pick.positions[index], pick.samples[index]))
         return share
 
-    def _runs_of(self, span: Span) -> Iterator[Run]:
+    def _picks_of(self, span: Span) -> Iterator[Pick]:
+        """All samples of the span, whose positions in each window are neighbours."""
         order, done = self._mixture.components[span.component].order, 0
         for index, start, stop in order.split_by_window(span.epoch, span.start, span.stop):
             samples = span.samples[done : done + stop - start]
-            yield Run(WindowKey(span.component, span.epoch, index), start, samples)
+            yield Pick(WindowKey(span.component, span.epoch, index), np.arange(start, stop), samples)
             done += stop - start
 
     def _component(self, key: WindowKey) -> Component:

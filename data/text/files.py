@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -72,7 +73,10 @@ def open_text(path: str) -> IO[bytes]:
     if not hasattr(stream, "peek"):
         stream = io.BufferedReader(cast(io.RawIOBase, stream), _BUFFER_BYTES)
     encoding = wide_encoding(cast(io.BufferedReader, stream).peek(_HEAD_BYTES)[:_HEAD_BYTES])
-    return stream if encoding is None else _as_stream(stream, _recode(stream, encoding))
+    if encoding is None:
+        return stream
+    texts = codecs.iterdecode(iter(partial(stream.read, _BUFFER_BYTES), b""), encoding, errors="replace")
+    return _as_stream(stream, (text.encode() for text in texts))
 
 
 class _GeneratedStream(io.RawIOBase):
@@ -116,13 +120,6 @@ def _decompress_frames(stream: IO[bytes]) -> Iterator[bytes]:
             frame = None if frame.eof else frame
     if frame is not None:
         raise EOFError("the last zstd frame is truncated")
-
-
-def _recode(stream: IO[bytes], encoding: str) -> Iterator[bytes]:
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    while content := stream.read(_BUFFER_BYTES):
-        yield decoder.decode(content).encode()
-    yield decoder.decode(b"", final=True).encode()
 
 
 def is_wide(path: str) -> bool:

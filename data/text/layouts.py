@@ -1,7 +1,6 @@
 """Detects how a text is laid out: sentences or paragraphs per line, articles with titles, or lines broken anywhere."""
 
 import re
-from collections.abc import Sequence
 
 LAYOUTS = ("auto", "sentences", "paragraphs", "articles", "running")
 
@@ -28,7 +27,8 @@ def layout_of(sample: str) -> str:
     lines = [line.strip() for line in sample.split("\n") if line.strip()]
     if not lines:
         return "sentences"
-    if _has_articles(lines):
+    levels = [heading_level(line) for line in lines]
+    if levels[0] == 1 or (1 in levels and max(levels) > 1):  # it begins with a title, or has titles and sections
         return "articles"
     closed = sum(1 for line in lines if _LINE_END.search(line)) / len(lines)
     several = sum(1 for line in lines if _has_several_sentences(line)) / len(lines)
@@ -41,12 +41,6 @@ def heading_level(line: str) -> int:
     """Return 1 for ` = Title = `, which begins an article, 2 or more for ` = = Section = = `, and 0 for other lines."""
     found = _HEADING.fullmatch(line)
     return len(found[1].split()) if found and found[1].split() == found[2].split() else 0
-
-
-def _has_articles(lines: Sequence[str]) -> bool:
-    """Whether the text begins with a title, or has titles and sections."""
-    levels = [heading_level(line) for line in lines]
-    return levels[0] == 1 or (1 in levels and any(level > 1 for level in levels))
 
 
 def _has_several_sentences(line: str) -> bool:

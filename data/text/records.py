@@ -21,6 +21,7 @@ _NAMES_SHOWN = 12
 _SEPARATORS = ",;\t|"
 _COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}", re.ASCII)
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
+_BETWEEN = re.compile(r"[ \t\r\n,\[\]]*")  # the values of a JSON array
 _TABLE_SUFFIX = re.compile(r"\.[ct]sv(\.\w+)?$", re.IGNORECASE)
 _NO_TEXT_IN_FIELDS = "none of these is text; give records with a field of text, in JSON Lines, a JSON array, CSV or TSV"
 _MIN_TABLE_ROWS = 3  # besides the names, of a table in a file with another suffix
@@ -134,7 +135,7 @@ def _json_values(stream: IO[bytes], name: str, counts: Counter[str]) -> Iterator
     decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="surrogateescape")  # to count; removed with surrogates
     text, position, is_end = "", 0, False
     while True:
-        start = position = _skip(text, position)
+        start = position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]  # it matches everywhere
         try:
             value, position = parse(text, position)
         except (ValueError, RecursionError) as error:
@@ -149,13 +150,6 @@ def _json_values(stream: IO[bytes], name: str, counts: Counter[str]) -> Iterator
         else:
             counts["records_with_bad_utf8"] += _BAD_BYTE.search(text, start, position) is not None
             yield value if isinstance(value, dict) else None
-
-
-def _skip(text: str, position: int) -> int:
-    """Return the position of the next value."""
-    while position < len(text) and text[position] in " \t\r\n,[]":
-        position += 1
-    return position
 
 
 def _table_rows(stream: IO[bytes], kind: str, counts: Counter[str]) -> Iterator[Record]:

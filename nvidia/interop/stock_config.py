@@ -1,6 +1,6 @@
 """Conversion of our configuration to the content of a stock config.json and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -212,14 +212,11 @@ def _read_layer_types(given: Mapping[str, Any]) -> tuple[int, int]:
     for period in (*([every] if every else ()), *range(2, layers + 1)):
         if types == [_SLIDING if layer % period else _FULL for layer in range(layers)]:
             return period, window
+    shown = "".join("F" if kind == _FULL else "s" for kind in types)
     raise UserError(
-        f"config.json: layer_types is {_shortened(types)}, expected full attention in layers 0, n, 2n … and windows in "
-        f"the others, or one kind in all; give a checkpoint with such layers"
+        f"config.json: layer_types is {shown} (F: full, s: sliding), expected full attention in layers 0, n, 2n … "
+        "and windows in the others, or one kind in all; give a checkpoint with such layers"
     )
-
-
-def _shortened(types: Sequence[str]) -> str:
-    return "".join("F" if kind == _FULL else "s" for kind in types) + " (F: full, s: sliding)"
 
 
 def _read_rope(given: Mapping[str, Any]) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from data.stream.loader import TrainingStream
 from nvidia.config import BertConfig
 from training.plan.step_plan import Segment
 from training.runtime.ranks import RankInfo
-from training.settings.resolve import DataRequest, MaskingRequest
+from training.settings.resolve import DataRequest
 
 SAMPLED_ROWS = 256  # for the mean length
 CHECKED_ROWS = 64  # for segments
@@ -159,7 +159,7 @@ def build_stream(
     training: Sequence[PretrainingDataset],
     rank_info: RankInfo,
     seed: int,
-    masking: MaskingRequest | None,
+    masking: DataRequest | None,
     segment: Segment,
 ) -> TrainingStream:
     """The stream of the segment's steps over the data of its phase; `training` has one dataset per length."""
@@ -176,16 +176,17 @@ def build_stream(
     )
 
 
-def build_policy(masking: MaskingRequest, segment: Segment) -> MaskingPolicy:
-    tokenizer, rates, phase = masking.tokenizer, masking.rates, segment.phase
+def build_policy(request: DataRequest, segment: Segment) -> MaskingPolicy:
+    tokenizer, rates, phase = request.tokenizer, request.flags.masking_rate, segment.phase
+    assert tokenizer is not None  # find_tokenizer() checks it
     steps = rates.in_steps(segment.rows * phase.tokens_per_row, phase.tokens_before)
     return MaskingPolicy(
         mask_id=tokenizer.mask_id,
         special_ids=tokenizer.special_ids,
         vocab_size=tokenizer.vocab_size,
-        max_predictions_per_seq=masking.max_predictions[phase.index],
+        max_predictions_per_seq=request.lengths[phase.index].max_predictions,
         rate=rates.points[0][1],
-        rate_schedule=() if rates.is_constant else steps,
-        unit=masking.unit,
+        rate_schedule=steps if len(rates.points) > 1 else (),
+        unit=request.flags.masking_unit,
         continuation_ids=tokenizer.continuation_ids,
     )

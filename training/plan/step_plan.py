@@ -48,10 +48,6 @@ class TokenSchedule:
             raise UserError(f"found points at {tokens} tokens, expected numbers that start at 0 and rise")
         return cls(tuple(points), text)
 
-    @property
-    def is_constant(self) -> bool:
-        return len(self.points) == 1
-
     def in_steps(self, tokens_per_step: float, tokens_before: float = 0.0) -> tuple[tuple[int, float], ...]:
         """The same points with steps in place of tokens; of two points at the same step, the later one counts.
 

@@ -17,7 +17,7 @@ from data.shards.mirror import Mirror
 from data.tokenizer import TOKENIZER_FILES
 from training.plan.step_plan import TokenSchedule
 from training.settings.flags import CommandLine, DataFlags
-from training.settings.model_file import DataSection, ModelFile
+from training.settings.model_file import DataSection, ModelFile, section_for_length
 
 FLAG = "--length_schedule"
 DATA = "--data_path_prefix"
@@ -50,13 +50,9 @@ def resolve_lengths(
     longest = points[-1][1]
     lengths = []
     for tokens, length in points:
-        datasets = data.mixed_seq_datasets.get(str(length))
+        find = partial(section_for_length, data.mixed_seq_datasets, length, "data.mixed_seq_datasets", config_file)
+        datasets = problems.attempt(find)
         if datasets is None:
-            found = ", ".join(sorted(data.mixed_seq_datasets)) or "none"
-            problems.add(
-                f"{config_file}: data.mixed_seq_datasets has no entry for rows of {length} tokens (found: {found}). "
-                f'Add "{length}" there, or pass another --max_seq_length or {FLAG}'
-            )
             continue
         if not datasets:
             problems.add(

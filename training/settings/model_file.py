@@ -106,7 +106,7 @@ def section_for_length(sections: dict[str, Any], length: int, key: str, path: Pa
     if str(length) not in sections:
         found = ", ".join(sorted(sections)) or "none"
         raise UserError(
-            f"{path}: {key} has no entry for --max_seq_length {length} (found: {found}). "
-            f'Add "{length}" there, or pass a length that it has'
+            f"{path}: {key} has no entry for rows of {length} tokens (found: {found}). "
+            f'Add "{length}" there, or pass a length that it has (--max_seq_length)'
         )
     return sections[str(length)]

@@ -44,15 +44,12 @@ class ModelParts:
 def find_parts(
     model_file: ModelFile, flags: CommandLine, deepspeed: DeepSpeedFile | None, has_prefixes: bool, problems: Problems
 ) -> ModelParts:
+    path, sections = flags.required.config_file, model_file.mixed_seq_training
     training = problems.attempt(
-        lambda: section_for_length(
-            model_file.mixed_seq_training, flags.data.max_seq_length, "mixed_seq_training", flags.required.config_file
-        )
+        lambda: section_for_length(sections, flags.data.max_seq_length, "mixed_seq_training", path)
     )
     first_weights = problems.attempt(
-        lambda: find_first_weights(
-            flags.checkpoints.use_pretrain, model_file.bert_model_file, flags.required.config_file
-        )
+        lambda: find_first_weights(flags.checkpoints.use_pretrain, model_file.bert_model_file, path)
     )
     # The model JSON need not describe a model that config.json describes.
     described = first_weights if model_file.bert_model_config is None else None

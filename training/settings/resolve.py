@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
 
 from common.errors import Problems
-from data.masking import Unit
 from data.shards.cache import ShardCache
 from data.tokenizer import BertTokenizer
 from nvidia.config import BertConfig
 from training.engine.json_blocks import checkpoint_layers
 from training.engine.kernel import check_kernel
 from training.plan.learning_rate import Schedule
-from training.plan.step_plan import TokenSchedule
 from training.runtime.ranks import RankInfo
 from training.settings.checks import check_engine, check_flags, check_parts, check_places, warn_about_unused_rate
 from training.settings.data_folders import Length, check_prefixes, with_mirrors
@@ -36,16 +34,6 @@ class DataRequest:
     model_config: BertConfig
     tokenizer: BertTokenizer | None
     validation_folder: Path | None
-
-
-@dataclass(frozen=True)
-class MaskingRequest:
-    """How --dynamic_masking draws masks."""
-
-    tokenizer: BertTokenizer
-    rates: TokenSchedule
-    unit: Unit
-    max_predictions: tuple[int, ...]  # per row, for each of the lengths
 
 
 @dataclass(frozen=True)
@@ -76,14 +64,9 @@ class Settings:
         return DataRequest(self.flags.data, self.lengths, self.model_config, self.tokenizer, self.validation_folder)
 
     @property
-    def masking(self) -> MaskingRequest | None:
-        """None: the shards' own masks are used."""
-        flags = self.flags.data
-        if not flags.dynamic_masking:
-            return None
-        assert self.tokenizer is not None  # find_tokenizer() checks it
-        max_predictions = tuple(length.max_predictions for length in self.lengths)
-        return MaskingRequest(self.tokenizer, flags.masking_rate, flags.masking_unit, max_predictions)
+    def masking(self) -> DataRequest | None:
+        """What --dynamic_masking draws masks by; None: the shards' own masks are used."""
+        return self.data if self.flags.data.dynamic_masking else None
 
     @property
     def recomputed_layers(self) -> int | None:
@@ -109,12 +92,12 @@ class Settings:
             "lr_schedule": flags.lr_schedule,
             "lr_offset": flags.lr_offset,
             "batch": self.deepspeed.batch.total,
-            "batch_schedule": _text(flags.batch_schedule),
-            "length_schedule": _text(flags.length_schedule),
+            "batch_schedule": flags.batch_schedule and str(flags.batch_schedule),
+            "length_schedule": flags.length_schedule and str(flags.length_schedule),
             "masking_rate": str(masking.masking_rate) if masking.dynamic_masking else None,
             "masking_unit": masking.masking_unit if masking.dynamic_masking else None,
             "rewarmup": flags.rewarmup,
-            "time_budget": _text(flags.time_budget),
+            "time_budget": flags.time_budget and str(flags.time_budget),
             "optimizer": self.deepspeed.content.get("optimizer"),
             "gradient_clipping": self.deepspeed.content.get("gradient_clipping"),
         }
@@ -125,19 +108,10 @@ class Settings:
             shape=self.flags.training.lr_schedule,
             peak=self.training.learning_rate,
             total_steps=self.training.total_training_steps,
-            warmup_proportion=self.training.warmup_proportion,
-            decay_rate=self.training.decay_rate,
-            decay_step=self.training.decay_step,
-            decay_power=self.training.decay_power,
-            decay_proportion=self.training.decay_proportion,
-            final_share=self.training.final_share,
             offset=self.flags.training.lr_offset,
             origin=origin,
+            **self.training.model_dump(include={field.name for field in fields(Schedule)}),
         )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def resolve_settings(

@@ -187,7 +187,7 @@ COMPARE = {
 SECTIONS = {
     "equal lengths": (words("--lengths", "24", "24"), "--lengths 24 24", "differ", "must differ in length", "128 512"),
     "a name that leaves the folder": (words("--name", "../up"), "'../up", "plain name", "must be a single plain name", "--name"),
-    "a mistake in the second phase": (words(), "model.json", "no entry for --max_seq_length 16", "a length that it has", 'Add "16"'),
+    "a mistake in the second phase": (words(), "model.json", "no entry for rows of 16 tokens", "a length that it has", 'Add "16"'),
     "no such file for the second phase": (
         words("--deepspeed_configs", "{root}/deepspeed.json", "{root}/lost.json"), "lost.json", "no such file", "expected a DeepSpeed JSON (--deepspeed_config)", "DeepSpeed JSON"
     ),

@@ -114,7 +114,7 @@ FLAGS = {
     "a job name that leaves the folder": (words("--job_name", "../up"), "--job_name", "'../up'", "expected a plain name", "pass another --job_name"),
     "a job name of nothing": (words("--job_name", "."), "--job_name", "'.'", "expected a plain name", "pass another --job_name"),
     "a job name that is too long": (words("--job_name", "x" * 300), "--job_name", "x" * 20, "expected at most 200 bytes", "shorter"),
-    "a length that the JSON does not have": (words("--max_seq_length", "16"), "model.json", "no entry for --max_seq_length 16", "a length that it has", 'Add "16"'),
+    "a length that the JSON does not have": (words("--max_seq_length", "16"), "model.json", "no entry for rows of 16 tokens", "a length that it has", 'Add "16"'),
     "fewer predictions than the shards have": (
         words("--max_pred", "2"), "--max_predictions_per_seq", "up to 4 predictions", "but --max_predictions_per_seq is 2", "Pass --max_predictions_per_seq 4"
     ),

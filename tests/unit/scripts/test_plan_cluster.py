@@ -118,7 +118,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ([*LARGE, *ZERO1], "required: --gpus"),
         ([*LARGE, *ZERO1, "--gpus", "8x1:V100-16"], "does not compute in bf16"),
         ([*LARGE, *ZERO1, "--gpus", "5:H100"], "cannot be divided among 5 ranks"),
-        ([*LARGE[:3], "96", *ZERO1, "--gpus", "8:H100"], "no entry for --max_seq_length 96"),
+        ([*LARGE[:3], "96", *ZERO1, "--gpus", "8:H100"], "no entry for rows of 96 tokens"),
         ([*LARGE, "--deepspeed_config", "missing.json", "--gpus", "8:H100"], "missing.json"),
         ([*LARGE, *ZERO1, "--gpus", "8:H100", "--accelerators", "missing.json"], "missing.json"),
         ([*LARGE, *ZERO1, "--gpus", "8:H100", "--data_path_prefix", "missing"], "no such folder"),
