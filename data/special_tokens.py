@@ -1,6 +1,6 @@
 """Which token of a tokenizer has which role: padding, unknown, first, separator, mask."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -11,14 +11,7 @@ PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIALS = (PAD, UNK, CLS, SEP, MASK)
 # Other names of the same five tokens.
 _ALIASES = {PAD: (PAD, "<pad>"), UNK: (UNK, "<unk>"), CLS: (CLS, "<s>"), SEP: (SEP, "</s>"), MASK: (MASK, "<mask>")}
-# Keys of tokenizer_config.json and special_tokens_map.json, in order of preference.
-_KEYS = {
-    PAD: ("pad_token",),
-    UNK: ("unk_token",),
-    CLS: ("cls_token", "bos_token"),
-    SEP: ("sep_token", "eos_token"),
-    MASK: ("mask_token",),
-}
+_OTHER_KEYS = {CLS: ["bos_token"], SEP: ["eos_token"]}  # of tokenizer_config.json, without cls_token or sep_token
 _REMEDIES = {
     PAD: "name one as pad_token in tokenizer_config.json",
     CLS: "name the first token of a row as cls_token in tokenizer_config.json",
@@ -44,7 +37,8 @@ def find_special_tokens(
     in_use = _tokens_in_use(description)
     found = {}
     for name in SPECIALS:
-        candidates = [*_declared(declared, _KEYS[name]), *in_use.get(name, ()), *_ALIASES[name]]
+        key = f"{role_of(name)}_token"
+        candidates = [*_declared(declared, [key, *_OTHER_KEYS.get(name, ())]), *in_use[name], *_ALIASES[name]]
         token = next((token for token in candidates if backend.token_to_id(token) is not None), None)
         if token is not None:
             found[name] = token
@@ -52,12 +46,12 @@ def find_special_tokens(
             expected = " or ".join(_ALIASES[name])
             raise UserError(
                 f"the tokenizer has no {role_of(name)} token, which pretraining needs; expected {expected}, or another "
-                f"one under {_KEYS[name][0]!r} in tokenizer_config.json; {_REMEDIES[name]}"
+                f"one under {key!r} in tokenizer_config.json; {_REMEDIES[name]}"
             )
     return found
 
 
-def _declared(settings: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
+def _declared(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
     for key in keys:
         value = settings.get(key)
         token = value.get("content") if isinstance(value, dict) else value

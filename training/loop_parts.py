@@ -7,7 +7,7 @@ from typing import NamedTuple
 from training.build import Run, retention_of
 from training.checkpoints.saving import SavePolicy, Saver
 from training.guesses import ModelPreview, choose_sentences
-from training.metrics.flops import MatmulProbe, RankPace, all_ranks_measure_speed
+from training.metrics.flops import MatmulProbe, RankPace
 from training.metrics.window import MetricsWindow
 from training.probing import PREFIX, Prober, choose_probe_tasks, load_probes
 from training.runtime import collectives
@@ -98,7 +98,8 @@ def all_ranks_build_window(run: Run) -> MetricsWindow:
     settings = run.settings
     num_tokens = settings.deepspeed.batch.micro * settings.flags.data.max_seq_length
     probe = MatmulProbe(settings.model_config, num_tokens, DTYPES[settings.precision], run.device)
-    speeds = all_ranks_measure_speed(probe)
+    collectives.all_ranks_barrier()  # all ranks measure at the same time
+    speeds = collectives.all_ranks_gather(probe.measure_speed())
     needs_probe = settings.deepspeed.zero_stage == 3 and run.rank_info.world_size > 1
     pace = RankPace(probe if needs_probe else None, min(speeds))
     run.timer.lap()  # the time until here is not part of the first window

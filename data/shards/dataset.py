@@ -214,6 +214,8 @@ def open_dataset(
     """
     problems, shape = Problems(), (max_seq_length, max_predictions_per_seq)
     assert weights is None or len(weights) == len(folders)
+    if not folders:
+        problems.add("no data folder was given. Add one to the model JSON under data.mixed_seq_datasets.")
     shards: list[ShardInfo] = []
     for number, folder in enumerate(folders):
         if folder.resolve() in [earlier.resolve() for earlier in folders[:number]]:

@@ -68,11 +68,15 @@ class Rows:
 
     def with_originals(self) -> "Rows":
         """The same rows with the original tokens restored and nothing to predict."""
-        input_ids = self.input_ids.copy()
-        row_index, column = np.nonzero(self.masked_lm_positions)
-        input_ids[row_index, self.masked_lm_positions[row_index, column]] = self.masked_lm_ids[row_index, column]
         empty = np.zeros_like(self.masked_lm_positions)
-        return self.replace(input_ids=input_ids, masked_lm_positions=empty, masked_lm_ids=empty)
+        originals = self.write_predictions(self.input_ids.copy())
+        return self.replace(input_ids=originals, masked_lm_positions=empty, masked_lm_ids=empty)
+
+    def write_predictions(self, values: np.ndarray) -> np.ndarray:
+        """Write the original id of each token to predict to its place in `values`, [N, S], and return them."""
+        row_index, column = np.nonzero(self.masked_lm_positions)
+        values[row_index, self.masked_lm_positions[row_index, column]] = self.masked_lm_ids[row_index, column]
+        return values
 
 
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:

@@ -23,22 +23,15 @@ class Batch(NamedTuple):
 
 def batch_from_rows(rows: Rows) -> Batch:
     """Convert rows to int64 tensors, their masked positions and ids to labels."""
+    unlabelled = np.full(rows.input_ids.shape, NO_LABEL, dtype=np.int64)
     return Batch(
         kind=torch.tensor(PRETRAINING_KIND, dtype=torch.int64),
         input_ids=_int64(rows.input_ids),
         input_mask=_int64(rows.input_mask),
         segment_ids=_int64(rows.segment_ids),
         next_sentence_label=_int64(rows.next_sentence_labels),
-        masked_lm_labels=torch.from_numpy(_labels_of(rows)),
+        masked_lm_labels=torch.from_numpy(rows.write_predictions(unlabelled)),
     )
-
-
-def _labels_of(rows: Rows) -> np.ndarray:
-    """[B, S] int64 labels from [B, P] positions and ids; position 0 means no prediction."""
-    labels = np.full(rows.input_ids.shape, NO_LABEL, dtype=np.int64)
-    row_index, column = np.nonzero(rows.masked_lm_positions)
-    labels[row_index, rows.masked_lm_positions[row_index, column]] = rows.masked_lm_ids[row_index, column]
-    return labels
 
 
 def blank_rows(count: int, like: Rows) -> Rows:

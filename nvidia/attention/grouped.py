@@ -341,9 +341,9 @@ def should_skip_queries(packing: Packing, num_heads: int, num_queries: int, wind
     window, where all queries cost little."""
     if window:
         return False
-    scores = num_heads * sum(count * length * length for count, length in packing.groups)
-    is_worth_it = scores >= _MIN_SKIPPED and 2 * num_queries <= packing.num_tokens
-    return is_worth_it or num_heads * packing.groups[0][1] ** 2 >= _SHORT
+    scores = [num_heads * length * length for length in _lengths(packing.groups)]
+    is_worth_it = sum(scores) >= _MIN_SKIPPED and 2 * num_queries <= packing.num_tokens
+    return is_worth_it or max(scores, default=0) >= _SHORT
 
 
 def reason_against(context: BackendContext) -> str | None:

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.files import lock_file
 from common.weights import WEIGHTS
 from training.checkpoints.manifest import find_damage
-from training.checkpoints.paths import DAMAGED, DROPPED, MANIFEST, TAG, is_run_tag, step_of
+from training.checkpoints.paths import DAMAGED, DROPPED, MANIFEST, RUN_TAG, TAG, step_of
 from training.checkpoints.state import Best, read_best, write_best
 
 RUN_FOLDER_HINT = "Pass a run's <output_dir>/saved_models/<job_name> that contains complete checkpoints"
@@ -53,7 +53,7 @@ class CheckpointFolder:
 
         Copies under other names belong to the user and are not considered.
         """
-        for tag in filter(is_run_tag, reversed(self._names())):
+        for tag in filter(RUN_TAG.fullmatch, reversed(self._names())):
             if before_step is not None and step_of(tag) >= before_step:
                 continue
             problem = find_damage(self.folder / tag)
@@ -125,7 +125,7 @@ def find_surplus(tags: list[str], retention: Retention, best: str | None, also: 
 
     Copies under other names belong to the user: they are neither counted nor removed.
     """
-    named = [tag for tag in tags if is_run_tag(tag)]
+    named = [tag for tag in tags if RUN_TAG.fullmatch(tag)]
     surplus = [] if retention.keep_last is None else named[: -retention.keep_last]
     every = retention.keep_every
     return [tag for tag in (*surplus, *also) if tag != best and (every is None or step_of(tag) % every != 0)]

@@ -29,16 +29,11 @@ RANK_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_s
 FIRST_MODEL_FILE = "zero_pp_rank_0_mp_rank_00_model_states.pt"  # of stage 3, without the prefix
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # what a user may call a checkpoint folder
-RUN_TAG = re.compile(r"step_(\d+)")  # what a run calls it
+RUN_TAG = re.compile(r"step_(\d+)")  # what a run calls it; a copy under another name belongs to the user
 
 
 def tag_of_step(step: int) -> str:
     return f"step_{step:08d}"
-
-
-def is_run_tag(tag: str) -> bool:
-    """Whether a run gave this name to a checkpoint; a copy under another name belongs to the user."""
-    return RUN_TAG.fullmatch(tag) is not None
 
 
 def step_of(tag: str) -> int:

@@ -20,7 +20,7 @@ from common.stores import Store
 from training.checkpoints.folder import Retention, find_surplus, read_lock
 from training.checkpoints.lease import Lease
 from training.checkpoints.manifest import find_damage
-from training.checkpoints.paths import MANIFEST, STAGING, is_run_tag, step_of
+from training.checkpoints.paths import MANIFEST, RUN_TAG, STAGING, step_of
 from training.checkpoints.state import read_best, read_state
 from training.checkpoints.writer import publish
 from training.runtime import collectives
@@ -39,7 +39,7 @@ class RemoteCheckpoints:
 
     def tags(self) -> list[str]:
         """Tags of all checkpoints, also of those that are not complete, oldest first."""
-        return sorted(filter(is_run_tag, self.store.list()), key=step_of)
+        return sorted(filter(RUN_TAG.fullmatch, self.store.list()), key=step_of)
 
     def upload(self, checkpoint: Path) -> bool:
         """Copy a published checkpoint; False if it was removed or replaced meanwhile. UserError without the lease."""

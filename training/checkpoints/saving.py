@@ -12,7 +12,7 @@ from common.words import counted
 from training.checkpoints.folder import Retention
 from training.checkpoints.paths import step_of
 from training.checkpoints.state import Best, Progress
-from training.checkpoints.writer import CheckpointWriter, SaveFailed
+from training.checkpoints.writer import CheckpointWriter, SaveFailed, Sources
 from training.plan.horizon import Horizon
 from training.plan.time_budget import Budget
 from training.runtime import collectives
@@ -33,29 +33,25 @@ class SavePolicy:
     epochs: Container[int] | None = None  # at whose end to save; None: all
 
 
+@dataclass
 class Saver:
     """Saves a run's checkpoints: by steps, by minutes, at the ends of epochs and at the end."""
 
-    def __init__(
-        self,
-        checkpoints: CheckpointWriter,
-        engine: Any,
-        progress: Progress,
-        horizon: Horizon,
-        budget: Budget,
-        stop: StopRequests,
-        policy: SavePolicy,
-        sources: dict[str, str | bytes],
-        note: Callable[[str], None],
-    ) -> None:
-        """`sources`: the user's files, saved verbatim. `note` is called with what begins, for the watchdog."""
-        self.checkpoints, self.engine, self.progress = checkpoints, engine, progress
-        self.horizon, self.budget, self.stop = horizon, budget, stop
-        self.policy, self.sources, self.note = policy, sources, note
+    checkpoints: CheckpointWriter
+    engine: Any
+    progress: Progress
+    horizon: Horizon
+    budget: Budget
+    stop: StopRequests
+    policy: SavePolicy
+    sources: Sources
+    note: Callable[[str], None]  # is called with what begins, for the watchdog
+
+    def __post_init__(self) -> None:
         self.saved_at = time.monotonic()
         # Step and samples of the last save, which may still be uncommitted; at first, of the resume point.
-        self.saved_position = (progress.step, progress.samples)
-        self.is_commit_timed = budget.total is None  # only a time budget needs to know how long a commit takes
+        self.saved_position = (self.progress.step, self.progress.samples)
+        self.is_commit_timed = self.budget.total is None  # only a time budget needs to know how long a commit takes
 
     @property
     def has_unsaved_steps(self) -> bool:

@@ -25,6 +25,7 @@ from training.runtime import collectives
 
 AT_FDCWD = -100  # relative paths start at the current folder
 RENAME_EXCHANGE = 2
+Sources = dict[str, str | bytes]  # the user's files by name, saved verbatim
 
 
 class SaveFailed(Exception):
@@ -43,17 +44,11 @@ class CheckpointWriter(CheckpointFolder):
         self._commit_failure: Exception | None = None
 
     def all_ranks_save(
-        self,
-        engine: Any,
-        state: TrainingState,
-        sources: dict[str, str | bytes],
-        retention: Retention,
-        best: Best | None = None,
+        self, engine: Any, state: TrainingState, sources: Sources, retention: Retention, best: Best | None
     ) -> None:
         """Write a checkpoint. Collective. Rank 0 commits it in the background; `all_ranks_finish()` waits for that.
 
-        `sources` are the user's files, saved verbatim. `best` marks it as the best so far: it is kept until there is
-        a better one. Raises SaveFailed on all ranks.
+        `best` marks it as the best so far: it is kept until there is a better one. Raises SaveFailed on all ranks.
         """
         tag, staging = tag_of_step(state.step), self.folder / STAGING
         exists, problem = collectives.all_ranks_from_main(lambda: self._prepare(staging, state, engine))
@@ -71,11 +66,8 @@ class CheckpointWriter(CheckpointFolder):
         names_by_rank = collectives.all_ranks_gather(names)
         if collectives.is_main():
             files = [(rank, *file) for rank, found in enumerate(names_by_rank) for file in found]
-            self._commit = threading.Thread(
-                target=self._commit_in_background,
-                args=(staging / tag, best, state, sources, retention, files),
-                name="commit",
-            )
+            task = (staging / tag, best, state, sources, retention, files)
+            self._commit = threading.Thread(target=self._commit_in_background, args=task, name="commit")
             self._commit.start()
 
     def join(self) -> None:
@@ -185,7 +177,7 @@ class CheckpointWriter(CheckpointFolder):
         staged: Path,
         best: Best | None,
         state: TrainingState,
-        sources: dict[str, str | bytes],
+        sources: Sources,
         retention: Retention,
         written: Sequence[tuple[int, str, int]],
     ) -> None:

@@ -197,12 +197,7 @@ def describe_checkpoint(checkpoint: Path, state: TrainingState, metrics: Path | 
 
 
 def all_ranks_export(
-    folder: Path,
-    which: str | None,
-    output: Path,
-    tokenizer: BertTokenizer | None,
-    metrics: Path,
-    request: CardRequest,
+    folder: Path, which: str | None, output: Path, tokenizer: BertTokenizer | None, metrics: Path, request: CardRequest
 ) -> None:
     """--export_dir: rank 0 exports the best or the last checkpoint in the run's `folder`. Collective.
 
@@ -211,21 +206,17 @@ def all_ranks_export(
     """
 
     def export() -> str:
-        checkpoint, figures = locate_checkpoint(folder, which), _readable(metrics)
+        checkpoint = locate_checkpoint(folder, which)
+        figures: Path | None = metrics
+        try:
+            last_validation(metrics)
+        except (OSError, UserError) as error:
+            console.warn(f"{error}. The model card is written without figures")
+            figures = None
         state = export_checkpoint(checkpoint, output, tokenizer, figures, "--export_dir", request)
         return describe_checkpoint(checkpoint, state, figures)
 
     console.say(f"export: {output} ({collectives.all_ranks_from_main(export)})")
-
-
-def _readable(metrics: Path) -> Path | None:
-    """`metrics`, or None with a warning: figures that cannot be read must not prevent the export of a finished run."""
-    try:
-        last_validation(metrics)
-    except (OSError, UserError) as error:
-        console.warn(f"{error}. The model card is written without figures")
-        return None
-    return metrics
 
 
 def check_tokenizer(tokenizer: BertTokenizer, state: TrainingState, where: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from common.console import console
 from common.errors import UserError
+from common.files import append_whole
 from data.shards.dataset import PretrainingDataset
 from data.stream.loader import StepBatches
 from training.checkpoints.paths import SKIPS
@@ -61,7 +62,6 @@ class BadSteps:
             "rows": [dataset.describe_row(number) for number in batches.rows],
         }
         try:
-            with self.file.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
+            append_whole(self.file, json.dumps(row) + "\n")
         except OSError as error:
             console.warn(f"{self.file}: cannot be written ({error.strerror})")

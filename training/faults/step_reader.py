@@ -1,6 +1,7 @@
 """Reading the batches of each step, where a rank's data may become unreadable: then all ranks raise Unreadable."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from data.shards.dataset import PretrainingDataset
@@ -12,6 +13,7 @@ from training.plan.step_plan import Segment, StepPlan
 from training.runtime import collectives
 
 
+@dataclass
 class StepReader:
     """Reads steps from the run's cursor on, in the size that the plan gives there, and prefetches the next ones.
 
@@ -19,16 +21,13 @@ class StepReader:
     end.
     """
 
-    def __init__(
-        self,
-        open_stream: Callable[[Segment], TrainingStream],
-        plan: StepPlan,
-        progress: Progress,
-        engine: Any,
-        timer: SectionTimer,
-    ) -> None:
-        self._open_stream, self._plan, self._progress = open_stream, plan, progress
-        self._engine, self._timer = engine, timer
+    open_stream: Callable[[Segment], TrainingStream]
+    plan: StepPlan
+    progress: Progress
+    engine: Any
+    timer: SectionTimer
+
+    def __post_init__(self) -> None:
         self._stream: TrainingStream | None = None
         self._steps: Iterator[StepBatches] | None = None
         self._segment: Segment | None = None
@@ -57,8 +56,8 @@ class StepReader:
 
     def all_ranks_next(self) -> StepBatches:
         """The next step's batches; Unreadable on all ranks where one cannot read them."""
-        segment = self._plan.at(self._progress.samples)
-        is_new = segment is not self._segment or self._progress.samples != self._next_sample
+        segment = self.plan.at(self.progress.samples)
+        is_new = segment is not self._segment or self.progress.samples != self._next_sample
         batches, failure = collectives.attempt(lambda: self._read(segment if is_new else None))
         # A stream that was opened just now, which happens on all ranks at the same step, has prefetched nothing.
         is_certain = self._is_prefetched and not is_new
@@ -72,11 +71,11 @@ class StepReader:
         """The next step; `new`: of another stream, which is opened first."""
         if new is not None:
             self.close()
-            self._segment, self._stream = new, self._open_stream(new)
-            set_batch(self._engine, new)
-            self._steps = self._stream.steps(self._progress.samples)
+            self._segment, self._stream = new, self.open_stream(new)
+            set_batch(self.engine, new)
+            self._steps = self._stream.steps(self.progress.samples)
         assert self._steps is not None
-        with self._timer.measure("data_wait"):
+        with self.timer.measure("data_wait"):
             return next(self._steps)
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from nvidia.config import BertConfig
 from nvidia.cpu.amx import avoid_broken_amx
 from nvidia.cpu.linear import linear
-from training.runtime import collectives
 from training.runtime.precision import DTYPES, find_abilities
 
 # Work of one forward and one backward pass, in forward passes. Recomputation is not useful work and not counted.
@@ -119,12 +118,6 @@ def measure_speeds(config: BertConfig, clock: Callable[[], float] = time.perf_co
         for name, dtype in DTYPES.items()
         if name in precisions
     }
-
-
-def all_ranks_measure_speed(probe: MatmulProbe) -> list[float]:
-    """FLOP/s of each rank, measured on all at the same time."""
-    collectives.all_ranks_barrier()
-    return collectives.all_ranks_gather(probe.measure_speed())
 
 
 class RankPace:

@@ -23,14 +23,12 @@ def last_validation(metrics: Path | None, step: int | None = None) -> dict[str, 
     for row in read_metrics(metrics):
         if row["kind"] != "validation" or (step is not None and row["step"] > step):
             continue
-        wrong = [
-            key
-            for key in VALIDATION_KEYS
-            if not isinstance(row.get(key), int | float) and row.get(key, "") not in NOT_FINITE
-        ]
+        values = {key: row.get(key, "") for key in VALIDATION_KEYS}
+        texts = {key: value for key, value in values.items() if not isinstance(value, int | float)}
+        wrong = [key for key, value in texts.items() if value not in NOT_FINITE]
         if wrong:
             raise UserError(f"{metrics}: its validation has no number for {', '.join(wrong)}; {A_RUNS_METRICS}")
-        if all(row[key] not in NOT_FINITE and math.isfinite(row[key]) for key in VALIDATION_KEYS):
+        if not texts and all(map(math.isfinite, values.values())):
             found = row
     return found
 

@@ -51,17 +51,13 @@ class SectionTimer:
         return self.clock() - self.began - sum(self.seconds[pause] for pause in PAUSES)
 
     def lap(self) -> dict[str, float]:
-        """Seconds by section since the last lap, with "total" (the wall clock) and "other"; starts a new lap."""
+        """Seconds by section since the last lap, and "other", "total" (wall clock) and "training"; starts a new lap."""
         if self.events:
             torch.cuda.synchronize()
             for section, start, end in self.events:
                 self.seconds[section] += start.elapsed_time(end) / 1000
         now = self.clock()
         seconds, total = self.seconds, now - self.began
+        training = max(total - sum(seconds[pause] for pause in PAUSES), 1e-9)
         self.began, self.seconds, self.events = now, dict.fromkeys(SECTIONS, 0.0), []
-        return {**seconds, "other": max(0.0, total - sum(seconds.values())), "total": total}
-
-
-def training_seconds(seconds: dict[str, float]) -> float:
-    """The part of a lap that was training: everything except validation, probes and checkpoints."""
-    return max(seconds["total"] - sum(seconds[pause] for pause in PAUSES), 1e-9)
+        return {**seconds, "other": max(0.0, total - sum(seconds.values())), "total": total, "training": training}

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from data.shards.schema import NO_LABEL
 from data.stream.loader import StepBatches
 from nvidia.config import BertConfig
 from training.metrics.flops import RankPace, model_flops
-from training.metrics.timing import SECTIONS, SectionTimer, training_seconds
+from training.metrics.timing import SECTIONS, SectionTimer
 from training.runtime import collectives
 from training.runtime.ranks import RankInfo
 
@@ -87,23 +88,21 @@ class WindowReport(NamedTuple):
     seconds_per_micro_step: float
 
 
+@dataclass
 class MetricsWindow:
     """Counts steps as they are taken; `all_ranks_close` turns the counts into figures and starts the next window.
 
     A checkpoint within a window calls `all_ranks_settle`, so that reports keep their regular steps.
     """
 
-    def __init__(
-        self,
-        config: BertConfig,
-        rank_info: RankInfo,
-        device: torch.device,
-        timer: SectionTimer,
-        pace: RankPace,
-        matmul_speed: float,
-    ) -> None:
-        self.config, self.rank_info, self.device = config, rank_info, device
-        self.timer, self.pace, self.matmul_speed = timer, pace, matmul_speed
+    config: BertConfig
+    rank_info: RankInfo
+    device: torch.device
+    timer: SectionTimer
+    pace: RankPace
+    matmul_speed: float  # FLOP/s of plain products, all ranks
+
+    def __post_init__(self) -> None:
         self.seconds_per_step_before: float | None = None  # of the previous window
         self.read_at = 0.0
         self.reset()
@@ -216,7 +215,7 @@ class MetricsWindow:
         memory = peak_memory_gib(self.device)
         return {
             "flops": self.flops,
-            "training_seconds": training_seconds(seconds),
+            "training_seconds": seconds["training"],
             **{f"seconds_{section}": seconds[section] for section in (*SECTIONS, "other")},
             **{f"pace_{rank}": flag * pace for rank, flag in own.items()},
             **{f"memory_{rank}": flag * memory for rank, flag in own.items()},

@@ -35,6 +35,13 @@ class Clock:
         patch.setattr(MetricsWindow, "seconds_per_step", lambda _window: STEP_SECONDS)
         self.slow_down(patch, loop, "all_ranks_take_step", STEP_SECONDS)
         self.slow_down(patch, checkpoint, "write_manifest", COMMIT_SECONDS)
+        save = checkpoint.CheckpointWriter.all_ranks_save
+
+        def save_and_wait(self: checkpoint.CheckpointWriter, *args: Any) -> None:
+            save(self, *args)
+            self.join()  # a thread would advance the clock at a step that depends on the machine
+
+        patch.setattr(checkpoint.CheckpointWriter, "all_ranks_save", save_and_wait)
 
     def budget(self, total: float | None, **options: Any) -> Budget:
         return Budget(total, **{**options, "clock": lambda: self.now, "began": self.now})

@@ -125,7 +125,9 @@ def test_a_file_is_in_one_split_only(tmp_path: Path) -> None:
         opened(tmp_path, split="validation")
 
 
-def test_a_folder_listed_twice_is_refused(tmp_path: Path) -> None:
+def test_no_folder_and_a_folder_listed_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no data folder was given"):
+        opened()
     write_ours(tmp_path, [5])
     with pytest.raises(UserError, match="listed twice"):
         opened(tmp_path, tmp_path / ".")

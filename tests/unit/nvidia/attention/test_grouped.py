@@ -197,6 +197,15 @@ def test_queries_are_skipped_where_sequences_have_many_scores(
     assert grouped.should_skip_queries(packing_of(*lengths), heads, num_queries, window) is expected
 
 
+def test_a_batch_without_rows_has_no_loss_and_gradients_of_zero() -> None:
+    model = BertForPreTrainingPreLN(tiny_config(attention_backend="grouped"))
+    kind, *tensors = make_batch()
+    loss = model((kind, *(tensor[:0] for tensor in tensors)))
+    loss.backward()
+    assert loss == 0
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
 def test_sequences_are_computed_together_unless_padding_costs_more_than_another_run() -> None:
     runs = grouped._runs(packing_of(*[128] * 9, 127, 120, 97, 78, 9, 9).groups, 2, 0)
     assert [(run.sequences, run.length) for run in runs] == [(12, 128), (3, 78)]
