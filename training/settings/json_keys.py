@@ -14,28 +14,28 @@ from training.settings.overrides import Override
 
 TRAINING_BLOCK = "mixed_seq_training"
 MODEL_BLOCK = "bert_model_config"
-# What to pass here → names that other programs have for it.
+# Names that other programs have for a flag, and what to pass here.
 OTHER_NAMES = {
-    "--train_batch_size N, the rows per step": "batch_size bs global_batch_size",
-    "--set train_micro_batch_size_per_gpu=N, or --find_micro_batch": "micro_batch_size per_device_train_batch_size "
-    "per_gpu_train_batch_size",
-    "--find_micro_batch": "auto_find_batch_size",
-    "--set train_micro_batch_size_per_gpu=N; validation uses it too": "eval_batch_size",
-    "--learning_rate X": "lr peak_lr max_lr",
-    "--total_training_steps N for the length of the schedule, or --max_steps N to end earlier": "num_train_steps "
-    "num_steps steps train_steps max_train_steps train_iters",
-    f"--set {TRAINING_BLOCK}.<max_seq_length>.num_epochs=N": "epochs num_train_epochs max_epochs",
-    f"--set {TRAINING_BLOCK}.<max_seq_length>.warmup_proportion=0.01, a share of total_training_steps": "warmup "
-    "warmup_steps num_warmup_steps warmup_ratio",
-    "--set gradient_accumulation_steps=N": "grad_accum accumulation_steps",
-    "--set gradient_clipping=1.0": "max_grad_norm clip_grad grad_clip",
-    "--precision fp16": "fp16",
-    "--precision bf16": "bf16",
-    "--set zero_optimization.stage=1": "zero_stage",
-    "--set optimizer.type=AdamW": "optimizer",
-    "nothing: this launcher does not restart itself. To restart a run that dies, start it with `torchrun --standalone "
-    "--nproc_per_node N --max-restarts R deepspeed_train.py …`; see docs/clusters.md": "max_restarts",
-    "nothing: the same command, run again, resumes the run": "resume resume_from_checkpoint",
+    "batch_size bs global_batch_size": "--train_batch_size N, the rows per step",
+    "micro_batch_size per_device_train_batch_size per_gpu_train_batch_size": "--set train_micro_batch_size_per_gpu=N, "
+    "or --find_micro_batch",
+    "auto_find_batch_size": "--find_micro_batch",
+    "eval_batch_size": "--set train_micro_batch_size_per_gpu=N; validation uses it too",
+    "lr peak_lr max_lr": "--learning_rate X",
+    "num_train_steps num_steps steps train_steps max_train_steps train_iters": "--total_training_steps N for the "
+    "length of the schedule, or --max_steps N to end earlier",
+    "epochs num_train_epochs max_epochs": f"--set {TRAINING_BLOCK}.<max_seq_length>.num_epochs=N",
+    "warmup warmup_steps num_warmup_steps warmup_ratio": f"--set {TRAINING_BLOCK}.<max_seq_length>.warmup_proportion="
+    "0.01, a share of total_training_steps",
+    "grad_accum accumulation_steps": "--set gradient_accumulation_steps=N",
+    "max_grad_norm clip_grad grad_clip": "--set gradient_clipping=1.0",
+    "fp16": "--precision fp16",
+    "bf16": "--precision bf16",
+    "zero_stage": "--set zero_optimization.stage=1",
+    "optimizer": "--set optimizer.type=AdamW",
+    "max_restarts": "nothing: this launcher does not restart itself. To restart a run that dies, start it with "
+    "`torchrun --standalone --nproc_per_node N --max-restarts R deepspeed_train.py …`; see docs/clusters.md",
+    "resume resume_from_checkpoint": "nothing: the same command, run again, resumes the run",
 }
 
 
@@ -47,7 +47,7 @@ def find_hints() -> dict[str, str]:
         **{name: f"{TRAINING_BLOCK}.<max_seq_length>.{name}" for name in TrainingSection.model_fields},
     }
     hints = {name: f"--set {key}=VALUE" for name, key in keys.items()}
-    hints |= {name: hint for hint, names in OTHER_NAMES.items() for name in names.split()}
+    hints |= {name: hint for names, hint in OTHER_NAMES.items() for name in names.split()}
     return {f"--{name}": hint for name, hint in hints.items()}
 
 

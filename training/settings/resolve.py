@@ -170,10 +170,11 @@ def _make_settings(
         "deepspeed": deepspeed.for_engine(precision),
     }
     found = dict(vars(parts))
+    is_pre_ln = found.pop("is_pre_ln")
     settings = Settings(
         output_dir=flags.required.output_dir,
         job_name=job_name,
-        flags=replace(flags, model=flags.model.model_copy(update={"preln": found.pop("is_pre_ln")})),
+        flags=replace(flags, model=flags.model.model_copy(update={"preln": is_pre_ln})),
         deepspeed=deepspeed,
         precision=precision,
         sources={
