@@ -96,6 +96,8 @@ def _tabular(path: Path, task: Task, records: Iterable[tuple[int, list[str]]]) -
 def _place(path: Path, task: Task, field: str, first: list[str]) -> int:
     """The number of the column of a field; `first` is the first row of the file."""
     column, width = task.columns[field], len(first)
+    if not task.header and re.fullmatch(r"-?\d+", str(column)):
+        column = int(column)
     if isinstance(column, int) and -width <= column < width:
         return column
     if task.header and column in first:

@@ -30,6 +30,18 @@ def test_cola_has_no_header_and_quotation_marks_are_text(tmp_path: Path) -> None
     assert [(row["label"], row["text"]) for row in rows] == [("1", '"He said so.'), ("0", "Him said\u2028so.")]
 
 
+def test_without_a_header_columns_are_numbers_also_in_quotes(tmp_path: Path) -> None:
+    changes = {"name": "mine", "kind": "classify", "format": "tsv", "metrics": ["accuracy"], "train": "a", "dev": "a"}
+    path = write(tmp_path / "a", "x\t0\tgood\n")
+    for text, label, message in (("-1", 1, None), ("sentence", 1, "'text' is column sentence"), (3, 1, "3 columns")):
+        task = make_task({**changes, "header": False, "columns": {"text": text, "label": label}}, "mine.json")
+        if message is None:
+            assert read_files(task, (path,)).rows[0]["text"] == "good"
+        else:
+            with pytest.raises(UserError, match=message):
+                read_files(task, (path,))
+
+
 def test_mrpc_has_a_byte_order_mark_in_front_of_its_header(tmp_path: Path) -> None:
     path = write(tmp_path / "dev.tsv", '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tone " a\ttwo\n')
     (row,) = read_files(shipped("mrpc"), (path,)).rows
