@@ -1,4 +1,5 @@
-"""Reports of a run: the figures of a window on the console and in every sink, with warnings, and the live bar."""
+"""Reports of a run: the figures of a window on the console and in every sink, with warnings; the live bar; the run's
+hyperparameters for TensorBoard's table of runs."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the optimizer step, and the settings of a run that have an effect."""
+"""The learning rate as a pure function of the optimizer step, and which settings of a recipe its schedule uses."""
 
 import math
 from collections.abc import Callable, Mapping
