@@ -7,15 +7,15 @@ from torch.nn import functional
 from nvidia.cpu.cross_entropy import cross_entropy_sum
 
 
-@pytest.mark.parametrize("spread", [1.0, 300.0])
-def test_value_and_gradient_equal_those_of_torch(spread: float) -> None:
-    """Scores 300 apart: probabilities of most labels underflow."""
+@pytest.mark.parametrize(("spread", "num_padding"), [(1.0, 0), (1.0, 3), (300.0, 0)])
+def test_value_and_gradient_equal_those_of_torch(spread: float, num_padding: int) -> None:
+    """Scores 300 apart: probabilities of most labels underflow. With padding, the scores are a part of each row."""
     generator = torch.Generator().manual_seed(0)
     scores = (torch.randn(13, 37, generator=generator) * spread).requires_grad_()
     labels = torch.randint(37, (13,), generator=generator)
     expected = functional.cross_entropy(scores, labels, reduction="sum")
     (expected_gradient,) = torch.autograd.grad(expected / 7, scores)
-    overwritten = scores * 1
+    overwritten = functional.pad(scores * 1, (0, num_padding)).narrow(1, 0, 37)
     loss = cross_entropy_sum(overwritten, labels)
     (gradient,) = torch.autograd.grad(loss / 7, scores, retain_graph=True)
     assert torch.allclose(loss, expected, rtol=1e-6)
