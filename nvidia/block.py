@@ -45,6 +45,10 @@ class BertBlock(nn.Module):
         """The second half of the block, [U, H] → [U, H], row by row."""
         raise NotImplementedError
 
+    def compile_feed_forward(self) -> None:
+        """Compile the second half of the block, for any number of rows: it differs between batches."""
+        self.add_feed_forward = torch.compile(self.add_feed_forward, dynamic=True)  # type: ignore[method-assign]
+
     def attend(self, x: Tensor, call: AttentionCall, norm: nn.Module | None = None) -> Tensor:
         """attention(norm(x)), [T, H] → [U, H]"""
         return self.attention.output(self.attention.self(x, call, norm, self.checkpointing))

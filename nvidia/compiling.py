@@ -15,8 +15,7 @@ def compile_blocks(model: PreTrainingModel) -> None:
     """
     for block in model.bert.encoder.layer:
         assert isinstance(block, BertBlock)
-        # dynamic: the number of rows differs between batches
-        block.add_feed_forward = torch.compile(block.add_feed_forward, dynamic=True)  # type: ignore[method-assign]
+        block.compile_feed_forward()
 
 
 def find_compiler_problem(device: str) -> str | None:
