@@ -9,7 +9,7 @@ no others, so work grows with T·window.
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -41,11 +41,13 @@ def grouped_attention(qkv: Tensor, packing: Packing, dropout_prob: float, window
 
 def attention_of_some(q: Tensor, kv: Tensor, groups: Groups, counts: Sequence[int], dropout_prob: float) -> Tensor:
     """The same for some queries [U, A, D], `counts` per sequence, with all keys and values [T, 2, A, D]."""
-    return _GroupedAttention.apply(kv, q, _runs_of_some(groups, counts, q.shape[1]), dropout_prob)
+    return _GroupedAttention.apply(kv, q, _runs(groups, q.shape[1], counts=counts), dropout_prob)
 
 
 class _InPlace:
     """One sequence, used where it is."""
+
+    hidden = None
 
     def spread(self, packed: Tensor, has_zeros: bool = False) -> Tensor:
         """[N, K, A, D] → [K, P, N, D]"""
@@ -69,9 +71,9 @@ class _Copied:
         self.row = torch.where(self.is_real, (ends - sizes)[:, None] + steps, 0)  # [n, width]
         self.indices: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @property
+    @cached_property
     def hidden(self) -> Tensor | None:
-        """[P, 1, width]: -∞ for padding, 0 for other keys; None without padding."""
+        """[P, 1, width], added to the scores: -∞ for padding, 0 for other keys; None without padding."""
         if not self.is_ragged:
             return None
         seen = torch.zeros(self.sequences, self.width).masked_fill(~self.is_real, -math.inf)
@@ -119,8 +121,7 @@ class _Run(NamedTuple):
     queries: slice  # equal to `tokens` unless queries are packed separately
     token_rows: _InPlace | _Copied
     query_rows: _InPlace | _Copied
-    reach: int | None = None  # how many tokens a query sees on each side; None for all
-    padding: Tensor | None = None  # [P, 1, L], added to the scores; None if all sequences have the same length
+    reach: int | None  # how many tokens a query sees on each side; None for all
 
 
 class _Tile(NamedTuple):
@@ -234,31 +235,20 @@ def _product(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool = F
     return torch.baddbmm(out, a, b, beta=int(is_added), alpha=scale, out=out)
 
 
-def _runs(groups: Groups, heads: int, window: int) -> tuple[_Run, ...]:
+def _runs(groups: Groups, heads: int, window: int = 0, counts: Sequence[int] | None = None) -> tuple[_Run, ...]:
     """Runs of one sequence, or of short sequences of similar length; of one length with a window, because padding
-    outside of it would see nothing."""
-    runs, start = [], 0
-    lengths = _lengths(groups)
-    for together in _together(lengths, lengths, heads, 0 if window else _MAX_PADDING):
-        chosen = lengths[together]
-        tokens = slice(start, start + sum(chosen))
-        reach = window // 2 if 0 < window // 2 < chosen[0] - 1 else None
-        rows, padding = _rows(chosen, heads, chosen[0] ** 2)
-        runs.append(_Run(len(chosen), chosen[0], chosen[0], tokens, tokens, rows, rows, reach, padding))
-        start = tokens.stop
-    return tuple(runs)
-
-
-def _runs_of_some(groups: Groups, counts: Sequence[int], heads: int) -> tuple[_Run, ...]:
-    """The same for `counts` queries per sequence."""
+    outside of it would see nothing. `counts`: queries per sequence that are packed separately; None: all tokens."""
     runs, start, first = [], 0, 0
     lengths = _lengths(groups)
-    for together in _together(lengths, counts, heads, _MAX_PADDING):
-        chosen, asked = lengths[together], counts[together]
+    wanted = lengths if counts is None else counts
+    for together in _together(lengths, wanted, heads, 0 if window else _MAX_PADDING):
+        chosen, asked = lengths[together], wanted[together]
         tokens, queries = slice(start, start + sum(chosen)), slice(first, first + sum(asked))
-        rows, padding = _rows(chosen, heads, chosen[0] * max(asked))
-        query_rows, _ = _rows(asked, heads, chosen[0] * max(asked))
-        runs.append(_Run(len(chosen), chosen[0], max(asked), tokens, queries, rows, query_rows, padding=padding))
+        num_queries = max(asked)
+        reach = window // 2 if 0 < window // 2 < chosen[0] - 1 else None
+        rows = _rows(chosen, heads, chosen[0] * num_queries)
+        query_rows = rows if counts is None else _rows(asked, heads, chosen[0] * num_queries)
+        runs.append(_Run(len(chosen), chosen[0], num_queries, tokens, queries, rows, query_rows, reach))
         start, first = tokens.stop, queries.stop
     return tuple(runs)
 
@@ -267,12 +257,9 @@ def _lengths(groups: Groups) -> list[int]:
     return [length for count, length in groups for _ in range(count)]
 
 
-def _rows(lengths: Sequence[int], heads: int, scores: int) -> tuple[_InPlace | _Copied, Tensor | None]:
+def _rows(lengths: Sequence[int], heads: int, scores: int) -> _InPlace | _Copied:
     """A single sequence is used in place, unless its queries are split into tiles, which reread keys."""
-    if len(lengths) == 1 and scores <= _TILE:
-        return _InPlace(), None
-    copied = _Copied(lengths, heads)
-    return copied, copied.hidden
+    return _InPlace() if len(lengths) == 1 and scores <= _TILE else _Copied(lengths, heads)
 
 
 def _together(lengths: Sequence[int], counts: Sequence[int], heads: int, max_padding: int) -> Iterator[slice]:
@@ -306,7 +293,7 @@ def _tiles(num_pairs: int, run: _Run) -> Iterator[_Tile]:
         for row in range(0, run.queries_each, max(1, rows)):
             chosen, queries = slice(first, min(first + pairs, num_pairs)), slice(row, min(row + rows, run.queries_each))
             if (reach := run.reach) is None:
-                hidden = None if run.padding is None else run.padding[chosen]
+                hidden = None if run.token_rows.hidden is None else run.token_rows.hidden[chosen]
                 yield _Tile(chosen, queries, slice(0, run.length), hidden)
             else:
                 keys = slice(max(0, queries.start - reach), min(queries.stop + reach, run.length))

@@ -209,6 +209,6 @@ def test_a_batch_without_rows_has_no_loss_and_gradients_of_zero() -> None:
 def test_sequences_are_computed_together_unless_padding_costs_more_than_another_run() -> None:
     runs = grouped._runs(packing_of(*[128] * 9, 127, 120, 97, 78, 9, 9).groups, 2, 0)
     assert [(run.sequences, run.length) for run in runs] == [(12, 128), (3, 78)]
-    runs = grouped._runs_of_some(packing_of(300, 40, 40, 40).groups, [90, 1, 20, 3], 8)
+    runs = grouped._runs(packing_of(300, 40, 40, 40).groups, 8, counts=[90, 1, 20, 3])
     assert [(run.sequences, run.length, run.queries_each) for run in runs] == [(1, 300, 90), (3, 40, 20)]
     assert [run.sequences for run in grouped._runs(packing_of(300, 300).groups, 2, 0)] == [1, 1]
