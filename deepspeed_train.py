@@ -1,10 +1,12 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
 from common.hardware import choose_accelerator
+from nvidia.cpu.startup import configure_onednn, prepare_libraries
 from training.runtime.starting import start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
+    prepare_libraries()  # before torch and numpy are imported, which read the environment then
     choose_accelerator()
 
 import time
@@ -17,7 +19,6 @@ from common.errors import run_command
 from common.memory import keep_freed_memory
 from common.processes import STOPPED_EXIT_CODE
 from nvidia.cpu.amx import avoid_broken_amx
-from nvidia.cpu.startup import configure_onednn
 from training.banner import show_banner
 from training.build import all_ranks_build_run
 from training.dry_run import all_ranks_dry_run

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch import Tensor
 from benchmarks.batches import Batch
 from benchmarks.timing import clock
 from nvidia.config import BertConfig
-from nvidia.cpu.linear import linear
+from nvidia.cpu import openblas
+from nvidia.cpu.libraries import Library
+from nvidia.cpu.linear import PRODUCTS
 from nvidia.unpadding import plan_packing, real_tokens
 
 Shape = tuple[int, int, int, int]  # how many in one batched product, rows, inner size, columns
@@ -59,15 +62,21 @@ def step_products(config: BertConfig, batch: Batch) -> Counter[Shape]:
     return +products  # without those that occur never
 
 
-def seconds(products: Iterable[tuple[Shape, int]], as_linear: bool = False) -> float:
-    """Time of all products, each as often as it occurs: by torch's matmul or, `as_linear`, the model's forward product.
+def limits() -> list[Library]:
+    """The libraries that can compute the products."""
+    there = {"torch": True, "onednn": torch.backends.mkldnn.is_available(), "openblas": openblas.kernels() is not None}
+    return [library for library in get_args(Library) if there[library]]
+
+
+def seconds(products: Iterable[tuple[Shape, int]], library: Library = "torch") -> float:
+    """Time of all products, each as often as it occurs. Batched ones, which oneDNN does not have here, by torch.
 
     Every repeat counts, as every part of a contender's step does: the best of a few would be a moment of the machine
     that no whole step ever has.
     """
     total = 0.0
     for shape, times in products:
-        multiply = _product(shape, as_linear)
+        multiply = _product(shape, library)
         multiply()  # the first call builds things
         start = clock()
         for _ in range(times):
@@ -76,11 +85,15 @@ def seconds(products: Iterable[tuple[Shape, int]], as_linear: bool = False) -> f
     return total
 
 
-def _product(shape: Shape, as_linear: bool) -> Callable[[], Tensor]:
+def _product(shape: Shape, library: Library) -> Callable[[], Tensor]:
     count, rows, inner, columns = shape
     left, right = torch.randn(count, rows, inner), torch.randn(count, inner, columns)
     if count > 1:
-        return partial(torch.bmm, left, right, out=torch.empty(count, rows, columns))
-    if as_linear:
-        return partial(linear, left[0], right[0].t().contiguous())
+        out = torch.empty(count, rows, columns)
+        is_torchs = library != "openblas"
+        return partial(torch.bmm, left, right, out=out) if is_torchs else partial(openblas.multiply, left, right, out)
+    if library == "openblas":
+        return partial(openblas.multiply, left[0], right[0], torch.empty(rows, columns))
+    if library == "onednn":
+        return partial(PRODUCTS["input_gradient"]["onednn"], left[0], right[0], left[0])
     return partial(torch.mm, left[0], right[0], out=torch.empty(rows, columns))

@@ -9,6 +9,7 @@ so that other work on the machine affects all; the best round counts. The last l
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,27 +20,27 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nvidia.cpu.startup import configure_onednn, prepare_libraries
+
+OUR_SETTINGS = prepare_libraries() if __name__ == "__main__" else {}
+
 import torch
 
 from benchmarks.batches import Batch, make_batch, num_tokens
 from benchmarks.contenders import BUILDERS, STOCK
-from benchmarks.matmul_limit import seconds, step_products
+from benchmarks.matmul_limit import limits, seconds, step_products
 from benchmarks.timing import clock
 from common.console import console
 from common.errors import run_command
 from common.memory import keep_freed_memory, peak_resident_mib
 from nvidia.config import BertConfig
 from nvidia.cpu.libraries import Libraries, use
-from nvidia.cpu.startup import configure_onednn
 from nvidia.fastest import measure_libraries
 
 CONTENDERS = tuple(BUILDERS)
 DEFAULT = ("ours", "engine", "transformers", "reference")
 # length → rows of a micro-batch, predictions per row
 WORKLOADS = {128: (16, 20), 512: (8, 80)}
-# By torch's matmul; and by that of nvidia/cpu/linear.py, which may be faster on this processor (the
-# model does not take it for all gradients of weights).
-LIMITS = ("limit", "linear_limit")
 
 
 def workload(length: int, accumulation: int, config: BertConfig) -> list[Batch]:
@@ -51,13 +52,17 @@ class Contender:
     """A process that takes a step when it is asked to. Use as a context manager."""
 
     def __init__(self, name: str, config: BertConfig, length: int, accumulation: int, libraries: Libraries) -> None:
-        context = multiprocessing.get_context("spawn")
+        self._name, context = name, multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         arguments = (theirs, name, config, length, accumulation, libraries)
         self._process = context.Process(target=take_steps, args=arguments, daemon=True)
 
     def __enter__(self) -> "Contender":
+        if self._name in STOCK:
+            for variable in OUR_SETTINGS:
+                del os.environ[variable]
         self._process.start()
+        os.environ.update(OUR_SETTINGS)
         self._connection.recv()  # it is built and warm
         return self
 
@@ -82,7 +87,7 @@ def take_steps(
     torch.manual_seed(0)
     batches = workload(length, accumulation, config)
     step = BUILDERS[name](config, accumulation)
-    step(batches if name == "engine" else batches[:1])  # the engine needs a whole accumulation window
+    step(batches)  # builds what is built once, and gets the memory of a step from the system
     connection.send("ready")
     while connection.recv():
         start = clock()
@@ -92,16 +97,17 @@ def take_steps(
 
 @dataclass(frozen=True)
 class Measured:
-    """Real tokens per second of each contender and of the matmul limits, and peak memory of each contender in MiB."""
+    """Real tokens per second of each contender and of the products by each library; peak memory of a contender, MiB."""
 
     speeds: dict[str, float]
+    limits: dict[str, float]
     peaks: dict[str, float]
 
 
 def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, accumulation: int) -> Measured:
     batches = workload(length, accumulation, config)
     libraries = fastest_libraries(config, WORKLOADS[length][0], length)
-    best = dict.fromkeys((*names, *LIMITS), float("inf"))
+    best, products = dict.fromkeys(names, float("inf")), dict.fromkeys(limits(), float("inf"))
     peaks: dict[str, float] = {}
     with ExitStack() as stack:
         contenders = {
@@ -114,10 +120,13 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
                 speed = num_tokens(batches) / spent
                 console.say(f"  {length} round {round_number + 1} {name:<13} {speed:7.1f} tokens/s")
             scale = num_tokens(batches) / num_tokens(batches[:1])
-            for name in LIMITS:
-                limit = scale * seconds(step_products(config, batches[0]).items(), as_linear=name == "linear_limit")
-                best[name] = min(best[name], limit)
-    return Measured({name: num_tokens(batches) / spent for name, spent in best.items()}, peaks)
+            for library in products:
+                limit = scale * seconds(step_products(config, batches[0]).items(), library)
+                products[library] = min(products[library], limit)
+    speeds, limit_speeds = (
+        {name: num_tokens(batches) / spent for name, spent in times.items()} for times in (best, products)
+    )
+    return Measured(speeds, limit_speeds, peaks)
 
 
 def fastest_libraries(config: BertConfig, rows: int, length: int) -> Libraries:
@@ -166,24 +175,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         for key, first, second in (("ratio", "engine", "transformers"), ("modern_ratio", "modern", "stock_modern")):
             if {first, second} <= set(row):
                 row[key] = round(speeds[first] / speeds[second], 3)
-        if "ours" in speeds:
-            row["matmul_share"] = round(speeds["ours"] / speeds["limit"], 3)
-            row["linear_share"] = round(speeds["ours"] / speeds["linear_limit"], 3)
+        row |= {f"{library}_limit": round(limit, 1) for library, limit in measured.limits.items()}
+        for name in {"ours", "engine"} & set(row):
+            row[f"{name}_share"] = round(speeds[name] / max(measured.limits.values()), 3)
         for key, name in (("peak_mb", "ours"), ("transformers_peak_mb", "transformers")):
             if name in arguments.contenders and not arguments.no_memory:
                 row[key] = round(measured.peaks[name])
         result[f"seq{length}"] = row
-        show(length, row, speeds["limit"], speeds["linear_limit"])
+        show(length, row, measured.limits)
     console.say(json.dumps(result))
     return 0
 
 
-def show(length: int, row: dict[str, float], limit: float, linear_limit: float) -> None:
+def show(length: int, row: dict[str, float], limits: dict[str, float]) -> None:
     console.say(
-        f"\nsequence length {length}; matmul limit {limit:.1f} real tokens/s, "
-        f"by the model's own forward product {linear_limit:.1f}"
+        f"\nsequence length {length}; matmul limit in real tokens/s: "
+        + ", ".join(f"{limit:.1f} by {library}" for library, limit in limits.items())
     )
-    base = row.get("transformers")
+    base, limit = row.get("transformers"), max(limits.values())
     for name in CONTENDERS:
         if name in row:
             ratio = f"{row[name] / base:5.2f}x transformers" if base else ""

@@ -1,7 +1,9 @@
 """The fastest libraries for a model on this processor, measured on its own shapes in less than half a second."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import torch
 
@@ -9,11 +11,13 @@ from nvidia.activations import is_gated
 from nvidia.attention.measuring import time_attention
 from nvidia.attention.registry import AUTO
 from nvidia.config import BertConfig
-from nvidia.cpu.libraries import Libraries
+from nvidia.cpu.libraries import General, Libraries, Library
+from nvidia.cpu.linear import Role
 from nvidia.cpu.measuring import Clock, Shape, time_products
 
 MASKED_SHARE = 0.15  # of tokens, which the prediction head reads
-WORDS = {"input_gradient": "input gradients", "weight_gradient": "weight gradients"}
+WORDS = {"input_gradient": "input gradients", "weight_gradient": "weight gradients",
+         "narrow_weight_gradient": "narrow weights' gradients"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,23 +45,38 @@ def measure_libraries(
     """
     if dtype != torch.float32:  # torch itself uses oneDNN for these
         return Measured(Libraries())
-    seconds = _time_all_products(config, rows * length, clock)
-    chosen = Libraries(**{role: min(times, key=times.__getitem__) for role, times in seconds.items()})  # type: ignore[arg-type]
+    products = _time_all_products(config, rows * length, clock)
+    seconds: dict[str, dict[str, float]] = {
+        role: {str(library): spent for library, spent in times.items()} for role, times in products.items()
+    }
+    chosen = Libraries(**{role: _fastest(times) for role, times in products.items()})  # type: ignore[arg-type]
+    general = {name: sum(times.get(name, 0.0) for times in products.values()) for name in get_args(General)}
+    if 0 < general["openblas"] < general["torch"]:
+        chosen = replace(chosen, others="openblas", attention_products="openblas")
     is_dense = not (config.is_relative or config.is_sparse)
     if config.attention_backend == AUTO and is_dense:
         dropout_prob = config.attention_probs_dropout_prob
         times = time_attention(rows, length, config.num_attention_heads, config.head_size, dropout_prob, clock)
         if times:
-            seconds["attention"] = times
+            seconds["attention"] = {_describe_attention(*candidate): spent for candidate, spent in times.items()}
             kind = "attention_with_dropout" if dropout_prob else "attention_without_dropout"
-            chosen = replace(chosen, **{kind: min(times, key=times.__getitem__)})  # type: ignore[arg-type]
+            backend, _ = min(times, key=times.__getitem__)
+            # Of the candidates that have a choice: a layer with a window may have `grouped` beside one with `sdpa`.
+            _, faster = min((key for key in times if key[0] == "grouped"), key=times.__getitem__)
+            chosen = replace(chosen, attention_products=faster, **{kind: backend})  # type: ignore[arg-type]
     return Measured(chosen, seconds)
 
 
-def _time_all_products(config: BertConfig, num_tokens: int, clock: Clock) -> dict[str, dict[str, float]]:
+def _fastest(times: Mapping[Library, float]) -> Library:
+    return min(times, key=times.__getitem__)
+
+
+def _describe_attention(backend: str, products: General) -> str:
+    return backend if products == "torch" else f"{backend} with {products}"
+
+
+def _time_all_products(config: BertConfig, num_tokens: int, clock: Clock) -> dict[Role, dict[Library, float]]:
     """The products of a block, or of the prediction head if those of a block are small."""
-    if not (torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)):
-        return {}
     head = [(config.vocab_size, config.hidden_size)]
     of_blocks = time_products(block_shapes(config), num_tokens, clock)
     return of_blocks or time_products(head, round(MASKED_SHARE * num_tokens), clock)

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nvidia.attention.backend import WINDOW_QUERIES, AttentionInputs, Backend, BackendContext
+from nvidia.cpu import openblas
 from nvidia.cpu.dropout import MaskStream, draw_seed
+from nvidia.cpu.libraries import in_use
 from nvidia.unpadding import Packing
 
 Groups = tuple[tuple[int, int], ...]  # (number of sequences, their length), in the order of the packed rows
@@ -224,14 +226,16 @@ def _add_tile(
 def _probabilities(q: Tensor, k: Tensor, tile: _Tile, scratch: _Scratch) -> Tensor:
     """softmax(q·kᵀ/√D), [P, R, keys]; summed in fp32 for every type."""
     scores = scratch.take((len(q), q.shape[1], k.shape[1]), 0)
+    _product(scores, q, k.transpose(1, 2), q.shape[-1] ** -0.5)
     if tile.hidden is not None:
-        scores.copy_(tile.hidden)
-    _product(scores, q, k.transpose(1, 2), q.shape[-1] ** -0.5, is_added=tile.hidden is not None)
+        scores += tile.hidden
     return torch.softmax(scores, dim=-1, out=scores)
 
 
 def _product(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool = False) -> Tensor:
     """out = scale·a·b, or += if `is_added`; `out` may be a view of a larger tensor."""
+    if in_use().attention_products == "openblas" and out.dtype == torch.float32:
+        return openblas.add_batched(out, a, b, scale, is_added)
     return torch.baddbmm(out, a, b, beta=int(is_added), alpha=scale, out=out)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nvidia.cpu.linear import linear, times_weight
+from nvidia.cpu.linear import linear, times_weight, transposed_times
 
 
 def joined_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
@@ -58,7 +58,7 @@ class _JoinedLinear(torch.autograd.Function):
         of_biases: list[Tensor] = []
         for gradient, taken, used in parts:
             sizes = [len(weight) for weight in used]
-            of_weights += (gradient.t() @ taken).split(sizes)
+            of_weights += transposed_times(gradient, taken).split(sizes)
             of_biases += gradient.sum(0).split(sizes) if ctx.has_bias else ()
         return of_x, None, None, *of_weights, *of_biases
 

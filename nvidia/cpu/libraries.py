@@ -1,4 +1,4 @@
-"""The library that computes each kind of large matrix product, and the attention backend that `auto` means on CPUs.
+"""The library that computes each kind of matrix product, and the attention backend that `auto` means on CPUs.
 
 Which is fastest depends on the processor, so a run measures it (nvidia/fastest.py) and sets it with `use`. The results
 differ in their last bits. Without a measurement torch's own library, MKL on x86, computes everything.
@@ -8,25 +8,31 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from common.errors import UserError
+from nvidia.cpu import openblas
 
-Library = Literal["torch", "onednn"]
+Library = Literal["torch", "onednn", "openblas"]
+General = Literal["torch", "openblas"]  # for products of any size
 VARIABLE = "CPU_PRODUCTS"
 MEASURED = "measured"
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """The library of each product of a linear layer, and the attention backend with and without dropout."""
+    """The library of each product of a linear layer and of attention, and the attention backend with and without
+    dropout. `others`: for the products of a linear layer that oneDNN does not compute."""
 
     forward: Library = "torch"
     input_gradient: Library = "torch"
     weight_gradient: Library = "torch"
+    narrow_weight_gradient: Library = "torch"  # of a weight with few rows
+    others: General = "torch"
+    attention_products: General = "torch"
     attention_with_dropout: Literal["grouped", "sdpa"] = "grouped"
     attention_without_dropout: Literal["grouped", "sdpa"] = "sdpa"
 
@@ -46,6 +52,7 @@ def use(libraries: Libraries) -> None:
     """Set the choice of this process."""
     global _in_use
     _in_use = libraries
+    openblas.set_num_threads(torch.get_num_threads())
 
 
 def forced_libraries(environment: Mapping[str, str] = os.environ) -> Libraries | None:
@@ -54,19 +61,25 @@ def forced_libraries(environment: Mapping[str, str] = os.environ) -> Libraries |
     if value == "torch":
         return Libraries()
     if value == "onednn" and torch.backends.mkldnn.is_available():
-        return Libraries(forward="onednn", input_gradient="onednn", weight_gradient="onednn")
+        return _only("onednn")
+    if value == "openblas" and openblas.kernels() is not None:
+        return replace(_only("openblas"), others="openblas", attention_products="openblas")
     if value == MEASURED:
         return None
     raise UserError(
-        f"environment variable {VARIABLE}: found {value!r}, expected {MEASURED!r}, 'torch' or, if torch was built with "
-        f"it, 'onednn'. Unset it to use the fastest"
+        f"environment variable {VARIABLE}: found {value!r}, expected {MEASURED!r}, 'torch' or, if torch and numpy were "
+        f"built with them, 'onednn' or 'openblas'. Unset it to use the fastest"
     )
+
+
+def _only(library: Library) -> Libraries:
+    return Libraries(library, library, library, library)
 
 
 def describe_processor() -> str:
     """The kind of this processor: equal where the same libraries choose the same instructions."""
     features = {key: value for key, value in torch.cpu.get_capabilities().items() if not key.startswith("num_")}
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-    digest = hashlib.sha256(json.dumps([features, limit], sort_keys=True).encode()).hexdigest()
+    limits = os.environ.get("ONEDNN_MAX_CPU_ISA", ""), openblas.kernels()
+    digest = hashlib.sha256(json.dumps([features, *limits], sort_keys=True).encode()).hexdigest()
     name = features.get("cpu_name") or features.get("architecture", "unknown")
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, features {digest[:8]}"

@@ -6,26 +6,32 @@ The clock counts the processor time of one thread, so that other work on the mac
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from nvidia.cpu import linear
+from nvidia.cpu import linear, openblas
+from nvidia.cpu.libraries import Library
 
 Clock = Callable[[], float]
 Work = Callable[[int], object]  # called with the number of the round
+Candidate = TypeVar("Candidate")
 Shape = tuple[int, int]  # [O, I] of a weight
 
+MIN_WORK = 1 << 26  # multiplications of the largest product; below that the library hardly matters
 MAX_WORK = 1 << 29  # multiplications of one timed call: about 10 ms of one core with AVX-512
 ROUNDS = 3
 MAX_SECONDS = 0.03  # of two rounds, for a third one
 ROUND_ROWS = 16  # fewer in each round: in training, too, every batch has another number of tokens
 
 
-def time_in_turns(candidates: Mapping[str, Work], clock: Clock) -> dict[str, float]:
+def time_in_turns(candidates: Mapping[Candidate, Work], clock: Clock) -> dict[Candidate, float]:
     """The seconds of each candidate's fastest turn, on one thread; the first turn includes what happens once."""
     best, threads, began = dict.fromkeys(candidates, math.inf), torch.get_num_threads(), clock()
+    blas_threads = openblas.get_num_threads()
     torch.set_num_threads(1)
+    openblas.set_num_threads(1)
     try:
         for number in range(ROUNDS):
             for name, work in candidates.items():
@@ -36,27 +42,39 @@ def time_in_turns(candidates: Mapping[str, Work], clock: Clock) -> dict[str, flo
                 break
     finally:
         torch.set_num_threads(threads)
+        openblas.set_num_threads(blas_threads)
     return best
 
 
 def time_products(
     shapes: Sequence[Shape], num_tokens: int, clock: Clock = time.thread_time
-) -> dict[str, dict[str, float]]:
-    """For each kind of product the time by each library, on the largest weight [O, I] that either may compute.
+) -> dict[linear.Role, dict[Library, float]]:
+    """For each kind of product the time by each library, on the largest weight [O, I] for which there is one.
 
-    A kind of product that is always torch's for these shapes and this number of tokens is left out.
+    Empty if all products are so small that it does not matter. A kind of product that torch alone can compute is left
+    out.
     """
-    large = [shape for shape in shapes if linear.is_large(num_tokens, *shape)]
-    measured = {"forward": large, "input_gradient": large}
-    measured["weight_gradient"] = [shape for shape in large if linear.is_narrow(*shape)]
-    return {
-        role: _time_role(role, max(shapes, key=math.prod), num_tokens, clock)
-        for role, shapes in measured.items()
-        if shapes
-    }
+    if num_tokens * max(math.prod(shape) for shape in shapes) < MIN_WORK:
+        return {}
+    narrow = [shape for shape in shapes if linear.weight_role(*shape) == "narrow_weight_gradient"]
+    wide = [shape for shape in shapes if shape not in narrow]
+    by_role: dict[linear.Role, Sequence[Shape]] = {
+        "forward": shapes, "input_gradient": shapes, "weight_gradient": wide, "narrow_weight_gradient": narrow
+    }  # fmt: skip
+    found = {role: _time_role(role, of_role, num_tokens, clock) for role, of_role in by_role.items() if of_role}
+    return {role: times for role, times in found.items() if times}
 
 
-def _time_role(role: str, shape: Shape, num_tokens: int, clock: Clock) -> dict[str, float]:
+def _time_role(role: linear.Role, shapes: Sequence[Shape], num_tokens: int, clock: Clock) -> dict[Library, float]:
+    libraries: list[Library] = ["torch"]
+    if openblas.kernels() is not None:
+        libraries.append("openblas")
+    for_onednn = [shape for shape in shapes if linear.fits_onednn((num_tokens, *shape))]
+    if for_onednn:
+        libraries.append("onednn")
+    if libraries == ["torch"]:
+        return {}
+    shape = max(for_onednn or shapes, key=math.prod)
     tokens = max(ROUND_ROWS * (ROUNDS + 1), min(num_tokens, MAX_WORK // math.prod(shape)))
     weight = torch.full(shape, 0.5)
     x, gradient = (torch.full((tokens, size), 0.5) for size in reversed(shape))
@@ -69,4 +87,4 @@ def _time_role(role: str, shape: Shape, num_tokens: int, clock: Clock) -> dict[s
         return work
 
     with torch.no_grad():
-        return time_in_turns({library: run(product) for library, product in linear.PRODUCTS[role].items()}, clock)
+        return time_in_turns({library: run(linear.PRODUCTS[role][library]) for library in libraries}, clock)

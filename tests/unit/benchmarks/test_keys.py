@@ -22,14 +22,16 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_train_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0, "limit": 200.0, "linear_limit": 250.0}
-    measured = train_step.Measured(speeds, dict.fromkeys(train_step.CONTENDERS, 900.0))
+    speeds = {**dict.fromkeys(train_step.CONTENDERS, 100.0), "engine": 120.0}
+    limits = {"torch": 200.0, "openblas": 250.0}
+    measured = train_step.Measured(speeds, limits, dict.fromkeys(train_step.CONTENDERS, 900.0))
     monkeypatch.setattr(train_step, "measure", lambda *_: measured)
     assert train_step.main(["--lengths", "128", "512", "--contenders", *train_step.CONTENDERS]) == 0
     result = last_line(capsys)
     assert result.keys() == {"seq128", "seq512"}
     for row in result.values():
-        assert [row[key] for key in ("ratio", "modern_ratio", "matmul_share", "linear_share")] == [1.2, 1.0, 0.5, 0.4]
+        assert [row[key] for key in ("ratio", "modern_ratio", "ours_share", "engine_share")] == [1.2, 1.0, 0.4, 0.48]
+        assert (row["torch_limit"], row["openblas_limit"]) == (200.0, 250.0)
         assert {*train_step.CONTENDERS, "peak_mb", "transformers_peak_mb"} <= row.keys()
 
 

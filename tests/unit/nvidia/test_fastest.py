@@ -1,5 +1,9 @@
 """The fastest library is chosen by its time, for what is large; what is small follows a fixed rule."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 import torch
 
@@ -8,11 +12,14 @@ from nvidia.attention import measuring
 from nvidia.attention.backend import AttentionInputs, Backend
 from nvidia.attention.registry import BackendContext, choose_backend
 from nvidia.config import BertConfig
+from nvidia.cpu import openblas
 from nvidia.cpu.libraries import Libraries, describe_processor, forced_libraries, in_use, use
+from nvidia.cpu.linear import Role
 from nvidia.cpu.measuring import time_in_turns
 from nvidia.fastest import measure_libraries
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
+ROLES = get_args(Role)
 SMALL = BertConfig(vocab_size=128, hidden_size=64, num_attention_heads=2, intermediate_size=256)
 LARGE = BertConfig(vocab_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024)
 
@@ -29,28 +36,55 @@ def test_the_best_turn_counts_and_a_slow_machine_has_two_rounds() -> None:
 
 @needs_onednn
 def test_large_products_and_attention_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvidia.fastest.time_products", lambda shapes, num_tokens, clock: {
-        "forward": {"torch": 2.0, "onednn": 1.0}, "input_gradient": {"torch": 1.0, "onednn": 1.5},
-    })  # fmt: skip
-    monkeypatch.setattr("nvidia.fastest.time_attention", lambda *_: {"grouped": 3.0, "sdpa": 2.0})
+    products = {"forward": {"torch": 2.0, "onednn": 1.0}, "input_gradient": {"torch": 1.0, "onednn": 1.5}}
+    attention = {("grouped", "torch"): 3.0, ("sdpa", "torch"): 2.0}
+    monkeypatch.setattr("nvidia.fastest.time_products", lambda shapes, num_tokens, clock: products)
+    monkeypatch.setattr("nvidia.fastest.time_attention", lambda *_: attention)
     measured = measure_libraries(LARGE, 16, 128)
     assert measured.libraries == Libraries(forward="onednn", attention_with_dropout="sdpa")
     assert measured.describe() == (
         "forward onednn (2.00 × torch), input gradients torch (1.50 × onednn), attention sdpa (1.50 × grouped)"
     )
+    products["forward"]["openblas"] = 1.25
+    products["input_gradient"]["openblas"] = 1.5  # 2.75 in all, where torch takes 3
+    attention["grouped", "openblas"] = 2.5
+    expected = Libraries("onednn", others="openblas", attention_products="openblas", attention_with_dropout="sdpa")
+    assert measure_libraries(LARGE, 16, 128).libraries == expected
+    attention["grouped", "openblas"] = 1.0
+    measured = measure_libraries(LARGE, 16, 128)
+    assert measured.libraries == replace(expected, attention_with_dropout="grouped")
+    assert measured.describe().endswith("attention grouped with openblas (2.00 × sdpa)")
+    attention.clear()  # a batch whose attention is too small to be measured
+    assert measure_libraries(LARGE, 16, 128).libraries == replace(expected, attention_with_dropout="grouped")
     without = BertConfig(**{**LARGE.to_dict(), "attention_probs_dropout_prob": 0.0, "attention_backend": "grouped"})
+    attention["sdpa", "torch"] = 1.0
     assert "attention" not in measure_libraries(without, 16, 128).seconds
 
 
 @needs_onednn
-def test_real_candidates_compute_what_they_are_measured_for() -> None:
-    state = torch.random.get_rng_state()
+@pytest.mark.parametrize("kernels", [None, "Haswell"])
+def test_real_candidates_compute_what_they_are_measured_for(
+    kernels: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels is not None and not openblas.is_available():
+        pytest.skip("a numpy without OpenBLAS")
+    monkeypatch.setattr(openblas, "kernels", lambda: kernels)
+    state, before, with_openblas = torch.random.get_rng_state(), in_use(), kernels is not None
     measured = measure_libraries(LARGE, 32, 128)
-    assert set(measured.seconds) == {"forward", "input_gradient", "weight_gradient", "attention"}
+    assert set(measured.seconds) == {*ROLES, "attention"}
+    assert set(measured.seconds["forward"]) == {"torch", "onednn", *["openblas"] * with_openblas}
+    assert set(measured.seconds["attention"]) == {"grouped", "sdpa", *["grouped with openblas"] * with_openblas}
     assert all(0 < seconds < 60 for times in measured.seconds.values() for seconds in times.values())
     assert torch.equal(torch.random.get_rng_state(), state)
+    assert in_use() == before
     head_only = BertConfig(vocab_size=8192, hidden_size=64, num_attention_heads=1, intermediate_size=256)
-    assert set(measure_libraries(head_only, 32, 128).seconds) == {"forward", "input_gradient"}
+    of_head = measure_libraries(head_only, 32, 128).seconds
+    assert set(of_head) == ({*ROLES} if with_openblas else {"forward", "input_gradient", "weight_gradient"})
+    assert set(of_head["forward"]) == {"torch", "openblas" if with_openblas else "onednn"}
+    narrow = BertConfig(vocab_size=128, hidden_size=128, num_attention_heads=2, intermediate_size=512)
+    expected = {"torch", "openblas"} if with_openblas else set()  # too small for oneDNN
+    found = measure_libraries(narrow, 16, 128).seconds
+    assert all(set(found.get(role, {})) == expected for role in ROLES)
 
 
 @pytest.mark.parametrize(("rows", "length", "heads"), [(64, 128, 12), (1, 8192, 12), (9, 512, 2), (7, 700, 16)])
@@ -63,9 +97,9 @@ def test_the_work_of_measuring_attention_is_bounded(
         scores.append(sum(count * size**2 for count, size in inputs.packing.groups) * qkv.shape[2])
         return qkv[:, 0], None
 
-    monkeypatch.setattr(measuring, "CANDIDATES", {"grouped": Backend(attend, lambda _: None)})
-    assert measuring.time_attention(rows, length, heads, 4, 0.1)
-    assert len(scores) in (2, 3)
+    monkeypatch.setattr(measuring, "BACKENDS", dict.fromkeys(("grouped", "sdpa"), Backend(attend, lambda _: None)))
+    candidates = measuring.time_attention(rows, length, heads, 4, 0.1)
+    assert len(scores) / len(candidates) in (2, 3)
     assert measuring.MAX_SCORES // 4 < scores[0] <= measuring.MAX_SCORES
 
 
@@ -89,13 +123,17 @@ def test_auto_attention_is_the_one_that_was_chosen() -> None:
 
 
 @needs_onednn
-def test_an_environment_variable_forces_the_library() -> None:
+def test_an_environment_variable_forces_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forced_libraries({}) is None
     assert forced_libraries({"CPU_PRODUCTS": "measured"}) is None
     assert forced_libraries({"CPU_PRODUCTS": "torch"}) == Libraries()
-    assert forced_libraries({"CPU_PRODUCTS": "onednn"}) == Libraries("onednn", "onednn", "onednn")
+    assert forced_libraries({"CPU_PRODUCTS": "onednn"}) == Libraries(*["onednn"] * 4)
     with pytest.raises(UserError, match="CPU_PRODUCTS: found 'mkl', expected 'measured', 'torch' or"):
         forced_libraries({"CPU_PRODUCTS": "mkl"})
+    for kernels, expected in (("Zen", Libraries(*["openblas"] * 6)), (None, None)):
+        monkeypatch.setattr(openblas, "kernels", lambda kernels=kernels: kernels)
+        with nullcontext() if expected else pytest.raises(UserError, match="if torch and numpy were built with them"):
+            assert forced_libraries({"CPU_PRODUCTS": "openblas"}) == expected
 
 
 def test_the_kind_of_processor_depends_on_its_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +141,8 @@ def test_the_kind_of_processor_depends_on_its_features(monkeypatch: pytest.Monke
     features = torch.cpu.get_capabilities()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**features, "num_logical_cores": 99})
     assert describe_processor() == here
+    with monkeypatch.context() as changed:
+        changed.setattr(openblas, "kernels", lambda: "SomethingElse")
+        assert describe_processor() != here
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**features, "avx2": not features.get("avx2")})
     assert describe_processor() != here

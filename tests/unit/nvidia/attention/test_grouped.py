@@ -1,6 +1,6 @@
 """Attention by length on a CPU: results and gradients equal the formula, however sequences are grouped or skipped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor
 from nvidia.attention import grouped, sdpa
 from nvidia.attention.backend import AttentionInputs
 from nvidia.checkpointing import Checkpointing
+from nvidia.cpu import openblas
 from nvidia.cpu.dropout import MaskStream, draw_seed
+from nvidia.cpu.libraries import Libraries, in_use, use
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
@@ -17,6 +19,17 @@ from nvidia.unpadding import plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, packing_of, spread_weights, tiny_config
 
 TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences together, or each by itself
+
+
+@pytest.fixture(autouse=True, params=["torch", "openblas"])
+def products(request: pytest.FixtureRequest) -> Generator[None]:
+    """Every test by each library of products."""
+    if request.param == "openblas" and not openblas.is_available():
+        pytest.skip("a numpy without OpenBLAS")
+    before = in_use()
+    use(Libraries(attention_products=request.param))
+    yield
+    use(before)
 
 
 def random_tensor(*shape: int, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: results and gradients equal torch's; used only where faster, in bounded memory."""
+"""Linear layers by oneDNN and OpenBLAS: results and gradients equal torch's; oneDNN in bounded memory."""
 
 import os
 import subprocess
@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from nvidia.activations import activation
 from nvidia.cpu import linear as module
+from nvidia.cpu import openblas
 from nvidia.cpu.libraries import Libraries, in_use, use
-from nvidia.cpu.linear import Linear, is_for_onednn, linear, linear_activation, times_weight
+from nvidia.cpu.linear import Linear, choose, linear, linear_activation, times_weight
 from nvidia.cpu.startup import configure_onednn
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import PROJECT
@@ -24,7 +25,22 @@ from tests.unit.nvidia.helpers import make_batch, tiny_config
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a torch without oneDNN")
 
 
-ONEDNN = Libraries(forward="onednn", input_gradient="onednn", weight_gradient="onednn")
+needs_openblas = pytest.mark.skipif(not openblas.is_available(), reason="a numpy without OpenBLAS")
+ONEDNN = Libraries(*["onednn"] * 4)
+OPENBLAS = Libraries(*["openblas"] * 6)
+
+
+BOTH = [pytest.param(ONEDNN, marks=needs_onednn), pytest.param(OPENBLAS, marks=needs_openblas)]
+
+
+@pytest.fixture
+def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[Libraries]:
+    """Use the libraries of the parameter for every product on any processor."""
+    monkeypatch.setattr(module, "_MIN_WORK", 1)
+    before = in_use()
+    use(request.param)
+    yield request.param
+    use(before)
 
 
 @pytest.fixture
@@ -45,14 +61,17 @@ def results(x: Tensor, weight: Tensor, bias: Tensor | None, function: object) ->
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-@needs_onednn
+@pytest.mark.parametrize("libraries", BOTH, indirect=True)
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
-@pytest.mark.parametrize("out_size", [40, 12])  # with 12 oneDNN computes the gradient of the weight too
+@pytest.mark.parametrize("out_size", [40, 12])  # 12 rows make a narrow weight
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_results_and_gradients_equal_those_of_torch(rows: int, out_size: int, has_bias: bool, onednn: None) -> None:
+def test_results_and_gradients_equal_those_of_torch(
+    rows: int, out_size: int, has_bias: bool, libraries: Libraries
+) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 24), torch.randn(out_size, 24), torch.randn(out_size) if has_bias else None
-    assert is_for_onednn(x, weight, "onednn") == (rows > 0)
+    expected_library = "torch" if libraries == ONEDNN and rows == 0 else libraries.forward
+    assert choose("forward", x, weight, (rows, out_size, 24)) == expected_library
     found, expected = results(x, weight, bias, linear), results(x, weight, bias, functional.linear)
     assert len(found) == (4 if has_bias else 3)
     for ours, theirs in zip(found, expected, strict=True):
@@ -60,10 +79,11 @@ def test_results_and_gradients_equal_those_of_torch(rows: int, out_size: int, ha
 
 
 @needs_onednn
-@pytest.mark.parametrize(("out_size", "expected"), [(12, 3), (13, 2)])
-def test_onednn_computes_the_gradient_of_a_wide_weight(
+@pytest.mark.parametrize(("out_size", "expected"), [(12, 2), (13, 3)])
+def test_the_gradient_of_a_narrow_weight_has_a_library_of_its_own(
     out_size: int, expected: int, onednn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use(replace(ONEDNN, narrow_weight_gradient="torch"))
     product, calls = module._onednn, []
     monkeypatch.setattr(module, "_onednn", lambda *tensors: calls.append(1) or product(*tensors))
     results(torch.randn(7, 24), torch.randn(out_size, 24), None, linear)
@@ -90,11 +110,25 @@ def test_without_gradients_the_activation_is_part_of_the_product(
         assert bool(layer(x, weight, bias).any()) == (act not in ("relu", "geglu"))
 
 
-@needs_onednn
-def test_a_bias_of_any_strides_is_added(onednn: None) -> None:
+@pytest.mark.parametrize("libraries", BOTH, indirect=True)
+def test_arrays_of_any_strides_are_multiplied(libraries: Libraries) -> None:
     x, weight = torch.randn(9, 24), torch.randn(40, 24)
     for bias in (torch.randn(80)[::2], torch.randn(1).expand(40)):
         torch.testing.assert_close(linear(x, weight, bias), functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    for other in (torch.randn(24, 9).t(), torch.randn(9, 48)[:, ::2], torch.randn(1, 24).expand(9, 24), x[:, :1] + x):
+        torch.testing.assert_close(linear(other, weight), functional.linear(other, weight), rtol=1e-5, atol=1e-5)
+    gradients = results(x, weight, None, lambda *leaves: linear(*leaves).sum(1))  # of stride 0
+    for ours, theirs in zip(
+        gradients, results(x, weight, None, lambda *xs: functional.linear(*xs).sum(1)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_openblas
+def test_openblas_computes_nan_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    broken = torch.tensor([[float("nan"), 1.0], [float("inf"), -3e38]])
+    assert openblas.multiply(broken, torch.full((2, 2), 1e38)).isnan().sum() == 2
+    assert not recwarn.list
 
 
 @needs_onednn
@@ -108,10 +142,10 @@ def test_a_gradient_that_is_not_needed_is_not_computed(onednn: None, monkeypatch
     torch.testing.assert_close(layer.bias.grad, torch.full((4,), 3.0))
 
 
-@needs_onednn
+@pytest.mark.parametrize("libraries", BOTH, indirect=True)
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_model_has_the_loss_and_gradients_of_the_products_of_torch(
-    checkpointed: bool, onednn: None, monkeypatch: pytest.MonkeyPatch
+    checkpointed: bool, libraries: Libraries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     torch.manual_seed(0)
@@ -128,18 +162,21 @@ def test_a_model_has_the_loss_and_gradients_of_the_products_of_torch(
 
     use(Libraries())
     expected = run()
-    use(ONEDNN)
-    product, shapes = module._onednn, []
+    use(libraries)
+    shapes = []
+    place, name = (module, "_onednn") if libraries == ONEDNN else (openblas, "multiply")
+    product = getattr(place, name)
 
-    def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        shapes.append(weight.shape)
-        return product(x, weight, bias)
+    def noted(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
+        shapes.append(tuple(weight.shape if libraries == ONEDNN else weight.t().shape) if weight.dim() == 2 else ())
+        return product(x, weight, *rest)
 
-    monkeypatch.setattr(module, "_onednn", noted)
+    monkeypatch.setattr(place, name, noted)
     found = run()
     assert len(shapes) >= 8 * config.num_hidden_layers  # four products per block forward, four for gradients
     assert (3 * config.hidden_size, config.hidden_size) in shapes  # Q, K and V joined
     assert (config.vocab_size, config.hidden_size) in shapes
+    assert (() in shapes) == (libraries == OPENBLAS)  # products of attention
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -149,30 +186,39 @@ def test_a_layer_has_the_type_and_the_names_of_torch() -> None:
     assert [name for name, _ in Linear(8, 4).named_parameters()] == ["weight", "bias"]
 
 
-def test_onednn_computes_only_large_fp32_products_of_two_dimensions() -> None:
+@pytest.mark.parametrize("library", ["onednn", "openblas"])
+def test_other_libraries_compute_only_fp32_products_of_two_dimensions(library: str) -> None:
+    before = in_use()
+    use(Libraries(forward=library, others="openblas"))  # type: ignore[arg-type]
     large, weight = torch.empty(1 << 10, 1 << 9), torch.empty(1 << 9, 1 << 9)
-    chosen = partial(is_for_onednn, library="onednn")
-    assert chosen(large, weight)
-    assert not chosen(large[1:], weight)  # 2²⁸ multiplications are the minimum
-    assert not chosen(large.unsqueeze(0), weight)
-    assert not chosen(large.bfloat16(), weight.bfloat16())
-    assert not chosen(large.to("meta"), weight.to("meta"))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not chosen(large, weight)
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert not chosen(large, weight)
-    assert not is_for_onednn(large, weight, "torch")
+
+    def chosen(x: Tensor, weight: Tensor) -> str:
+        return choose("forward", x, weight, (len(x), *weight.shape))
+
+    try:
+        assert chosen(large, weight) == library
+        assert chosen(large[1:], weight) == "openblas"  # 2²⁸ multiplications are the minimum for oneDNN
+        assert chosen(large.unsqueeze(0), weight) == "torch"
+        assert chosen(large.bfloat16(), weight.bfloat16()) == "torch"
+        assert chosen(large.to("meta"), weight.to("meta")) == "torch"
+        with torch.autocast("cpu", torch.bfloat16):
+            assert chosen(large, weight) == "torch"
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert chosen(large, weight) == "openblas"
+        assert choose("input_gradient", large, weight, (1 << 10, 1 << 9, 1 << 9)) == "torch"
+    finally:
+        use(before)
 
 
 @needs_onednn
-@pytest.mark.parametrize("role", ["forward", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize("role", ["forward", "input_gradient", "narrow_weight_gradient"])
 def test_each_kind_of_product_has_its_own_library(role: str, onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     use(replace(Libraries(), **{role: "onednn"}))
     product, calls = module._onednn, []
     monkeypatch.setattr(module, "_onednn", lambda *tensors: calls.append(tensors[0].shape) or product(*tensors))
     x, weight = torch.randn(7, 24), torch.randn(12, 24)
     found, expected = results(x, weight, None, linear), results(x, weight, None, functional.linear)
-    assert calls == [{"forward": (7, 24), "input_gradient": (7, 12), "weight_gradient": (12, 7)}[role]]
+    assert calls == [{"forward": (7, 24), "input_gradient": (7, 12), "narrow_weight_gradient": (12, 7)}[role]]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
