@@ -2,10 +2,11 @@
 
 Instances per second and core cover the whole command, from raw sentences to finished shards and report, with a given
 tokenizer, five static copies and one worker, in CPU time of the process tree. The peer is a plain reference of BERT's
-published procedure (benchmarks/plain_prepare.py) with the same vocabulary and text, start-up included. Memory is
-measured with a given tokenizer, and with one that is trained in the run. The largest corpus is also prepared by several
-workers: their instances per second of wall time show whether all cores are used on a machine without other load; the
-share of CPU time outside of the workers, which more workers do not divide, shows it on any machine.
+published procedure (benchmarks/plain_prepare.py) with the same vocabulary and text, start-up included; with --nvidia
+also NVIDIA's own script (DeepLearningExamples, PyTorch/LanguageModeling/BERT). Memory is measured with a given
+tokenizer, and with one that is trained in the run. The largest corpus is also prepared by several workers: their
+instances per second of wall time show whether all cores are used on a machine without other load; the share of CPU time
+outside of the workers, which more workers do not divide, shows it on any machine.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import h5py
+
 from data.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rss_mb", type=float, default=20, help="corpus whose memory is compared with one of ten times its size"
     )
     parser.add_argument("--peer_mb", type=float, default=15, help="corpus to compare with the plain reference on")
+    parser.add_argument("--nvidia", type=Path, help="a folder with NVIDIA's create_pretraining_data.py, to compare too")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of workers to compare with one")
     parser.add_argument("--sample_mb", type=float, default=5, help="amount of text to train the tokenizer on")
     arguments = parser.parse_args(argv)
@@ -58,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours = _measure(folder, given, arguments.peer_mb, 1)["rate"]
         peer = _peer_rate(folder, tokenizer, arguments.peer_mb)
         print(f"plain reference: {peer:,.0f} instances/s/core, ours {ours / peer:.1f} times as many")
+        nvidia = _nvidia_rate(arguments.nvidia, folder, tokenizer, arguments.peer_mb) if arguments.nvidia else None
+        if nvidia is not None:
+            print(f"NVIDIA's script: {nvidia:,.0f} instances/s/core, ours {ours / nvidia:.1f} times as many")
     best = results[sizes[-1]]
     print(
         json.dumps(
@@ -65,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "instances_per_s_per_core": round(best["rate"]),
                 "peer_instances_per_s_per_core": round(peer),
                 "ratio_to_peer": round(ours / peer, 2),
+                "ratio_to_nvidia": None if nvidia is None else round(ours / nvidia, 2),
                 "rss_1x_mb": round(results[once]["rss_mb"]),
                 "rss_10x_mb": round(results[tenfold]["rss_mb"]),
                 "rss_1x_mb_vocab_trained": round(with_training[once]["rss_mb"]),
@@ -121,11 +129,11 @@ def _tokenizer(folder: Path, megabytes: float) -> Path:
     return folder / "tokenizer"
 
 
-def _run(module: str, *arguments: object) -> tuple[str, float, float]:
+def _run(module: str, *arguments: object, folder: Path = ROOT) -> tuple[str, float, float]:
     """Run a module as a process; return the last line of its output, wall time and CPU time, start-up included."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    child = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    child = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return child.stdout.splitlines()[-1], seconds, cpu
@@ -156,6 +164,17 @@ def _peer_rate(folder: Path, tokenizer: Path, megabytes: float) -> float:
     write_corpus(corpus, megabytes)
     instances, _, cpu = _run("benchmarks.plain_prepare", corpus, tokenizer / "vocab.txt", folder / "peer.hdf5")
     return int(instances) / cpu
+
+
+def _nvidia_rate(script_folder: Path, folder: Path, tokenizer: Path, megabytes: float) -> float:
+    corpus, output, vocabulary = folder / "nvidia.txt", folder / "nvidia.hdf5", tokenizer / "vocab.txt"
+    write_corpus(corpus, megabytes)
+    _, _, cpu = _run(
+        "create_pretraining_data", "--input_file", corpus, "--output_file", output, "--vocab_file", vocabulary,
+        "--bert_model", vocabulary, "--dupe_factor", 5, folder=script_folder,
+    )  # fmt: skip
+    with h5py.File(output) as file:
+        return len(file["next_sentence_labels"]) / cpu
 
 
 if __name__ == "__main__":

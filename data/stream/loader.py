@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from data.shards.schema import concatenate_rows
 from data.stream.batches import Batch, batch_from_rows, blank_rows
 from data.stream.row_source import RowSource
 
+POLL_SECONDS = 1.0
 PREFETCHED_STEPS = 3  # beyond the step in training
 
 
@@ -77,6 +78,8 @@ class TrainingStream:
             while True:
                 while len(self._pending) < 1 + PREFETCHED_STEPS:
                     self._pending.append(worker.submit(self._make_step, source, next(samples)))
+                while not wait(list(self._pending)[:1], POLL_SECONDS).done:
+                    pass  # Python handles signals here: one that comes just before a wait does not end it
                 step = self._pending[0].result()  # a failed step stays, for `failure`
                 self._pending.popleft()
                 yield step

@@ -18,7 +18,8 @@ def prepare_libraries(environment: MutableMapping[str, str] = os.environ) -> dic
     if "torch" in sys.modules or "numpy" in sys.modules:
         return {}
     # OpenBLAS starts its threads with openblas.set_num_threads, in the mode for denormal numbers that the run has set.
-    wanted = {SPIN_COUNT: str(MAX_SPINS), "OPENBLAS_NUM_THREADS": "1"}
+    # They, too, look for work for a short time only, 2^18 cycles, and leave the cores to those of torch.
+    wanted = {SPIN_COUNT: str(MAX_SPINS), "OPENBLAS_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "18"}
     added = {name: value for name, value in wanted.items() if name not in environment}
     environment.update(added)
     return added

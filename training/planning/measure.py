@@ -14,11 +14,14 @@ from common.errors import UserError
 from common.words import counted
 from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout_add
+from nvidia.cpu.libraries import forced_libraries, in_use, use
+from nvidia.fastest import measure_libraries
 from training.metrics.flops import measure_speeds
 from training.planning.accelerators import GIB, MEASURED_HERE, Accelerator
 from training.runtime.ranks import free_port
 
 TOKENS = 2048  # rows of the measured kernels
+ROW = 128  # tokens of a typical row
 REDUCED = 1 << 25  # bytes of the measured all-reduce
 ROUNDS = 5
 Clock = Callable[[], float]
@@ -32,11 +35,15 @@ def measure_here(config: BertConfig, ranks: int, clock: Clock = time.perf_counte
     threads = torch.get_num_threads()
     if not is_cuda and "OMP_NUM_THREADS" not in os.environ:  # as ranks share the cores
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    before = in_use()
     try:
+        if not is_cuda:  # as a run does
+            use(forced_libraries() or measure_libraries(config, TOKENS // ROW, ROW).libraries)
         speeds = measure_speeds(config, clock)
         streamed = measure_memory(config.hidden_size, clock)
     finally:
         torch.set_num_threads(threads)
+        use(before)
     link = measure_link(ranks, clock) if ranks > 1 else streamed
     if is_cuda:
         memory = torch.cuda.get_device_properties(0).total_memory
