@@ -34,7 +34,8 @@ from common.console import console
 from common.errors import run_command
 from common.memory import keep_freed_memory, peak_resident_mib
 from nvidia.config import BertConfig
-from nvidia.cpu.libraries import Libraries, use
+from nvidia.cpu.libraries import Libraries, forced_libraries, use
+from nvidia.fastest import Measured as MeasuredLibraries
 from nvidia.fastest import measure_libraries
 
 CONTENDERS = tuple(BUILDERS)
@@ -131,9 +132,10 @@ def measure(config: BertConfig, length: int, names: Sequence[str], rounds: int, 
 
 def fastest_libraries(config: BertConfig, rows: int, length: int) -> Libraries:
     """Choose the libraries of matrix products as a run does when it starts."""
-    measured = measure_libraries(config, rows, length)
+    forced = forced_libraries()
+    measured = measure_libraries(config, rows, length) if forced is None else MeasuredLibraries(forced)
     use(measured.libraries)
-    console.say(f"products: {measured.describe() or 'torch'}")
+    console.say(f"products: {measured.describe() or measured.libraries.forward}")
     return measured.libraries
 
 

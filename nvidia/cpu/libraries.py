@@ -67,8 +67,8 @@ def forced_libraries(environment: Mapping[str, str] = os.environ) -> Libraries |
     if value == MEASURED:
         return None
     raise UserError(
-        f"environment variable {VARIABLE}: found {value!r}, expected {MEASURED!r}, 'torch' or, if torch and numpy were "
-        f"built with them, 'onednn' or 'openblas'. Unset it to use the fastest"
+        f"environment variable {VARIABLE}: found {value!r}, expected {MEASURED!r}, 'torch' or, where they can be "
+        f"used, 'onednn' or 'openblas'. Unset it to use the fastest"
     )
 
 
