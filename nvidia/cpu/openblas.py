@@ -12,7 +12,9 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from nvidia.cpu.startup import MAX_SPINS, SPIN_COUNT
+# How often an idle thread of GNU OpenMP looks for work before it sleeps.
+SPIN_COUNT = "GOMP_SPINCOUNT"
+MAX_SPINS = 1000  # some µs
 
 _NUMPYS = "numpy.libs"  # the folder of the OpenBLAS in numpy's packages; scipy's have another
 
@@ -43,8 +45,9 @@ def _array(matrices: Tensor) -> Any:
 def kernels() -> str | None:
     """The kind of processor that OpenBLAS computes for, such as `SkylakeX`; None if it must not be used.
 
-    It has threads of its own. Threads of torch that wait for work must leave them the cores: those of other OpenMP
-    libraries than GNU's do not, and GNU's only where `prepare_libraries` has limited how long they spin.
+    It has threads of its own. With several, threads of torch that wait for work must leave them the cores. By default
+    they keep them for milliseconds, which makes a step several times as slow; the user can limit that for GNU's OpenMP.
+    It is no default, because a small model, whose operations are short, is faster with threads that stay awake.
     """
     library = _library()
     if library is None:
