@@ -248,12 +248,12 @@ print((psutil.Process().memory_info().rss - start) >> 20)
 
 @needs_onednn
 def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
-    """Without the limits it grows by 190 MB."""
+    """With the limits it grows by 19 to 63 MB, depending on the processor and its load; without them by 180 to 190."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_CACHE_CAPACITY")}
     command = [sys.executable, "-c", CHANGING_SHAPES]
     child = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
-    assert int(child.stdout) < 60
+    assert int(child.stdout) < 110
 
 
 def test_importing_the_model_sets_no_environment_variables() -> None:
