@@ -6,7 +6,7 @@ from training.runtime.starting import start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
-    prepare_libraries()  # before torch and numpy are imported, which read the environment then
+    prepare_libraries()  # before numpy is imported, whose OpenBLAS reads the environment then
     choose_accelerator()
 
 import time
