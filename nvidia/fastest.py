@@ -1,4 +1,4 @@
-"""The fastest libraries for a model on this processor, measured on its own shapes in less than half a second."""
+"""The fastest libraries for a model on this processor, measured on its own shapes in about half a second."""
 
 import time
 from collections.abc import Mapping
