@@ -21,8 +21,8 @@ Candidate = TypeVar("Candidate")
 Shape = tuple[int, int]  # [O, I] of a weight
 
 MIN_WORK = 1 << 26  # multiplications of the largest product; below that the library hardly matters
-# Multiplications of one timed call: about 15 ms of one core with AVX-512. With a quarter of that, oneDNN's gradients of
-# the narrow weights of BERT-base seem as fast as MKL's on an Intel Xeon, where they take three times as long in training.
+# Multiplications of one timed call: about 15 ms of one core with AVX-512. With half of that, oneDNN's gradients of
+# the narrow weights of BERT-base seem as fast as MKL's on an Intel Xeon; in training they take three times as long.
 MAX_WORK = 1 << 30
 SMALL = 64  # rows and columns of a product that starts a library
 ROUNDS = 3
