@@ -1,12 +1,11 @@
 """Pretrain a BERT: parse, validate, build, loop. `--help` lists the flags; docs/configuration.md explains them."""
 
 from common.hardware import choose_accelerator
-from nvidia.cpu.startup import configure_onednn, prepare_libraries
+from nvidia.cpu.startup import configure_onednn
 from training.runtime.starting import start
 
 if __name__ == "__main__":
     start.begin()  # before the imports below, which take seconds: a stop request must not wait for them
-    prepare_libraries()  # before numpy is imported, whose OpenBLAS reads the environment then
     choose_accelerator()
 
 import time

@@ -9,7 +9,6 @@ so that other work on the machine affects all; the best round counts. The last l
 import argparse
 import json
 import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,10 +18,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from nvidia.cpu.startup import configure_onednn, prepare_libraries
-
-OUR_SETTINGS = prepare_libraries() if __name__ == "__main__" else {}
 
 import torch
 
@@ -35,6 +30,7 @@ from common.errors import run_command
 from common.memory import keep_freed_memory, peak_resident_mib
 from nvidia.config import BertConfig
 from nvidia.cpu.libraries import Libraries, forced_libraries, use
+from nvidia.cpu.startup import configure_onednn
 from nvidia.fastest import Measured as MeasuredLibraries
 from nvidia.fastest import measure_libraries
 
@@ -59,11 +55,7 @@ class Contender:
         self._process = context.Process(target=take_steps, args=arguments, daemon=True)
 
     def __enter__(self) -> "Contender":
-        if self._name in STOCK:
-            for variable in OUR_SETTINGS:
-                del os.environ[variable]
         self._process.start()
-        os.environ.update(OUR_SETTINGS)
         self._connection.recv()  # it is built and warm
         return self
 

@@ -13,10 +13,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
 from common.hardware import choose_accelerator
-from nvidia.cpu.startup import prepare_libraries
 
 if __name__ == "__main__":
-    prepare_libraries()
     choose_accelerator()
 
 from common.console import console

@@ -52,7 +52,6 @@ def use(libraries: Libraries) -> None:
     """Set the choice of this process."""
     global _in_use
     _in_use = libraries
-    openblas.set_num_threads(torch.get_num_threads())
 
 
 def forced_libraries(environment: Mapping[str, str] = os.environ) -> Libraries | None:

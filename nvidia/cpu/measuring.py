@@ -37,19 +37,14 @@ def time_in_turns(candidates: Mapping[Candidate, Work], clock: Clock) -> dict[Ca
     The first turn includes what happens once. Whoever is far behind in it takes no other.
     """
     best, began = dict.fromkeys(candidates, math.inf), clock()
-    blas_threads = openblas.get_num_threads()
-    openblas.set_num_threads(torch.get_num_threads())
-    try:
-        for number in range(ROUNDS):
-            limit = HOPELESS * min(best.values())
-            for name in [name for name in candidates if best[name] <= limit]:
-                start = clock()
-                candidates[name](number)
-                best[name] = min(best[name], clock() - start)
-            if number == 1 and clock() - began > MAX_SECONDS:
-                break
-    finally:
-        openblas.set_num_threads(blas_threads)
+    for number in range(ROUNDS):
+        limit = HOPELESS * min(best.values())
+        for name in [name for name in candidates if best[name] <= limit]:
+            start = clock()
+            candidates[name](number)
+            best[name] = min(best[name], clock() - start)
+        if number == 1 and clock() - began > MAX_SECONDS:
+            break
     return best
 
 

@@ -1,10 +1,12 @@
-"""Matrix products by OpenBLAS, which numpy's packages contain, on the memory of torch's tensors.
+"""Matrix products by OpenBLAS, which numpy's packages contain, on the memory and the threads of torch.
 
 OpenBLAS takes any strides with a unit stride in one of two dimensions, and needs no time for a shape it has not seen.
+Its own threads are off, because they would compete with those of torch, among which a product is divided (team.py).
 """
 
-import os
-from functools import cache
+import math
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +14,22 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-# How often an idle thread of GNU OpenMP looks for work before it sleeps.
-SPIN_COUNT = "GOMP_SPINCOUNT"
-MAX_SPINS = 1000  # some µs
+from nvidia.cpu import team
 
 _NUMPYS = "numpy.libs"  # the folder of the OpenBLAS in numpy's packages; scipy's have another
+_MIN_DIVIDED = 1 << 24  # multiplications of a product from which on dividing it saves more than it costs, 0.1 ms
+_STEP = 16  # rows or columns that OpenBLAS computes together
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a · b for fp32 matrices [M, K] and [K, N], or as many pairs [P, …]; written to `out` if given."""
     target = a.new_empty(*a.shape[:-1], b.shape[-1]) if out is None else out
-    with np.errstate(all="ignore"):  # a NaN is for whoever reads the loss to report
-        np.matmul(_array(a), _array(b), out=target.numpy())
+    arrays = _array(a), _array(b), target.numpy()
+    _library()  # whose own threads are off from now on
+    if target.numel() * a.shape[-1] < _MIN_DIVIDED or not team.is_available():
+        _multiply(*arrays)
+    else:
+        team.run([partial(_multiply, *part) for part in _divide(*arrays, torch.get_num_threads())])
     return target
 
 
@@ -32,6 +38,30 @@ def add_batched(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool)
     if scale != 1.0:
         a, b = (a * scale, b) if a.numel() <= b.numel() else (a, b * scale)
     return out.add_(multiply(a, b)) if is_added else multiply(a, b, out)
+
+
+def _multiply(a: Any, b: Any, out: Any) -> None:
+    with np.errstate(all="ignore"):  # a NaN is for whoever reads the loss to report
+        np.matmul(a, b, out=out)
+
+
+def _divide(a: Any, b: Any, out: Any, parts: int) -> Iterator[tuple[Any, Any, Any]]:
+    """Pairs by their number; a single product into the grid whose parts read the fewest rows and columns."""
+    if out.ndim == 3:
+        for pairs in _slices(len(out), parts, 1):
+            yield a[pairs], b[pairs], out[pairs]
+        return
+    height, width = out.shape
+    grids = [(count, parts // count) for count in range(1, parts + 1) if parts % count == 0]
+    down, across = min(grids, key=lambda grid: height / grid[0] + width / grid[1])
+    for rows in _slices(height, down, _STEP):
+        for columns in _slices(width, across, _STEP):
+            yield a[rows], b[:, columns], out[rows, columns]
+
+
+def _slices(size: int, parts: int, step: int) -> Iterator[slice]:
+    each = max(1, math.ceil(size / parts / step)) * step
+    return (slice(start, start + each) for start in range(0, size, each))
 
 
 def _array(matrices: Tensor) -> Any:
@@ -43,27 +73,11 @@ def _array(matrices: Tensor) -> Any:
 
 
 def kernels() -> str | None:
-    """The kind of processor that OpenBLAS computes for, such as `SkylakeX`; None if it must not be used.
-
-    It has threads of its own. With several, threads of torch that wait for work must leave them the cores. By default
-    they keep them for milliseconds, which makes a step several times as slow; the user can limit that for GNU's OpenMP.
-    It is no default, because a small model, whose operations are short, is faster with threads that stay awake.
-    """
+    """The kind of processor that OpenBLAS computes for, such as `SkylakeX`; None if it must not be used."""
     library = _library()
-    if library is None:
+    if library is None or (torch.get_num_threads() > 1 and not team.is_available()):
         return None
-    spins = os.environ.get(SPIN_COUNT, "")
-    sleeps = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" or (spins.isdigit() and int(spins) <= MAX_SPINS)
-    if torch.get_num_threads() == 1 or (sleeps and _is_gnu()):
-        return str(library.info()["architecture"])
-    return None
-
-
-def set_num_threads(number: int) -> None:
-    """Threads that exist already keep their mode for denormal numbers; new ones take that of the calling thread."""
-    library = _library()
-    if library is not None:
-        library.set_num_threads(number)
+    return str(library.info()["architecture"])
 
 
 def is_available() -> bool:
@@ -71,21 +85,13 @@ def is_available() -> bool:
     return _library() is not None
 
 
-def get_num_threads() -> int:
-    library = _library()
-    return 1 if library is None else int(library.get_num_threads())
-
-
 @cache
 def _library() -> Any:
-    """numpy's OpenBLAS; None if numpy has another library."""
+    """numpy's OpenBLAS, limited to one thread; None if numpy has another library."""
     if "openblas" not in np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]:
         return None
     found = ThreadpoolController().select(internal_api="openblas").lib_controllers
-    return max(found, key=lambda library: _NUMPYS in library.filepath, default=None)
-
-
-@cache
-def _is_gnu() -> bool:
-    found = ThreadpoolController().select(user_api="openmp").lib_controllers
-    return all(library.prefix == "libgomp" for library in found)
+    library = max(found, key=lambda library: _NUMPYS in library.filepath, default=None)
+    if library is not None:
+        library.set_num_threads(1)
+    return library

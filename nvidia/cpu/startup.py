@@ -1,23 +1,6 @@
-"""Settings of a process for the libraries that compute matrix products. Imports neither torch nor numpy."""
+"""The settings of a process for oneDNN. Imports neither torch nor numpy."""
 
 import os
-import sys
-from collections.abc import MutableMapping
-
-
-def prepare_libraries(environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Set what OpenBLAS reads when numpy is imported, and return it. Call this before that.
-
-    Variables that the user has set are kept. Nothing is set if the library has read them already.
-    """
-    if "numpy" in sys.modules:
-        return {}
-    # OpenBLAS starts its threads with openblas.set_num_threads, in the mode for denormal numbers that the run has set.
-    # An idle one looks for work for 2^18 cycles only, and then leaves its core to the threads of torch.
-    wanted = {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "18"}
-    added = {name: value for name, value in wanted.items() if name not in environment}
-    environment.update(added)
-    return added
 
 
 def configure_onednn() -> None:

@@ -11,7 +11,6 @@ import torch
 
 from common.errors import Problems, UserError
 from common.words import counted
-from nvidia.cpu import openblas
 from training.runtime.launchers import KNOWN_LAUNCHERS, SIGNS, SRUN, LauncherVariables
 
 
@@ -200,7 +199,6 @@ def share_cores(rank_info: RankInfo, environment: MutableMapping[str, str] = os.
         torch.set_num_threads(max(1, cores // rank_info.local_size))
     # Denormals make a CPU matmul up to 30 times slower; worker threads inherit the setting, so it comes before them.
     torch.set_flush_denormal(True)
-    openblas.set_num_threads(torch.get_num_threads())
     return torch.get_num_threads()
 
 

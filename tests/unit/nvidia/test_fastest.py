@@ -97,7 +97,7 @@ def test_the_work_of_measuring_attention_is_bounded(
 
     monkeypatch.setattr(measuring, "BACKENDS", dict.fromkeys(("grouped", "sdpa"), Backend(attend, lambda _: None)))
     candidates = measuring.time_attention(rows, length, heads, 4, 0.1)
-    assert len(scores) / len(candidates) in (2, 3)
+    assert len(candidates) < len(scores) <= 3 * len(candidates)
     assert measuring.MAX_SCORES // 4 < scores[0] <= measuring.MAX_SCORES
 
 

@@ -1,18 +1,14 @@
-"""OpenBLAS: when its threads may be used beside those of torch, and what a process sets before both are imported."""
+"""OpenBLAS: its products, whole and divided among the threads of torch, and when it may be used."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Generator
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from nvidia.cpu import openblas
-from nvidia.cpu.openblas import SPIN_COUNT
-from nvidia.cpu.startup import prepare_libraries
+from nvidia.cpu import openblas, team
 from tests.support import PROJECT
 
 pytestmark = pytest.mark.skipif(not openblas.is_available(), reason="a numpy without OpenBLAS")
@@ -20,72 +16,62 @@ pytestmark = pytest.mark.skipif(not openblas.is_available(), reason="a numpy wit
 
 @pytest.fixture(autouse=True)
 def threads() -> Generator[None]:
-    before = torch.get_num_threads(), openblas.get_num_threads()
+    before = torch.get_num_threads()
     yield
-    torch.set_num_threads(before[0])
-    openblas.set_num_threads(before[1])
+    torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("num_threads", "spins", "policy", "openmp", "is_usable"),
-    [
-        (1, "", "", "libiomp", True),
-        (2, "", "", "libgomp", False),
-        (2, "1000", "", "libgomp", True),
-        (2, "300000", "", "libgomp", False),
-        (2, "infinity", "", "libgomp", False),
-        (2, "", "PASSIVE", "libgomp", True),
-        (2, "1000", "", "libiomp", False),
-    ],
-)
-def test_its_threads_need_cores_that_idle_threads_of_torch_leave(
-    num_threads: int, spins: str, policy: str, openmp: str, is_usable: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(team._fork() is None, reason="a torch without GNU's OpenMP")
+@pytest.mark.parametrize("num_threads", [2, 3, 4])
+@pytest.mark.parametrize("size", [(37, 5, 90), (200, 9, 3), (1, 7, 64), (64, 64, 64), (0, 3, 2), (5, 4, 3, 2)])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_divided_product_is_that_of_torch(
+    num_threads: int, size: tuple[int, ...], is_transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)
+    *pairs, rows, inner, columns = size
+    if is_transposed:
+        a, b = torch.randn(*pairs, inner, rows).mT, torch.randn(*pairs, columns, inner).mT
+    else:
+        a, b = torch.randn(*pairs, rows, inner), torch.randn(*pairs, inner, columns)
     torch.set_num_threads(num_threads)
-    monkeypatch.setenv(SPIN_COUNT, spins)
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    found = SimpleNamespace(lib_controllers=[SimpleNamespace(prefix=openmp)])
-    monkeypatch.setattr(openblas, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: found))
-    openblas._is_gnu.cache_clear()
-    try:
-        assert (openblas.kernels() is not None) == is_usable
-    finally:
-        openblas._is_gnu.cache_clear()
+    monkeypatch.setattr(openblas, "_MIN_DIVIDED", 0)
+    counts = []
+    run = team.run
+    monkeypatch.setattr(team, "run", lambda parts: (counts.append(len(parts)), run(parts)))
+    wide = torch.full((*pairs, rows, columns + 3), -7.0)  # the output may be a part of a larger tensor
+    product = openblas.multiply(a, b, wide[..., :columns])
+    torch.testing.assert_close(product, a @ b)
+    assert (wide[..., columns:] == -7.0).all()
+    assert torch.equal(openblas.multiply(a, b), product)
+    assert len(counts) == 2
+    assert max(counts) <= num_threads
+    assert rows < 32 or min(counts) > 1
 
 
-def test_without_openblas_nothing_is_used_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_needs_one_thread_or_the_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_fork", lambda: None)
+    torch.set_num_threads(2)
+    assert openblas.kernels() is None
+    torch.set_num_threads(1)
+    assert openblas.kernels() is not None
     monkeypatch.setattr(openblas, "_library", lambda: None)
-    openblas.set_num_threads(3)
-    assert (openblas.kernels(), openblas.get_num_threads(), openblas.is_available()) == (None, 1, False)
-
-
-def test_nothing_is_set_once_the_libraries_are_imported() -> None:
-    environment: dict[str, str] = {}
-    assert prepare_libraries(environment) == environment == {}
+    assert (openblas.kernels(), openblas.is_available()) == (None, False)
 
 
 CHILD = """
-import json
-from nvidia.cpu.startup import prepare_libraries
-added = prepare_libraries()
 import torch
 from nvidia.cpu import openblas
-before = openblas.get_num_threads()
 torch.set_num_threads(2)
-openblas.set_num_threads(torch.get_num_threads())
-print(json.dumps([added, before, openblas.get_num_threads(), openblas.kernels() is not None]))
+a = torch.ones(512, 512)
+assert (openblas.multiply(a, a) == 512).all()
+print(openblas._library().get_num_threads())
 """
 
 
-@pytest.mark.parametrize("own", [{}, {"OPENBLAS_THREAD_TIMEOUT": "20", SPIN_COUNT: "1000"}])
-def test_a_process_prepares_its_libraries_and_keeps_what_the_user_has_set(own: dict[str, str]) -> None:
-    names = ("OPENBLAS_NUM_THREADS", "OPENBLAS_THREAD_TIMEOUT")
-    unset = (*names, SPIN_COUNT, "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
-    environment = {name: value for name, value in os.environ.items() if name not in unset} | own
-    command = [sys.executable, "-c", CHILD]
-    child = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=300)
-    assert child.returncode == 0, child.stderr
-    added, before, after, is_usable = json.loads(child.stdout)
-    assert set(added) == set(names) - set(own)
-    assert (before, after) == (1, min(2, os.cpu_count() or 1))
-    assert is_usable == (SPIN_COUNT in own)
+def test_its_own_threads_are_off_from_the_first_product_on() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("NUM_THREADS")}
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert (child.returncode, child.stdout, child.stderr) == (0, "1\n", "")

@@ -1,0 +1,53 @@
+"""Work in parts on the threads that torch computes with: the team of GNU's OpenMP.
+
+A library with threads of its own would have to share the cores with them: an idle thread of OpenMP keeps its core for
+milliseconds. Parts are Python functions, so they must spend their time in calls that release Python's lock.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from threadpoolctl import ThreadpoolController
+
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def run(parts: Sequence[Callable[[], object]]) -> None:
+    """Call each part once, on as many threads as torch has, and return when all have ended."""
+    left, failures = iter(parts), list[BaseException]()
+    if len(parts) > 1 and is_available():
+        _fork()(_FUNCTION(lambda _: _work(left, failures)), None, torch.get_num_threads(), 0)
+    _work(left, failures)
+    if failures:
+        raise failures[0]
+
+
+def _work(left: Iterator[Callable[[], object]], failures: list[BaseException]) -> None:
+    """Take parts until none is left. A function that C calls must not raise."""
+    try:
+        for part in left:
+            part()
+    except BaseException as error:
+        failures.append(error)
+
+
+def is_available() -> bool:
+    """Whether torch has several threads, and parts can run on them."""
+    return torch.get_num_threads() > 1 and _fork() is not None
+
+
+@cache
+def _fork() -> Any:
+    """GNU's function for a parallel region; None if torch uses another OpenMP."""
+    found = ThreadpoolController().select(user_api="openmp").lib_controllers
+    folder = Path(torch.__file__).parent
+    torchs = [library for library in found if Path(library.filepath).is_relative_to(folder)] or found
+    if [library.prefix for library in torchs] != ["libgomp"]:
+        return None
+    function = ctypes.CDLL(torchs[0].filepath).GOMP_parallel
+    function.argtypes, function.restype = [_FUNCTION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
