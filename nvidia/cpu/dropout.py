@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _LEVELS = 1 << 16  # a probability is rounded to 1/65536
+_ALL_BITS = (1 << 64) - 1
 _LOWEST = -(1 << 7)  # the smallest int8, as which 8 random bits are read
 _BLOCK = 1 << 18  # elements of a mask at a time, so that it stays in the cache until it is used
 
@@ -29,21 +30,28 @@ class MaskStream:
     two elements of a row have a correlation below 1/16,000 at a probability of 0.1, and of at most 1/256 at lower ones.
     """
 
-    def __init__(self, seed: int, probability: float) -> None:
+    def __init__(self, seed: int | Sequence[int], probability: float) -> None:
         num_dropped = min(round(probability * _LEVELS), _LEVELS - 1)
-        self.threshold, self.higher_share = divmod(num_dropped, 256)  # of 256 rows, the number with the next threshold
+        threshold, num_higher = divmod(num_dropped, 256)  # of 256 rows, the number with the next threshold
+        kind = np.int8 if threshold < 255 else np.int16  # the highest threshold does not fit into 8 bits
+        self.thresholds = kind(_LOWEST + threshold + 1), kind(_LOWEST + threshold)
+        self.higher = np.int8(_LOWEST + num_higher)
         self.scale = _LEVELS / (_LEVELS - num_dropped)  # the factor of kept elements
         self.drops = num_dropped > 0
-        self.bits = np.random.SFC64(seed)
+        self.random = np.random.Generator(np.random.SFC64(seed))
 
     def draw(self, shape: Sequence[int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """1 for kept elements, 0 for dropped ones; written to `out` if given."""
         count, rows = math.prod(shape), math.prod(shape[:-1])
-        drawn = torch.from_numpy(self.bits.random_raw(-(-(count + rows) // 8)).view(np.int8))
-        bits, for_rows = drawn[:count].view(*shape), drawn[count : count + rows].view(*shape[:-1], 1)
-        kind = torch.int8 if self.threshold < 255 else torch.int16  # the highest threshold does not fit into 8 bits
-        thresholds = (for_rows < _LOWEST + self.higher_share).to(kind) + (_LOWEST + self.threshold)
-        return torch.ge(bits, thresholds, out=torch.empty(shape, dtype=dtype) if out is None else out)
+        words = self.random.integers(_ALL_BITS, size=-(-(count + rows) // 8), dtype=np.uint64, endpoint=True)
+        drawn = words.view(np.int8)
+        bits, for_rows = drawn[:count].reshape(shape), drawn[count : count + rows].reshape(*shape[:-1], 1)
+        thresholds = np.where(for_rows < self.higher, *self.thresholds)
+        return torch.ge(
+            torch.from_numpy(bits),
+            torch.from_numpy(thresholds),
+            out=torch.empty(shape, dtype=dtype) if out is None else out,
+        )
 
     def draw_blocks(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """A mask for `x` [N, …] in blocks of rows: (slice of rows, mask). All masks share one scratch buffer."""

@@ -33,13 +33,6 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return target
 
 
-def add_batched(out: Tensor, a: Tensor, b: Tensor, scale: float, is_added: bool) -> Tensor:
-    """out = scale · a · b, or += if `is_added`, for pairs of matrices [P, …] of which one is small."""
-    if scale != 1.0:
-        a, b = (a * scale, b) if a.numel() <= b.numel() else (a, b * scale)
-    return out.add_(multiply(a, b)) if is_added else multiply(a, b, out)
-
-
 def _multiply(a: Any, b: Any, out: Any) -> None:
     with np.errstate(all="ignore"):  # a NaN is for whoever reads the loss to report
         np.matmul(a, b, out=out)
@@ -69,7 +62,8 @@ def _array(matrices: Tensor) -> Any:
     rows, columns = matrices.stride()[-2:]
     num_rows, num_columns = matrices.shape[-2:]
     is_usable = (columns == 1 and rows >= num_columns) or (rows == 1 and columns >= num_rows)
-    return (matrices if is_usable else matrices.contiguous()).detach().numpy()
+    matrices = matrices if is_usable else matrices.contiguous()
+    return (matrices.detach() if matrices.requires_grad else matrices).numpy()
 
 
 def kernels() -> str | None:

@@ -145,9 +145,9 @@ def _slow_clock(fault: Fault) -> None:
 
 def _long_sequences(_: Fault) -> None:
     """A rank whose batch has no short sequence, so that it skips queries of the last block that nothing reads."""
-    from nvidia.attention import grouped as grouped_attention
+    from nvidia.attention import runs
 
-    grouped_attention._SHORT = 0
+    runs.SHORT = 0
 
 
 def _worse_validation(_: Fault) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from nvidia.attention import grouped as grouped_attention
+from nvidia.attention import runs
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -41,7 +41,7 @@ def test_gradients_are_bit_equal_with_dropout(
     kind: type[PreTrainingModel], backend: str, short: int, choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`short`: with 0 no sequence counts as short, so the last block skips queries that are not read."""
-    monkeypatch.setattr(grouped_attention, "_SHORT", short)
+    monkeypatch.setattr(runs, "SHORT", short)
     config = tiny_config(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, attention_backend=backend)
     model = kind(config)
     spread_weights(model)

@@ -1,12 +1,13 @@
 """Attention by length on a CPU: results and gradients equal the formula, however sequences are grouped or skipped."""
 
 from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nvidia.attention import grouped, sdpa
+from nvidia.attention import grouped, runs, sdpa
 from nvidia.attention.backend import AttentionInputs
 from nvidia.checkpointing import Checkpointing
 from nvidia.cpu import openblas
@@ -18,7 +19,7 @@ from nvidia.pretraining import PreTrainingModel
 from nvidia.unpadding import plan_packing
 from tests.unit.nvidia.helpers import largest_difference, make_batch, packing_of, spread_weights, tiny_config
 
-TOGETHER, ALONE = 1 << 17, 0  # values of grouped._SHORT: all sequences together, or each by itself
+TOGETHER, ALONE = 1 << 17, 0  # values of runs.SHORT: all sequences together, or each by itself
 
 
 @pytest.fixture(autouse=True, params=["torch", "openblas"])
@@ -56,21 +57,21 @@ def test_the_size_of_tiles_does_not_change_the_result(tile: int, short: int, mon
     packing = plan_packing(make_batch()[2].bool())
     qkv = random_tensor(packing.num_tokens, 3, 3, 8)
     expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
-    monkeypatch.setattr(grouped, "_TILE", tile)
-    monkeypatch.setattr(grouped, "_SHORT", short)
+    monkeypatch.setattr(runs, "TILE", tile)
+    monkeypatch.setattr(runs, "SHORT", short)
     assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing, 0.0), qkv), expected)
 
 
 @pytest.mark.parametrize("short", [TOGETHER, ALONE])
 def test_attention_with_dropout_equals_the_formula_with_its_mask(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_SHORT", short)
+    monkeypatch.setattr(runs, "SHORT", short)
     qkv = random_tensor(14, 3, 3, 8)
     torch.manual_seed(5)
     ours = value_and_gradients(lambda x: grouped.grouped_attention(x, packing_of(7, 7), 0.4), qkv)
     torch.manual_seed(5)
-    masks = MaskStream(draw_seed(), 0.4)
-    draws = [(6, 7, 7)] if short == TOGETHER else [(3, 7, 7)] * 2
-    mask = torch.cat([masks.draw(shape, torch.float32) for shape in draws]).view(2, 3, 7, 7) * masks.scale
+    seed, sequences = draw_seed(), [2] if short == TOGETHER else [1, 1]
+    masks = [MaskStream((seed, run), 0.4).draw((3 * count, 7, 7), torch.float32) for run, count in enumerate(sequences)]
+    mask = torch.cat(masks).view(2, 3, 7, 7) * MaskStream(seed, 0.4).scale
     assert 0 < int((mask == 0).sum()) < mask.numel()
 
     def formula(x: Tensor) -> Tensor:
@@ -92,8 +93,8 @@ def test_some_queries_get_the_same_context_as_among_all(tile: int, short: int, m
         q,
         kv,
     )
-    monkeypatch.setattr(grouped, "_TILE", tile)
-    monkeypatch.setattr(grouped, "_SHORT", short)
+    monkeypatch.setattr(runs, "TILE", tile)
+    monkeypatch.setattr(runs, "SHORT", short)
     context, q_gradient, kv_gradient = value_and_gradients(
         lambda q, kv: grouped.attention_of_some(q, kv, packing.groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
     )
@@ -104,7 +105,7 @@ def test_some_queries_get_the_same_context_as_among_all(tile: int, short: int, m
 @pytest.mark.parametrize("tile", [1, 30, 1 << 19])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_gradients_of_some_queries_pass_gradcheck(tile: int, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_TILE", tile)
+    monkeypatch.setattr(runs, "TILE", tile)
 
     def compute(q: Tensor, kv: Tensor) -> Tensor:
         torch.manual_seed(5)
@@ -119,7 +120,7 @@ def test_some_queries_get_the_scaled_dropout_of_the_formula() -> None:
     torch.manual_seed(5)
     context = grouped.attention_of_some(q, kv, ((1, 5),), [3], 0.4)
     torch.manual_seed(5)
-    masks = MaskStream(draw_seed(), 0.4)
+    masks = MaskStream((draw_seed(), 0), 0.4)
     mask = masks.draw((2, 3, 5), torch.float32) / 0.6  # the rate is rounded to 1/65536
     k, v = kv.permute(1, 2, 0, 3)
     probabilities = (q.transpose(0, 1) @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
@@ -131,7 +132,7 @@ def test_the_last_block_has_dropout_only_in_training(
     kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the attention of the last block has dropout."""
-    monkeypatch.setattr(grouped, "_SHORT", ALONE)
+    monkeypatch.setattr(runs, "SHORT", ALONE)
     model = kind(tiny_config(attention_backend="grouped"))
     spread_weights(model)
     without = float(model(make_batch()))
@@ -156,7 +157,7 @@ def test_gradients_arrive_in_the_same_order_with_and_without_skipped_queries(
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
     orders = []
     for short in (TOGETHER, ALONE):
-        monkeypatch.setattr(grouped, "_SHORT", short)
+        monkeypatch.setattr(runs, "SHORT", short)
         came.clear()
         model(make_batch()).backward()
         orders.append(list(came))
@@ -183,7 +184,7 @@ def test_the_last_block_computes_only_queries_that_are_read(
     monkeypatch.setattr(grouped, "attention_of_some", spy)
     results = []
     for short in (TOGETHER, ALONE):
-        monkeypatch.setattr(grouped, "_SHORT", short)
+        monkeypatch.setattr(runs, "SHORT", short)
         model.zero_grad()
         loss = model(make_batch())
         loss.backward()
@@ -220,8 +221,49 @@ def test_a_batch_without_rows_has_no_loss_and_gradients_of_zero() -> None:
 
 
 def test_sequences_are_computed_together_unless_padding_costs_more_than_another_run() -> None:
-    runs = grouped._runs(packing_of(*[128] * 9, 127, 120, 97, 78, 9, 9).groups, 2, 0)
-    assert [(run.sequences, run.length) for run in runs] == [(12, 128), (3, 78)]
-    runs = grouped._runs(packing_of(300, 40, 40, 40).groups, 8, counts=[90, 1, 20, 3])
-    assert [(run.sequences, run.length, run.queries_each) for run in runs] == [(1, 300, 90), (3, 40, 20)]
-    assert [run.sequences for run in grouped._runs(packing_of(300, 300).groups, 2, 0)] == [1, 1]
+    def sizes(*arguments: Any, **options: Any) -> list[tuple[int, int, int]]:
+        return [(run.pairs, run.length, run.queries_each) for run in runs.make_runs(*arguments, **options)]
+
+    lengths = packing_of(*[128] * 9, 127, 120, 97, 78, 9, 9).groups
+    assert sizes(lengths, 2) == [(16, 128, 128), (8, 128, 128), (6, 78, 78)]  # at most TOGETHER scores
+    some = packing_of(300, 40, 40, 40).groups
+    assert sizes(some, 8, counts=[90, 1, 20, 3]) == [(8, 300, 90), (24, 40, 20)]
+    assert sizes(packing_of(300, 300).groups, 2) == [(2, 300, 300), (2, 300, 300)]
+
+
+@pytest.mark.parametrize(("length", "heads", "counts"), [(512, 12, [2] * 6), (400, 12, [3] * 4), (700, 3, [1] * 3)])
+def test_the_heads_of_a_long_sequence_are_divided(length: int, heads: int, counts: list[int]) -> None:
+    made = runs.make_runs(packing_of(length).groups, heads)
+    assert [run.pairs for run in made] == counts
+    assert [run.heads for run in made] == [slice(at * counts[0], (at + 1) * counts[0]) for at in range(len(counts))]
+    assert all(len(list(run.tiles())) == 1 for run in made)
+
+
+@pytest.mark.parametrize(("short", "tile"), [(TOGETHER, 1 << 19), (ALONE, 1 << 19), (ALONE, 300)])
+def test_the_number_of_threads_does_not_change_a_bit(short: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several runs, with dropout: each has its own masks, whoever computes it."""
+    monkeypatch.setattr(runs, "SHORT", short)
+    monkeypatch.setattr(runs, "TOGETHER", 3 * 2 * 30**2)
+    monkeypatch.setattr(runs, "TILE", tile)
+    qkv, before = random_tensor(200, 3, 3, 8), torch.get_num_threads()
+
+    def compute(threads: int) -> tuple[Tensor, ...]:
+        torch.set_num_threads(threads)
+        torch.manual_seed(5)
+        return value_and_gradients(lambda x: grouped.grouped_attention(x, packing_of(*[30] * 5, 28, 22), 0.4), qkv)
+
+    try:
+        alone, others = compute(1), [compute(threads) for threads in (2, 3)]
+    finally:
+        torch.set_num_threads(before)
+    for result in others:
+        assert all(torch.equal(*pair) for pair in zip(result, alone, strict=True))
+
+
+def test_an_error_in_a_run_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise MemoryError("no memory for the scores")
+
+    monkeypatch.setattr(grouped, "_probabilities", fail)
+    with pytest.raises(MemoryError, match="no memory for the scores"):
+        grouped.grouped_attention(random_tensor(600, 3, 12, 8), packing_of(300, 300), 0.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvidia.attention import flex, grouped, plain, sdpa, varlen
+from nvidia.attention import flex, grouped, plain, runs, sdpa, varlen
 from nvidia.attention.backend import AttentionInputs, BackendContext
 from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
@@ -51,8 +51,8 @@ def test_grouped_sdpa_and_flex_equal_the_plain_formula(
     packing = plan_packing(MASK)
     qkv, inputs = random_tensor(packing.num_tokens, 3, 3, 8), AttentionInputs(packing, window=window)
     expected = value_and_gradients(lambda x: plain.attend(x, inputs)[0], qkv)
-    for name, value in {"_TILE": tile, "WINDOW_QUERIES": queries, "_SHORT": short}.items():
-        monkeypatch.setattr(grouped, name, value)
+    for name, value in {"TILE": tile, "WINDOW_QUERIES": queries, "SHORT": short}.items():
+        monkeypatch.setattr(runs, name, value)
     for backend in (grouped, sdpa):
         assert_near(value_and_gradients(lambda x, b=backend: b.attend(x, inputs)[0], qkv), expected)
     with torch.no_grad():
@@ -79,8 +79,8 @@ def test_some_queries_of_sdpa_get_the_context_that_the_plain_formula_gives_them(
 
 
 def test_gradients_with_dropout_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_TILE", 20)
-    monkeypatch.setattr(grouped, "WINDOW_QUERIES", 2)
+    monkeypatch.setattr(runs, "TILE", 20)
+    monkeypatch.setattr(runs, "WINDOW_QUERIES", 2)
 
     def compute(qkv: Tensor) -> Tensor:
         torch.manual_seed(5)
@@ -102,14 +102,15 @@ def test_dropout_drops_probabilities_inside_the_window_and_scales_the_others() -
     assert 1 - float(kept.sum() / (exact > 0).sum()) == pytest.approx(0.25, abs=0.03)
 
 
-def test_work_and_scratch_grow_with_the_window_not_with_the_length() -> None:
-    """Scores that are computed, by the tiles of one sequence of 8,192 tokens and 12 heads."""
-    (run,) = grouped._runs(((1, 8192),), 12, window=128)
-    tiles = list(grouped._tiles(12, run))
-    sizes = [(t.pairs.stop - t.pairs.start) * (t.queries.stop - t.queries.start) * (t.keys.stop - t.keys.start)
-             for t in tiles]  # fmt: skip
-    assert sum(sizes) <= 12 * 8192 * (128 + 1 + grouped.WINDOW_QUERIES)
-    assert max(sizes) <= grouped._TILE
+@pytest.mark.parametrize(("others", "num_runs"), [([], 2), ([8192] * 3, 4)])
+def test_work_and_scratch_grow_with_the_window_not_with_the_length(others: list[int], num_runs: int) -> None:
+    """Scores that are computed, by the tiles of sequences of 8,192 tokens and 12 heads; one alone is divided."""
+    made = runs.make_runs(packing_of(8192, *others).groups, 12, window=128)
+    assert len(made) == num_runs
+    sizes = [run.pairs * (tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start)
+             for run in made for tile in run.tiles()]  # fmt: skip
+    assert sum(sizes) <= 12 * 8192 * (1 + len(others)) * (128 + 1 + runs.WINDOW_QUERIES)
+    assert max(sizes) <= runs.TILE
 
 
 HALF = BackendContext("cuda", torch.bfloat16, 64, has_window=True)
@@ -150,7 +151,7 @@ def test_varlen_gets_the_window_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_with_windows_rotary_positions_and_norms_is_the_same_in_each_backend(
     norm: bool, choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped, "_SHORT", 0)  # so that the last block, which has no window, skips queries
+    monkeypatch.setattr(runs, "SHORT", 0)  # so that the last block, which has no window, skips queries
     results = []
     for backend in ("plain", "grouped"):
         model = BertForPreTrainingPreLN(

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data.shards.schema import NO_LABEL
 from data.stream.batches import Batch
-from nvidia.attention import grouped as grouped_attention
+from nvidia.attention import runs
 from nvidia.config import BertConfig
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from training.metrics.flops import MatmulProbe, model_flops, visible_pairs
@@ -25,7 +25,7 @@ def make_batch(config: BertConfig) -> Batch:
 
 @pytest.mark.parametrize("act", ["gelu", "geglu"])
 def test_formula_is_what_torch_counts(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_attention, "_SHORT", 0)  # so that the last block skips queries that nothing reads
+    monkeypatch.setattr(runs, "SHORT", 0)  # so that the last block skips queries that nothing reads
     config = BertConfig(
         vocab_size=72,
         hidden_size=24,
@@ -38,8 +38,11 @@ def test_formula_is_what_torch_counts(act: str, monkeypatch: pytest.MonkeyPatch)
         attention_probs_dropout_prob=0.0,
     )
     model, batch = BertForPreTrainingPreLN(config), make_batch(config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # products on other threads are not counted
     with FlopCounterMode(display=False) as counter:
         model(batch).backward()
+    torch.set_num_threads(threads)
     ours = model_flops(config, batch.input_mask.sum(1), ROWS * MASKED)
     # Torch counts the scores that the backward pass computes again, too.
     again = 2 * config.hidden_size * WIDTH * (2 * ROWS * WIDTH + ROWS * (1 + MASKED))

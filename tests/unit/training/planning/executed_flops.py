@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nvidia.attention import grouped
+from nvidia.attention import runs
 from nvidia.checkpointing import Checkpointing
 from tests.unit.training.planning.measuring import build_model, executed_flops, make_batch, small_batch, small_config
 from training.planning.workload import plan_execution
@@ -24,7 +25,8 @@ CASES: list[tuple[dict[str, Any], Checkpointing, Any]] = [
 
 
 def main() -> None:
-    grouped._MAX_PADDING = 0  # padding replaces calls, which the plan does not count either
+    torch.set_num_threads(1)  # products on other threads are not counted
+    runs.MAX_PADDING = 0  # padding replaces calls, which the plan does not count either
     for changes, choice, rows in CASES:
         config = small_config(**changes)
         model = build_model(config, choice=choice)
