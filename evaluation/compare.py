@@ -81,8 +81,10 @@ def open_sides(words: Sequence[str]) -> tuple[Side, Side]:
 
 def _open(word: str) -> list[Side]:
     """The models that RUN or RUN:MODEL means."""
-    path, _, name = (word, "", "") if Path(word).is_dir() else word.rpartition(":")
+    path, _, name = (word, "", "") if Path(word).is_dir() or ":" not in word else word.rpartition(":")
     folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{word}: no such folder. Expected an output folder of evaluation.run, or FOLDER:MODEL.")
     try:
         report = json.loads((folder / REPORT).read_text())
         names = [model["name"] for model in report["models"]]

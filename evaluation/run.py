@@ -172,11 +172,11 @@ def _all_ranks_evaluate(plan: "Plan", machine: "Machine", output: Path, command:
     if not ranks.is_first():
         return 0
     report = make_report(plan, results, store, command)
-    for text in report["warnings"]:
-        console.warn(text)
     write_reports(report, plan.tasks, output)
     write_plots(report, output)
-    console.say(markdown(report))
+    console.say(markdown(report | {"warnings": []}))
+    for text in report["warnings"]:
+        console.warn(text)
     console.say(
         f"{counted(runner.num_computed, 'cell')} computed, {runner.num_resumed} kept from before. "
         f"{output / 'report.md'}, report.json, scores.png and a section for the model card are written."

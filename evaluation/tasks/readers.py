@@ -18,7 +18,7 @@ MAX_MALFORMED_SHARE = 0.01  # more rows with a wrong number of columns mean that
 DOCUMENT_START = "-DOCSTART-"  # in CoNLL files
 TAG = re.compile(r"O|[BIESLU]-.+")
 NO_LABELS = (
-    "Score on a file with labels: the test files of GLUE and CLUE are published without them, their development files "
+    "Score on a file with labels; the test files of GLUE and CLUE are published without them, their development files "
     "have them"
 )
 
@@ -104,7 +104,7 @@ def _place(path: Path, task: Task, field: str, first: list[str]) -> int:
         return first.index(str(column))
     if task.header and isinstance(column, str):
         hint = nearest(column, first)
-        remedy = f"{NO_LABELS}." if field == "label" and not hint else "Name the column as the file does."
+        remedy = "Name the column as the file does." + (f" {NO_LABELS}." if field == "label" and not hint else "")
         listed = ", ".join(map(repr, first[:12]))
         raise UserError(f"{path}: has no column {column!r}{hint} (found {listed}). {remedy}")
     raise UserError(
@@ -137,7 +137,7 @@ def _pick(where: str, task: Task, record: Row) -> Row:
             value = record[str(column)]
             row[field] = value if isinstance(value, list) else _as_text(value)
         elif field not in ("group", "choices"):
-            remedy = f"{NO_LABELS}." if field == "label" else "Name the key as the file does."
+            remedy = "Name the key as the file does." + (f" {NO_LABELS}." if field == "label" else "")
             raise UserError(f"{where}: has no key {column!r} (found {', '.join(map(repr, record))}). {remedy}")
     return row
 

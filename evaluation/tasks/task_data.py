@@ -209,12 +209,17 @@ def _tagged(table: Table, row: Row, labels: tuple[str, ...]) -> Row:
 
 
 def hold_out(task: Task, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Split off a tenth of the rows (at most MAX_HELD_OUT), class by class; the same rows for any run."""
-    size = min(MAX_HELD_OUT, max(1, round(HELD_OUT_SHARE * len(rows))))
+    """Split off a tenth of the rows (at most MAX_HELD_OUT), class by class; the same rows for any run.
+
+    A fifth at most if there are so few rows that a tenth has not every class.
+    """
+    stratum = "label" if task.kind in ("classify", "pair") else None
+    num_classes = len({row[stratum] for row in rows}) if stratum else 1
+    size = max(1, round(HELD_OUT_SHARE * len(rows)), min(num_classes, len(rows) // 5))
     if len(rows) < 10:
         found = counted(len(rows), "row")
         raise UserError(f"task {task.name}: found {found}, expected at least 10, to hold some out of training.")
-    chosen = set(fixed_order(rows, "label" if task.kind in ("classify", "pair") else None)[:size])
+    chosen = set(fixed_order(rows, stratum)[: min(MAX_HELD_OUT, size)])
     return [row for i, row in enumerate(rows) if i not in chosen], [rows[i] for i in sorted(chosen)]
 
 

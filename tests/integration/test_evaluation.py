@@ -134,6 +134,8 @@ def test_two_models_side_by_side(finished: Path, tmp_path: Path, capsys: pytest.
     assert compare.main([f"{finished}:theirs", f"{finished}:theirs"]) == 0
     with pytest.raises(UserError, match=r"no model 'their'; did you mean 'theirs'"):
         compare.main([f"{finished}:their", str(finished)])
+    with pytest.raises(UserError, match="no_run: no such folder"):
+        compare.main([str(finished), str(tmp_path / "no_run")])
 
 
 def write_task(path: Path, **content: Any) -> Path:

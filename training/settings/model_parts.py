@@ -187,10 +187,17 @@ def find_validation_folder(model_file: ModelFile, flags: DataFlags) -> Path | No
     prefix = flags.validation_data_folder or flags.data_folder
     folder = prefix / model_file.validation.path
     for candidate in (folder / str(flags.max_seq_length), folder):
-        if candidate.is_dir() and any(split_of(path) != "training" for path in list_shards(candidate)):
+        if _has_validation_shards(candidate):
             return candidate
-    console.warn(
-        f"{folder}: the model JSON's validation folder has no shards with 'validation' or 'test' in their names; "
-        f"training without validation"
-    )
+    others = [path for path in folder.glob("[0-9]*") if _has_validation_shards(path)]
+    if others:
+        found = ", ".join(sorted((path.name for path in others), key=lambda name: (len(name), name)))
+        found = f"has shards for other lengths ({found}), not for {flags.max_seq_length} tokens"
+    else:
+        found = "has no shards with 'validation' or 'test' in their names"
+    console.warn(f"{folder}: the model JSON's validation folder {found}; training without validation")
     return None
+
+
+def _has_validation_shards(folder: Path) -> bool:
+    return folder.is_dir() and any(split_of(path) != "training" for path in list_shards(folder))

@@ -75,7 +75,13 @@ def test_a_folder_without_validation_shards_means_no_validation(
     words = write_project(tmp_path)
     (tmp_path / "data" / "wiki_test_0.hdf5").unlink()
     assert resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1)).validation_folder is None
-    assert "training without validation" in capsys.readouterr().err
+    assert "has no shards with 'validation' or 'test' in their names" in capsys.readouterr().err
+    for length in (8, 64):
+        folder = tmp_path / "data" / str(length)
+        folder.mkdir()
+        (folder / "wiki_test_0.hdf5").touch()
+    assert resolve_settings(read_arguments(words)[0], RankInfo(0, 0, 1, 1)).validation_folder is None
+    assert "has shards for other lengths (8, 64), not for 24 tokens; training without" in capsys.readouterr().err
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:

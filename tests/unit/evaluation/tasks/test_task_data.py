@@ -51,6 +51,14 @@ def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
         load_data(load_task(TASK_FOLDER / "stsb.json"), tmp_path)
 
 
+def test_a_small_table_holds_out_every_class(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    path.write_text("\n".join(["text,kind", *[f"text {i},{i % 2}" for i in range(12)]]))
+    (task,) = choose_tasks([str(path)], {"text": "text", "text_pair": None, "label": "kind"})
+    data = load_data(task, None)
+    assert (len(data.train), sorted(row["label"] for row in data.dev["held_out"])) == (10, [0, 1])
+
+
 def test_a_table_is_split_by_class_and_always_alike(tmp_path: Path) -> None:
     path = tmp_path / "reviews.csv"
     rows = [f"text {i},{'rare' if i % 10 == 0 else 'common'}" for i in range(200)]
