@@ -16,7 +16,7 @@ from nvidia.unpadding import plan_packing
 BACKENDS = {"grouped": grouped.BACKEND, "sdpa": sdpa.BACKEND}
 Candidate = tuple[str, General]  # a backend, and the library of its products; sdpa has torch's
 MIN_SCORES = 1 << 21  # of a layer; below that the backend is a matter of a few milliseconds
-MAX_SCORES = 1 << 19  # of a timed pass: about 10 ms of one core, forward and backward
+MAX_SCORES = 1 << 19  # of a timed pass, for each thread: about 10 ms of a core, forward and backward
 
 
 def time_attention(
@@ -29,9 +29,10 @@ def time_attention(
     """
     if rows * heads * length * length < MIN_SCORES:
         return {}
+    most = MAX_SCORES * torch.get_num_threads()
     length = min(length, math.isqrt(MAX_SCORES))
-    heads = min(heads, MAX_SCORES // length**2)
-    rows = min(rows, MAX_SCORES // (heads * length**2))
+    heads = min(heads, most // length**2)
+    rows = min(rows, most // (heads * length**2))
     lengths = torch.linspace(0.75 * length, length, rows).long() if rows > 1 else torch.tensor([length])
     packing = plan_packing(torch.arange(length) < lengths[:, None])
     inputs = AttentionInputs(packing, dropout_prob)

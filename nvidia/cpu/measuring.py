@@ -21,30 +21,31 @@ Candidate = TypeVar("Candidate")
 Shape = tuple[int, int]  # [O, I] of a weight
 
 MIN_WORK = 1 << 26  # multiplications of the largest product; below that the library hardly matters
-# Multiplications of one timed call: about 15 ms of one core with AVX-512. With half of that, oneDNN's gradients of
-# the narrow weights of BERT-base seem as fast as MKL's on an Intel Xeon; in training they take three times as long.
+# Multiplications of one timed call for each thread: about 15 ms of a core with AVX-512. With half of that, oneDNN's
+# gradients of the narrow weights of BERT-base seem as fast as MKL's on an Intel Xeon; in training they take three
+# times as long.
 MAX_WORK = 1 << 30
 SMALL = 64  # rows and columns of a product that starts a library
-ROUNDS = 3
-MAX_SECONDS = 0.03  # of two rounds, for a third one
-HOPELESS = 1.5  # times the fastest candidate's first turn: no further turn
+MIN_ROUNDS, MAX_ROUNDS = 2, 4
+MAX_SECONDS = 0.06  # after which there is no other round
+HOPELESS = 3.0, 1.5  # times the fastest candidate, after the first round and after others: no further turn
 ROUND_ROWS = 16  # fewer in each round: in training, too, every batch has another number of tokens
 
 
 def time_in_turns(candidates: Mapping[Candidate, Work], clock: Clock) -> dict[Candidate, float]:
     """The seconds of each candidate's fastest turn, on the threads of this process.
 
-    The first turn includes what happens once. Whoever is far behind in it takes no other.
+    The first turn includes what happens once. Whoever is far behind takes no other turn.
     """
     best, began = dict.fromkeys(candidates, math.inf), clock()
-    for number in range(ROUNDS):
-        limit = HOPELESS * min(best.values())
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and clock() - began > MAX_SECONDS:
+            break
+        limit = HOPELESS[number > 1] * min(best.values())
         for name in [name for name in candidates if best[name] <= limit]:
             start = clock()
             candidates[name](number)
             best[name] = min(best[name], clock() - start)
-        if number == 1 and clock() - began > MAX_SECONDS:
-            break
     return best
 
 
@@ -77,7 +78,8 @@ def _time_role(role: linear.Role, shapes: Sequence[Shape], num_tokens: int, cloc
     if libraries == ["torch"]:
         return {}
     shape = max(for_onednn or shapes, key=math.prod)
-    tokens = max(ROUND_ROWS * (ROUNDS + 1), min(num_tokens, MAX_WORK // math.prod(shape)))
+    work = MAX_WORK * torch.get_num_threads()
+    tokens = max(ROUND_ROWS * (MAX_ROUNDS + 1), min(num_tokens, work // math.prod(shape)))
     weight = torch.full(shape, 0.5)
     x, gradient = (torch.full((tokens, size), 0.5) for size in reversed(shape))
 
@@ -93,4 +95,5 @@ def _time_role(role: linear.Role, shapes: Sequence[Shape], num_tokens: int, cloc
     with torch.no_grad():
         for product in products.values():
             product(small, small, small)
+        products[libraries[0]](x, weight, gradient)  # gets the memory that all of them write to
         return time_in_turns({library: run(product) for library, product in products.items()}, clock)
