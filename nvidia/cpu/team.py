@@ -5,6 +5,7 @@ milliseconds. Parts are Python functions, so they must spend their time in calls
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,13 +15,14 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_thread = threading.local()
 
 
 def run(parts: Sequence[Callable[[], object]]) -> None:
     """Call each part once, on as many threads as torch has, and return when all have ended."""
     left, failures = iter(parts), list[BaseException]()
     if len(parts) > 1 and is_available():
-        _fork()(_FUNCTION(lambda _: _work(left, failures)), None, torch.get_num_threads(), 0)
+        _fork()(_FUNCTION(lambda _: _work_in_team(left, failures)), None, torch.get_num_threads(), 0)
     _work(left, failures)
     if failures:
         raise failures[0]
@@ -35,9 +37,15 @@ def _work(left: Iterator[Callable[[], object]], failures: list[BaseException]) -
         failures.append(error)
 
 
+def _work_in_team(left: Iterator[Callable[[], object]], failures: list[BaseException]) -> None:
+    _thread.is_busy = True
+    _work(left, failures)
+    _thread.is_busy = False
+
+
 def is_available() -> bool:
-    """Whether torch has several threads, and parts can run on them."""
-    return torch.get_num_threads() > 1 and _fork() is not None
+    """Whether torch has several threads, and parts can run on them: not those of a part, whose team is busy."""
+    return torch.get_num_threads() > 1 and not getattr(_thread, "is_busy", False) and _fork() is not None
 
 
 @cache

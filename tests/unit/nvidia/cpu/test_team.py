@@ -34,6 +34,22 @@ def test_parts_run_at_the_same_time_on_two_threads() -> None:
     assert threading.get_ident() in idents
 
 
+@needs_team
+def test_the_parts_of_a_part_run_on_its_thread() -> None:
+    idents: list[tuple[int, int]] = []
+
+    def start_others() -> None:
+        assert not team.is_available()
+        outer = threading.get_ident()
+        team.run([lambda: idents.append((outer, threading.get_ident()))] * 3)
+        assert not team.is_available()
+
+    team.run([start_others, start_others])
+    assert len(idents) == 6
+    assert all(outer == inner for outer, inner in idents)
+    assert team.is_available()
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_each_part_runs_once(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
