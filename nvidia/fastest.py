@@ -1,4 +1,4 @@
-"""The fastest libraries for a model on this processor, measured on its own shapes in about half a second."""
+"""The fastest libraries for a model on this processor, measured on its own shapes when a run starts."""
 
 import time
 from collections.abc import Mapping
@@ -34,6 +34,13 @@ class Measured:
             first, second = sorted(times, key=times.__getitem__)[:2]
             parts.append(f"{WORDS.get(kind, kind)} {first} ({times[second] / times[first]:.2f} × {second})")
         return ", ".join(parts)
+
+
+def describe_libraries(libraries: Libraries) -> str:
+    """`forward onednn, input gradients torch, …`"""
+    parts = [f"{WORDS.get(role, role)} {getattr(libraries, role)}" for role in get_args(Role)]
+    backends = f"{libraries.attention_with_dropout} with dropout, {libraries.attention_without_dropout} without"
+    return ", ".join([*parts, f"attention {backends}, its products {libraries.attention_products}"])
 
 
 def measure_libraries(

@@ -85,6 +85,8 @@ def _find_facts(run: Run, num_parameters: int) -> dict[str, str]:
 
 def _find_warnings(run: Run) -> list[str]:
     settings, batches = run.settings, run.settings.flags.training.batch_schedule
+    if run.progress.step >= run.clock.horizon.last_step():
+        return []  # nothing is left to train
     optimizer = settings.deepspeed.content.get("optimizer", {})
     return find_warnings(
         run.clock.horizon,
@@ -204,8 +206,8 @@ def find_notes(
     if not has_validation:
         notes.append(
             "there is no validation data, so the loss on unseen text is not measured and there is no best checkpoint; "
-            "prepare the data again with a validation share (data.prepare --validation_share 0.05), in the folder that "
-            "the model JSON's validation.path names"
+            'set the model JSON\'s "validation", for example {"path": "hdf5"}, to a folder with validation shards, '
+            "which data.prepare --validation_share 0.05 writes"
         )
     folder = next(parent for parent in (output_dir, *output_dir.absolute().parents) if parent.exists())
     free, needed = shutil.disk_usage(folder).free, num_parameters * CHECKPOINT_BYTES

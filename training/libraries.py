@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from common.console import console
 from common.files import write_plainly
 from nvidia.cpu.libraries import VARIABLE, Libraries, describe_processor, forced_libraries, use
-from nvidia.fastest import Measured, measure_libraries
+from nvidia.fastest import Measured, describe_libraries, measure_libraries
 from training.checkpoints.paths import CPU_LIBRARIES
 from training.checkpoints.resume import ResumePoint
 from training.checkpoints.state import TrainingState, read_state
@@ -75,7 +75,7 @@ def choose_libraries(
             console.say(f"note: {VARIABLE} names other libraries than this run has used; {MAY_DIFFER}")
         return (processor, forced), f"{forced.forward}, by {VARIABLE}"
     if record is not None and record[0] == processor:
-        return record, ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in asdict(record[1]).items())
+        return record, f"{describe_libraries(record[1])}, as before"
     measured = measure()
     if not measured.seconds:
         return None, "torch"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError, nearest
 from common.words import counted
-from evaluation.tasks.task import Task
+from evaluation.tasks.task import HELD_OUT, Task
 
 Row = dict[str, Any]
 MAX_MALFORMED_SHARE = 0.01  # more rows with a wrong number of columns mean that the file has another format
@@ -104,7 +104,7 @@ def _place(path: Path, task: Task, field: str, first: list[str]) -> int:
         return first.index(str(column))
     if task.header and isinstance(column, str):
         hint = nearest(column, first)
-        remedy = "Name the column as the file does." + (f" {NO_LABELS}." if field == "label" and not hint else "")
+        remedy = "Name the column as the file does." if hint else _advise(task, field, "column")
         listed = ", ".join(map(repr, first[:12]))
         raise UserError(f"{path}: has no column {column!r}{hint} (found {listed}). {remedy}")
     raise UserError(
@@ -137,9 +137,15 @@ def _pick(where: str, task: Task, record: Row) -> Row:
             value = record[str(column)]
             row[field] = value if isinstance(value, list) else _as_text(value)
         elif field not in ("group", "choices"):
-            remedy = "Name the key as the file does." + (f" {NO_LABELS}." if field == "label" else "")
-            raise UserError(f"{where}: has no key {column!r} (found {', '.join(map(repr, record))}). {remedy}")
+            listed = ", ".join(map(repr, record))
+            raise UserError(f"{where}: has no key {column!r} (found {listed}). {_advise(task, field, 'key')}")
     return row
+
+
+def _advise(task: Task, field: str, what: str) -> str:
+    """What to do about a column or key that is missing: of published files, some have no labels."""
+    is_table = [HELD_OUT] in task.dev.values()
+    return f"{NO_LABELS}." if field == "label" and not is_table else f"Name the {what} as the file does."
 
 
 def _as_text(value: Any) -> str:

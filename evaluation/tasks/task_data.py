@@ -211,16 +211,26 @@ def _tagged(table: Table, row: Row, labels: tuple[str, ...]) -> Row:
 def hold_out(task: Task, rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """Split off a tenth of the rows (at most MAX_HELD_OUT), class by class; the same rows for any run.
 
-    A fifth at most if there are so few rows that a tenth has not every class.
+    With few rows, a row of each class, as long as that is at most a fifth of them.
     """
     stratum = "label" if task.kind in ("classify", "pair") else None
-    num_classes = len({row[stratum] for row in rows}) if stratum else 1
-    size = max(1, round(HELD_OUT_SHARE * len(rows)), min(num_classes, len(rows) // 5))
     if len(rows) < 10:
         found = counted(len(rows), "row")
         raise UserError(f"task {task.name}: found {found}, expected at least 10, to hold some out of training.")
-    chosen = set(fixed_order(rows, stratum)[: min(MAX_HELD_OUT, size)])
+    order = fixed_order(rows, stratum)
+    firsts = _first_of_each_class(rows, order) if stratum else []
+    size = max(1, round(HELD_OUT_SHARE * len(rows)), min(len(firsts), len(rows) // 5))
+    chosen = set(list(dict.fromkeys([*firsts, *order]))[: min(MAX_HELD_OUT, size)])
     return [row for i, row in enumerate(rows) if i not in chosen], [rows[i] for i in sorted(chosen)]
+
+
+def _first_of_each_class(rows: Sequence[Row], order: Sequence[int]) -> list[int]:
+    """The first row in this order of every class that has more than one."""
+    counts, firsts = Counter(row["label"] for row in rows), dict[Any, int]()
+    for index in order:
+        if counts[rows[index]["label"]] > 1:
+            firsts.setdefault(rows[index]["label"], index)
+    return list(firsts.values())
 
 
 def fixed_order(rows: Sequence[Row], stratum: str | None) -> list[int]:

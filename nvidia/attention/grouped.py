@@ -68,8 +68,10 @@ def _compute(function: Callable[..., None], ctx: Any, scratch: "_Scratch", *tens
     """function(run, masks, scratch, *tensors) for every run, each with random masks of its own."""
     inputs = [None if tensor is None else tensor.detach() for tensor in tensors]
 
+    without_gradients = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
     def compute(run: Run) -> None:
-        with torch.no_grad():  # a thread of the team has its own setting
+        with without_gradients():  # a thread of the team has its own setting
             function(run, MaskStream((ctx.seed, run.number), ctx.dropout), scratch, *inputs)
 
     team.run([partial(compute, run) for run in ctx.runs])

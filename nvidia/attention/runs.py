@@ -181,7 +181,7 @@ def make_runs(groups: Groups, heads: int, window: int = 0, counts: Sequence[int]
 
 
 def rows_of(x: Tensor, rows: slice) -> Tensor:
-    """[P, N, …] → the rows of a tile. Python's lock, which every call of torch gives away, is what runs compete for."""
+    """[P, N, …] → the rows of a tile. Often these are all; then no call of torch: runs compete for Python's lock."""
     return x if rows.stop - rows.start == x.shape[1] else x[:, rows]
 
 

@@ -25,7 +25,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a · b for fp32 matrices [M, K] and [K, N], or as many pairs [P, …]; written to `out` if given."""
     target = a.new_empty(*a.shape[:-1], b.shape[-1]) if out is None else out
     arrays = _array(a), _array(b), target.numpy()
-    _library()  # whose own threads are off from now on
+    _library()  # the first call turns its own threads off
     if target.numel() * a.shape[-1] < _MIN_DIVIDED or not team.is_available():
         _multiply(*arrays)
     else:

@@ -5,8 +5,10 @@ milliseconds. Parts are Python functions, so they must spend their time in calls
 """
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,14 @@ _thread = threading.local()
 
 
 def run(parts: Sequence[Callable[[], object]]) -> None:
-    """Call each part once, on as many threads as torch has, and return when all have ended."""
+    """Call each part once, on as many threads as torch has, and return when all have ended.
+
+    All of them even for fewer parts: a team of another size would need other threads. After an error no part is begun.
+    """
     left, failures = iter(parts), list[BaseException]()
     if len(parts) > 1 and is_available():
-        _fork()(_FUNCTION(lambda _: _work_in_team(left, failures)), None, torch.get_num_threads(), 0)
+        with _catch_lost(failures):
+            _fork()(_FUNCTION(lambda _: _work_in_team(left, failures)), None, torch.get_num_threads(), 0)
     _work(left, failures)
     if failures:
         raise failures[0]
@@ -32,6 +38,8 @@ def _work(left: Iterator[Callable[[], object]], failures: list[BaseException]) -
     """Take parts until none is left. A function that C calls must not raise."""
     try:
         for part in left:
+            if failures:
+                break
             part()
     except BaseException as error:
         failures.append(error)
@@ -39,8 +47,28 @@ def _work(left: Iterator[Callable[[], object]], failures: list[BaseException]) -
 
 def _work_in_team(left: Iterator[Callable[[], object]], failures: list[BaseException]) -> None:
     _thread.is_busy = True
-    _work(left, failures)
-    _thread.is_busy = False
+    try:
+        _work(left, failures)
+    finally:
+        _thread.is_busy = False
+
+
+@contextmanager
+def _catch_lost(failures: list[BaseException]) -> Iterator[None]:
+    """Add what a signal handler raises in a function that C calls before or after its `try`: Python would drop it."""
+    others = sys.unraisablehook
+
+    def catch(lost: Any) -> None:
+        if "ctypes callback" in str(lost.err_msg):
+            failures.append(lost.exc_value)
+        else:
+            others(lost)
+
+    sys.unraisablehook = catch
+    try:
+        yield
+    finally:
+        sys.unraisablehook = others
 
 
 def is_available() -> bool:
@@ -50,11 +78,11 @@ def is_available() -> bool:
 
 @cache
 def _fork() -> Any:
-    """GNU's function for a parallel region; None if torch uses another OpenMP."""
+    """GNU's function for a parallel region; None if torch uses another OpenMP, or may use one that was loaded first."""
     found = ThreadpoolController().select(user_api="openmp").lib_controllers
     folder = Path(torch.__file__).parent
     torchs = [library for library in found if Path(library.filepath).is_relative_to(folder)] or found
-    if [library.prefix for library in torchs] != ["libgomp"]:
+    if len(torchs) != 1 or any(library.prefix != "libgomp" for library in found):
         return None
     function = ctypes.CDLL(torchs[0].filepath).GOMP_parallel
     function.argtypes, function.restype = [_FUNCTION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None

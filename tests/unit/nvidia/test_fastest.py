@@ -26,7 +26,7 @@ LARGE = BertConfig(vocab_size=128, hidden_size=256, num_attention_heads=4, inter
 
 
 def test_the_best_turn_counts_and_candidates_that_are_far_behind_take_no_other() -> None:
-    seconds = {"a": [0.009, 0.004, 0.005], "b": [0.008, 0.012, 0.005], "slow": [0.02, 0.019], "hopeless": [0.03]}
+    seconds = {"a": [0.05, 0.02, 0.021], "b": [0.04, 0.06, 0.022], "slow": [0.1, 0.04], "hopeless": [0.13]}
     now, calls = 0.0, []
 
     def work(name: str, number: int) -> None:
@@ -36,9 +36,21 @@ def test_the_best_turn_counts_and_candidates_that_are_far_behind_take_no_other()
 
     candidates = {name: partial(work, name) for name in seconds}
     found = time_in_turns(candidates, lambda: now)
-    assert found == pytest.approx({"a": 0.004, "b": 0.008, "slow": 0.019, "hopeless": 0.03})
+    assert found == pytest.approx({"a": 0.02, "b": 0.04, "slow": 0.04, "hopeless": 0.13})
     both = [("a", 1), ("b", 1)]
     assert calls == [*[(name, 0) for name in seconds], *both, ("slow", 1)]  # then the time is up
+
+
+@pytest.mark.parametrize(("turns", "expected"), [([9, 5, 5.2, 1], 3), ([9, 5, 7, 9, 5.1, 1], 5), ([5, 5.1], 2)])
+def test_there_are_turns_until_two_agree(turns: list[float], expected: int) -> None:
+    now, left = 0.0, iter(turns)
+
+    def work(_: int) -> None:
+        nonlocal now
+        now += next(left) / 1000
+
+    assert time_in_turns({"only": work}, lambda: now) == {"only": pytest.approx(0.005)}
+    assert len(list(left)) == len(turns) - expected
 
 
 @needs_onednn

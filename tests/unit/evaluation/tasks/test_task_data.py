@@ -51,9 +51,10 @@ def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
         load_data(load_task(TASK_FOLDER / "stsb.json"), tmp_path)
 
 
-def test_a_small_table_holds_out_every_class(tmp_path: Path) -> None:
+@pytest.mark.parametrize("labels", ["010101010101", "000000000011"])
+def test_a_small_table_holds_out_every_class(labels: str, tmp_path: Path) -> None:
     path = tmp_path / "reviews.csv"
-    path.write_text("\n".join(["text,kind", *[f"text {i},{i % 2}" for i in range(12)]]))
+    path.write_text("\n".join(["text,kind", *[f"text {i},{label}" for i, label in enumerate(labels)]]))
     (task,) = choose_tasks([str(path)], {"text": "text", "text_pair": None, "label": "kind"})
     data = load_data(task, None)
     assert (len(data.train), sorted(row["label"] for row in data.dev["held_out"])) == (10, [0, 1])

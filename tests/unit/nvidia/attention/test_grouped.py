@@ -260,6 +260,18 @@ def test_the_number_of_threads_does_not_change_a_bit(short: int, tile: int, monk
         assert all(torch.equal(*pair) for pair in zip(result, alone, strict=True))
 
 
+def test_inference_mode_reaches_all_threads() -> None:
+    qkv, before = random_tensor(1200, 3, 4, 8), torch.get_num_threads()
+    expected = grouped.grouped_attention(qkv, packing_of(*[300] * 4), 0.0)
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            found = grouped.grouped_attention(qkv.clone(), packing_of(*[300] * 4), 0.0)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, expected)
+
+
 def test_an_error_in_a_run_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Tensor:
         raise MemoryError("no memory for the scores")

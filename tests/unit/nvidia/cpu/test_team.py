@@ -1,6 +1,9 @@
 """The team: parts run once each, at the same time, on the threads of torch, and their errors reach the caller."""
 
+import signal
+import sys
 import threading
+import time
 from collections.abc import Generator
 from types import SimpleNamespace
 
@@ -72,6 +75,35 @@ def test_an_error_of_any_part_is_raised(error: type[BaseException]) -> None:
     assert {3, 4} <= set(calls)
 
 
+class Stopped(Exception):
+    pass
+
+
+@needs_team
+def test_what_a_signal_handler_raises_is_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may raise where C has just called Python, which drops the exception."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    def run_for(seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            team.run([lambda: None] * 4)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's would fail the test with a traceback
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for number in range(200):
+            signal.setitimer(signal.ITIMER_REAL, 1e-4 + number * 1e-6)
+            with pytest.raises(Stopped):
+                run_for(5)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert team.is_available()
+
+
 @pytest.mark.parametrize(
     ("libraries", "is_known"),
     [
@@ -79,6 +111,7 @@ def test_an_error_of_any_part_is_raised(error: type[BaseException]) -> None:
         ([("libgomp", "elsewhere")], True),  # a distribution's torch
         ([("libgomp", "torch/lib"), ("libgomp", "sklearn")], True),
         ([("libiomp", "torch/lib"), ("libgomp", "sklearn")], False),
+        ([("libgomp", "torch/lib"), ("libiomp", "preloaded")], False),  # which takes torch's calls
         ([("libgomp", "elsewhere"), ("libgomp", "sklearn")], False),  # either may be torch's
         ([("libomp", "elsewhere")], False),
         ([], False),

@@ -40,9 +40,11 @@ def test_formula_is_what_torch_counts(act: str, monkeypatch: pytest.MonkeyPatch)
     model, batch = BertForPreTrainingPreLN(config), make_batch(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # products on other threads are not counted
-    with FlopCounterMode(display=False) as counter:
-        model(batch).backward()
-    torch.set_num_threads(threads)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(batch).backward()
+    finally:
+        torch.set_num_threads(threads)
     ours = model_flops(config, batch.input_mask.sum(1), ROWS * MASKED)
     # Torch counts the scores that the backward pass computes again, too.
     again = 2 * config.hidden_size * WIDTH * (2 * ROWS * WIDTH + ROWS * (1 + MASKED))
