@@ -25,6 +25,8 @@ from common.help import Parser, positive_int
 from data.shards.schema import Rows
 from data.stream.batches import batch_from_rows
 from nvidia.config import BertConfig
+from nvidia.cpu.libraries import forced_libraries, use
+from nvidia.fastest import measure_libraries
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from tests.support import free_port, make_rows
 from training.optimizers.build import build_optimizer
@@ -83,6 +85,7 @@ def train(rank: int, ranks: int, port: int, config: BertConfig, flags: argparse.
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks) if "OMP_NUM_THREADS" not in os.environ else 1)
+    use(forced_libraries() or measure_libraries(config, flags.micro, WIDTH).libraries)  # as a run does
     deepspeed.init_distributed("gloo")
     zero = {"stage": flags.stage, "reduce_bucket_size": 5_000_000}
     model = BertForPreTrainingPreLN(config)
