@@ -8,6 +8,7 @@ that gradient checkpointing saves determine the masks. Other devices use torch's
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,12 @@ class MaskStream:
         self.higher = np.int8(_LOWEST + num_higher)
         self.scale = _LEVELS / (_LEVELS - num_dropped)  # the factor of kept elements
         self.drops = num_dropped > 0
-        self.random = np.random.Generator(np.random.SFC64(seed))
+        self.seed = seed
+
+    @cached_property
+    def random(self) -> np.random.Generator:
+        """Made for the first mask: attention without dropout draws none."""
+        return np.random.Generator(np.random.SFC64(self.seed))
 
     def draw(self, shape: Sequence[int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """1 for kept elements, 0 for dropped ones; written to `out` if given."""

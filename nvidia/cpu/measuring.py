@@ -49,9 +49,10 @@ def time_in_turns(candidates: Mapping[Candidate, Work], clock: Clock) -> dict[Ca
             turns[name] = sorted([*turns[name], clock() - start])
         limit = HOPELESS[number > 0] * min(times[0] for times in turns.values())
         left = [name for name in left if turns[name][0] <= limit]
-        agree = all(turns[name][1] <= SPREAD * turns[name][0] for name in left) if number else False
-        if number + 1 >= MIN_ROUNDS and (agree or clock() - began > MAX_SECONDS):
-            break
+        if number + 1 >= MIN_ROUNDS:
+            agree = all(turns[name][1] <= SPREAD * turns[name][0] for name in left)
+            if agree or clock() - began > MAX_SECONDS:
+                break
     return {name: times[0] for name, times in turns.items()}
 
 
