@@ -40,7 +40,7 @@ def describe_libraries(libraries: Libraries) -> str:
     """`forward onednn, input gradients torch, …`"""
     parts = [f"{WORDS.get(role, role)} {getattr(libraries, role)}" for role in get_args(Role)]
     backends = f"{libraries.attention_with_dropout} with dropout, {libraries.attention_without_dropout} without"
-    return ", ".join([*parts, f"attention {backends}, its products {libraries.attention_products}"])
+    return ", ".join([*parts, f"attention {backends}"])
 
 
 def measure_libraries(
@@ -59,27 +59,20 @@ def measure_libraries(
     chosen = Libraries(**{role: _fastest(times) for role, times in products.items()})  # type: ignore[arg-type]
     general = {name: sum(times.get(name, 0.0) for times in products.values()) for name in get_args(General)}
     if 0 < general["openblas"] < general["torch"]:
-        chosen = replace(chosen, others="openblas", attention_products="openblas")
+        chosen = replace(chosen, others="openblas")
     is_dense = not (config.is_relative or config.is_sparse)
     if config.attention_backend == AUTO and is_dense:
         dropout_prob = config.attention_probs_dropout_prob
         times = time_attention(rows, length, config.num_attention_heads, config.head_size, dropout_prob, clock)
         if times:
-            seconds["attention"] = {_describe_attention(*candidate): spent for candidate, spent in times.items()}
+            seconds["attention"] = times
             kind = "attention_with_dropout" if dropout_prob else "attention_without_dropout"
-            backend, _ = min(times, key=times.__getitem__)
-            # Of the candidates that have a choice: a layer with a window may have `grouped` beside one with `sdpa`.
-            _, faster = min((key for key in times if key[0] == "grouped"), key=times.__getitem__)
-            chosen = replace(chosen, attention_products=faster, **{kind: backend})  # type: ignore[arg-type]
+            chosen = replace(chosen, **{kind: min(times, key=times.__getitem__)})  # type: ignore[arg-type]
     return Measured(chosen, seconds)
 
 
 def _fastest(times: Mapping[Library, float]) -> Library:
     return min(times, key=times.__getitem__)
-
-
-def _describe_attention(backend: str, products: General) -> str:
-    return backend if products == "torch" else f"{backend} with {products}"
 
 
 def _time_all_products(config: BertConfig, num_tokens: int, clock: Clock) -> dict[Role, dict[Library, float]]:

@@ -1,216 +1,141 @@
-"""Attention on a CPU with next to no padding and without storing the scores: in tiles that fit a cache.
+"""Attention on a CPU without padding and without storing the scores, in loops that are compiled (nvidia/cpu/loops.py).
 
-T real tokens, A heads, D head size, U queries that are read, P pairs of sequence and head.
-torch's own kernel for CPUs has no dropout. Here scores exist for one tile at a time, in both passes, so memory grows
-with T, not with T·L for sequences of L tokens. Runs of sequences are computed at the same time on all threads: a single
-one is too small to be divided. In a block of which only some rows are read, only U queries are computed. With a window,
-a tile has the keys that its queries see and no others, so work grows with T·window.
+T real tokens, A heads, D head size, U queries that are read, n sequences.
+torch's own kernel for CPUs has no dropout. Here each head of a sequence is computed by one thread from beginning to
+end, in tiles of queries whose scores fit a cache, and the backward pass computes them again. So memory grows with T,
+not with T·L for sequences of L tokens. In a block of which only some rows are read, only U queries are computed. With a
+window a tile has the keys that its queries see and no others, so work grows with T·window.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nvidia.attention import runs
-from nvidia.attention.backend import AttentionInputs, Backend, BackendContext
-from nvidia.attention.runs import Groups, Run, Tile, make_runs, rows_of, sequence_lengths
-from nvidia.cpu import openblas, team
-from nvidia.cpu.dropout import MaskStream, draw_seed
-from nvidia.cpu.libraries import in_use
+from nvidia.attention.backend import WINDOW_QUERIES, AttentionInputs, Backend, BackendContext
+from nvidia.cpu import team
+from nvidia.cpu.dropout import Masks, draw_seed
 from nvidia.unpadding import Packing
 
 # Scores of a batch from which on gathering some queries costs less than queries that nobody reads.
 _MIN_SKIPPED = 1 << 16
-
-Take = Callable[[Sequence[int], int], Tensor]  # a tensor of a shape in the scratch buffer with a number
-
-
-def grouped_attention(qkv: Tensor, packing: Packing, dropout_prob: float, window: int = 0) -> Tensor:
-    """[T, 3, A, D], packed by length → [T, A, D]; `window` as in AttentionInputs."""
-    heads = qkv.shape[2]
-    of_batch = packing.mask(("grouped", heads, window), lambda: make_runs(packing.groups, heads, window))
-    return _GroupedAttention.apply(qkv, None, of_batch, dropout_prob)
+# Scores of a tile, 256 KiB: two of them stay in the cache of a core.
+_TILE = 1 << 16
+_PARTS = 4  # of the work for each thread, so that all end at about the same time
+_MIN_PART = 1 << 15  # scores of a part: starting one costs as much as computing some thousands
 
 
-def attention_of_some(q: Tensor, kv: Tensor, groups: Groups, counts: Sequence[int], dropout_prob: float) -> Tensor:
-    """The same for some queries [U, A, D], `counts` per sequence, with all keys and values [T, 2, A, D]."""
-    return _GroupedAttention.apply(kv, q, make_runs(groups, q.shape[1], counts=counts), dropout_prob)
+class Sequences(NamedTuple):
+    """The sequences of a batch and which of their queries are computed."""
+
+    rows: Any  # [U] int64, the packed position of each query
+    table: Any  # [n, 4] int64: first token, tokens, first query, queries
+    reach: int  # how many tokens a query sees on each side
+
+    @property
+    def longest(self) -> int:
+        return int(self.table[:, 1].max(initial=0))
+
+
+def list_sequences(packing: Packing, window: int, rows: Tensor | None = None, counts: Sequence[int] = ()) -> Sequences:
+    """`rows` [U]: the packed positions of the queries, `counts` of each sequence; None: of all tokens."""
+    lengths = packing.boundaries.diff().numpy().astype(np.int64)
+    asked = lengths if rows is None else np.array(counts, dtype=np.int64)
+    table = np.stack([lengths.cumsum() - lengths, lengths, asked.cumsum() - asked, asked], axis=1)
+    positions = np.arange(packing.num_tokens) if rows is None else rows.numpy()
+    return Sequences(positions, table, window // 2 if window else packing.num_tokens)
 
 
 class _GroupedAttention(torch.autograd.Function):
     """[T, 3, A, D], or keys and values [T, 2, A, D] and packed queries [U, A, D] → [T or U, A, D]"""
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, some: Tensor | None, of_batch: tuple[Run, ...], dropout: float) -> Tensor:
-        ctx.save_for_backward(packed, some)
-        ctx.runs, ctx.dropout, ctx.seed = of_batch, dropout, draw_seed() if dropout else 0
-        context = torch.empty_like(packed[:, 0] if some is None else some, memory_format=torch.contiguous_format)
-        _compute(_attend_run, ctx, _Scratch(packed, of_batch, 2), packed, some, context)
+    def forward(ctx: Any, packed: Tensor, some: Tensor | None, sequences: Sequences, probability: float) -> Tensor:
+        ctx.sequences, ctx.masks = sequences, Masks(draw_seed() if probability else 0, probability)
+        inputs = [_as_array(x) for x in _split(packed, some)]
+        context = packed.new_empty(inputs[0].shape, dtype=torch.float32)
+        softmaxes = context.new_empty(*context.shape[1::-1], 2)  # [A, U, 2]
+        _compute("attend", [*inputs, context.numpy(), softmaxes.numpy()], sequences, ctx.masks)
+        context = context.to(packed.dtype)
+        ctx.save_for_backward(packed, some, context, softmaxes)
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        packed, some = ctx.saved_tensors
-        gradients = torch.empty_like(packed, memory_format=torch.contiguous_format)
-        of_some = None if some is None else torch.empty_like(some, memory_format=torch.contiguous_format)
-        _compute(_run_gradients, ctx, _Scratch(packed, ctx.runs, 4), packed, some, gradient, gradients, of_some)
-        return gradients, of_some, None, None
+        packed, some, context, softmaxes = ctx.saved_tensors
+        gradients = torch.empty(packed.shape)
+        of_some = None if some is None else torch.empty(some.shape)
+        inputs = [_as_array(x) for x in (*_split(packed, some), context, gradient.contiguous())]
+        outputs = [x.numpy() for x in _split(gradients, of_some)]
+        _compute("attend_backward", [*inputs, softmaxes.numpy(), *outputs], ctx.sequences, ctx.masks)
+        return gradients.to(packed.dtype), None if of_some is None else of_some.to(packed.dtype), None, None
 
 
-def _compute(function: Callable[..., None], ctx: Any, scratch: "_Scratch", *tensors: Tensor | None) -> None:
-    """function(run, masks, scratch, *tensors) for every run, each with random masks of its own."""
-    inputs = [None if tensor is None else tensor.detach() for tensor in tensors]
-
-    without_gradients = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
-
-    def compute(run: Run) -> None:
-        with without_gradients():  # a thread of the team has its own setting
-            function(run, MaskStream((ctx.seed, run.number), ctx.dropout), scratch, *inputs)
-
-    team.run([partial(compute, run) for run in ctx.runs])
+def _split(packed: Tensor, some: Tensor | None) -> tuple[Tensor, ...]:
+    """Queries, keys and values, each [T or U, A, D]."""
+    return packed.unbind(1) if some is None else (some, *packed.unbind(1))
 
 
-def _attend_run(
-    run: Run, masks: MaskStream, scratch: "_Scratch", packed: Tensor, some: Tensor | None, context: Tensor
-) -> None:
-    """Write the context of a run."""
-    q, k, v = _of_run(run, packed, some)
-    q = q * q.shape[-1] ** -0.5
-    target = run.of_queries(context).unsqueeze(1)
-    spread = run.query_rows.empty(target)
-    (out,) = spread
-    with scratch.borrow() as take:
-        for tile in run.tiles():
-            probabilities = _probabilities(rows_of(q, tile.queries), rows_of(k, tile.keys), tile, take)
-            if masks.drops:
-                probabilities *= masks.draw(probabilities.shape, packed.dtype, out=take(probabilities.shape, 1))
-            _product(rows_of(out, tile.queries), probabilities, rows_of(v, tile.keys))
-    if masks.drops:
-        out *= masks.scale
-    run.query_rows.collect(spread, target)
+def _as_array(x: Tensor) -> Any:
+    """In fp32, in which attention is computed for every type, with the elements of a head side by side."""
+    x = x.detach().float()
+    return (x if x.stride(-1) == 1 else x.contiguous()).numpy()
 
 
-def _run_gradients(
-    run: Run,
-    masks: MaskStream,
-    scratch: "_Scratch",
-    packed: Tensor,
-    some: Tensor | None,
-    gradient: Tensor,
-    packed_gradient: Tensor,
-    some_gradient: Tensor | None,
-) -> None:
-    """Write the gradients of the queries, keys and values of a run."""
-    (out_gradient,) = run.query_rows.spread(run.of_queries(gradient).unsqueeze(1), has_zeros=True)
-    q, k, v = _of_run(run, packed, some)
-    scale = q.shape[-1] ** -0.5
-    inputs = q * scale, k, v, out_gradient * masks.scale if masks.drops else out_gradient
-    targets = [(run.token_rows, run.of_tokens(packed_gradient))]
-    if some_gradient is not None:
-        targets.insert(0, (run.query_rows, run.of_queries(some_gradient).unsqueeze(1)))
-    spread = [rows.empty(target) for rows, target in targets]
-    gradients = [part for parts in spread for part in parts]
-    if run.queries_each == 0 or run.reach is not None:  # nothing is written, or tiles overlap in some keys
-        gradients[1].zero_()
-        gradients[2].zero_()
-    with scratch.borrow() as take:
-        for tile in run.tiles():
-            _tile_gradients(gradients, inputs, tile, masks, take, tile.queries.start > 0 or run.reach is not None)
-    gradients[0].mul_(scale)
-    for parts, (rows, target) in zip(spread, targets, strict=True):
-        rows.collect(parts, target)
+def _compute(name: str, arrays: Sequence[Any], sequences: Sequences, masks: Masks) -> None:
+    """Run a loop for all pairs of sequence and head, on all threads. Which thread computes a pair changes no bit."""
+    from nvidia.cpu import loops  # here, because loading them takes half a second, which a run on GPUs does not need
+
+    loop = getattr(loops, name)
+    longest, reach, heads = sequences.longest, sequences.reach, arrays[0].shape[1]
+
+    def compute(first: int, stop: int) -> None:
+        scratch = loops.make_scratch(max(_TILE, WINDOW_QUERIES * longest), longest + 4)
+        division = first, stop, reach, _TILE, WINDOW_QUERIES
+        loop(*arrays, (sequences.rows, sequences.table), division, masks.as_numbers(), scratch)
+
+    team.run([partial(compute, *part) for part in _divide(sequences, heads)])
 
 
-class _Scratch:
-    """Buffers for the scores of a tile, for each thread once per pass: allocating costs as much as filling them."""
-
-    def __init__(self, like: Tensor, of_batch: tuple[Run, ...], times: int) -> None:
-        self.like, self.free = like, list[tuple[Tensor, ...]]()
-        self.shape = times, max((math.prod(run.tile_shape) for run in of_batch), default=0)
-
-    @contextmanager
-    def borrow(self) -> Iterator[Take]:
-        """The buffers, for one thread."""
-        try:
-            buffers = self.free.pop()
-        except IndexError:
-            buffers = self.like.new_empty(self.shape).unbind()
-        yield lambda shape, which: buffers[which].as_strided(shape, (shape[1] * shape[2], shape[2], 1))
-        self.free.append(buffers)
-
-
-def _tile_gradients(
-    gradients: Sequence[Tensor], inputs: Sequence[Tensor], tile: Tile, masks: MaskStream, take: Take, is_added: bool
-) -> None:
-    """Write, or add, the part of one tile to the gradients of scaled queries, keys and values, each [P, …, D]."""
-    queries, keys, _ = tile
-    q, k, v, out_gradient = inputs
-    q, k, v, out_gradient = rows_of(q, queries), rows_of(k, keys), rows_of(v, keys), rows_of(out_gradient, queries)
-    probabilities = _probabilities(q, k, tile, take)  # [P, R, keys]
-    shape, used = probabilities.shape, probabilities
-    if masks.drops:
-        mask = masks.draw(shape, probabilities.dtype, out=take(shape, 1))
-        used = torch.mul(probabilities, mask, out=take(shape, 2))
-    _product(rows_of(gradients[2], keys), used.transpose(1, 2), out_gradient, is_added)
-    gradient = _product(take(shape, 3), out_gradient, v.transpose(1, 2))
-    if masks.drops:
-        gradient *= mask
-    torch.ops.aten._softmax_backward_data.out(gradient, probabilities, -1, gradient.dtype, grad_input=gradient)
-    _product(rows_of(gradients[0], queries), gradient, k)
-    _product(rows_of(gradients[1], keys), gradient.transpose(1, 2), q, is_added)
-
-
-def _probabilities(q: Tensor, k: Tensor, tile: Tile, take: Take) -> Tensor:
-    """softmax(q·kᵀ) for scaled queries, [P, R, keys]; summed in fp32 for every type."""
-    scores = _product(take((len(q), q.shape[1], k.shape[1]), 0), q, k.transpose(1, 2))
-    if tile.hidden is not None:
-        scores += tile.hidden
-    return torch.softmax(scores, dim=-1, out=scores)
-
-
-def _product(out: Tensor, a: Tensor, b: Tensor, is_added: bool = False) -> Tensor:
-    """out = a·b, or += if `is_added`; `out` may be a view of a larger tensor."""
-    if in_use().attention_products == "openblas" and out.dtype == torch.float32:
-        return out.add_(openblas.multiply(a, b)) if is_added else openblas.multiply(a, b, out)
-    return torch.baddbmm(out, a, b, beta=int(is_added), out=out)
-
-
-def _of_run(run: Run, packed: Tensor, some: Tensor | None) -> tuple[Tensor, ...]:
-    """The queries, keys and values of a run, each [P, …, D]."""
-    tokens = run.token_rows.spread(run.of_tokens(packed)).unbind()
-    if some is None:
-        return tokens
-    return *run.query_rows.spread(run.of_queries(some).unsqueeze(1)).unbind(), *tokens
+def _divide(sequences: Sequences, heads: int) -> list[tuple[int, int]]:
+    """Divide the pairs of sequence and head into parts with about as many scores."""
+    lengths, asked = sequences.table[:, 1], sequences.table[:, 3]
+    scores = np.minimum(lengths, 2 * sequences.reach + WINDOW_QUERIES) * asked + 1
+    ends = scores.repeat(heads).cumsum()
+    total = int(ends[-1]) if len(ends) else 0
+    count = min(_PARTS * torch.get_num_threads(), total // _MIN_PART) if team.is_available() else 1
+    bounds = np.searchsorted(ends, [total * part // count for part in range(1, count)]) + 1
+    return list(pairwise(sorted({0, *bounds.tolist(), len(ends)})))
 
 
 def attend(qkv: Tensor, inputs: AttentionInputs) -> tuple[Tensor, None]:
-    return grouped_attention(qkv, inputs.packing, inputs.dropout_prob, inputs.window), None
+    packing, window = inputs.packing, inputs.window
+    sequences = packing.mask(("grouped", window), lambda: list_sequences(packing, window))
+    return _GroupedAttention.apply(qkv, None, sequences, inputs.dropout_prob), None
 
 
 def attend_some(q: Tensor, kv: Tensor, inputs: AttentionInputs, counts: Sequence[int]) -> Tensor:
-    return attention_of_some(q, kv, inputs.packing.groups, counts, inputs.dropout_prob)
+    sequences = list_sequences(inputs.packing, inputs.window, inputs.rows, counts)
+    return _GroupedAttention.apply(kv, q, sequences, inputs.dropout_prob)
 
 
 def should_skip_queries(packing: Packing, num_heads: int, num_queries: int, window: int) -> bool:
-    """Whether skipping queries outweighs gathering those that are read: not where there are few scores, and not with a
-    window, where all queries cost little."""
-    if window:
-        return False
-    scores = [num_heads * length * length for length in sequence_lengths(packing.groups)]
-    is_worth_it = sum(scores) >= _MIN_SKIPPED and 2 * num_queries <= packing.num_tokens
-    return is_worth_it or max(scores, default=0) >= runs.SHORT
+    """Whether skipping queries outweighs gathering those that are read."""
+    scores = num_heads * sum(count * length * length for count, length in packing.groups)
+    return scores >= _MIN_SKIPPED and 2 * num_queries <= packing.num_tokens
 
 
 def reason_against(context: BackendContext) -> str | None:
     if (reason := context.reason_against_options(has_window=True)) is not None:
         return reason
+    if context.dtype == torch.float64:
+        return "computes in fp32, but the model is float64"
     return None if context.device == "cpu" else f"is for CPUs, but the model is on {context.device}"
 
 

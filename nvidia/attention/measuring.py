@@ -2,27 +2,23 @@
 
 import math
 import time
-from dataclasses import replace
 
 import torch
 
 from nvidia.attention import grouped, sdpa
 from nvidia.attention.backend import AttentionInputs
-from nvidia.cpu import openblas
-from nvidia.cpu.libraries import General, in_use, use
 from nvidia.cpu.measuring import Clock, Work, time_in_turns
 from nvidia.unpadding import plan_packing
 
 BACKENDS = {"grouped": grouped.BACKEND, "sdpa": sdpa.BACKEND}
-Candidate = tuple[str, General]  # a backend, and the library of its products; sdpa has torch's
 MIN_SCORES = 1 << 21  # of a layer; below that the backend is a matter of a few milliseconds
 MAX_SCORES = 1 << 19  # of a timed pass, for each thread: about 10 ms of a core, forward and backward
 
 
 def time_attention(
     rows: int, length: int, heads: int, head_size: int, dropout_prob: float, clock: Clock = time.thread_time
-) -> dict[Candidate, float]:
-    """The time of a forward and a backward pass by each candidate, for a batch whose rows are on average 7/8 full.
+) -> dict[str, float]:
+    """The time of a forward and a backward pass by each backend, for a batch whose rows are on average 7/8 full.
 
     Empty if the batch is so small that it does not matter. Long rows are represented by fewer heads, and the longest by
     shorter rows: backends compute both in parts that fit the cache. torch's random state is kept.
@@ -38,22 +34,14 @@ def time_attention(
     inputs = AttentionInputs(packing, dropout_prob)
     qkv = torch.linspace(-1, 1, packing.num_tokens * 3 * heads * head_size).view(-1, 3, heads, head_size)
     qkv.requires_grad_()
-    before = in_use()
-    candidates: list[Candidate] = [("grouped", "torch"), ("sdpa", "torch")]
-    if openblas.kernels() is not None:
-        candidates.append(("grouped", "openblas"))
 
-    def run(backend: str, products: General) -> Work:
+    def run(backend: str) -> Work:
         def work(number: int) -> None:
-            use(replace(before, attention_products=products))
             context, _ = BACKENDS[backend].attend(qkv, inputs)
             # A sum, because torch imports its compiler for the gradient of a tensor that is given to backward().
             (context * context.detach()).sum().backward()
 
         return work
 
-    try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            return time_in_turns({candidate: run(*candidate) for candidate in candidates}, clock)
-    finally:
-        use(before)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        return time_in_turns({backend: run(backend) for backend in BACKENDS}, clock)

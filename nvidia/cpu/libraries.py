@@ -24,17 +24,16 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class Libraries:
-    """The library of each product of a linear layer and of attention, and the attention backend with and without
-    dropout. `others`: for the products of a linear layer that oneDNN does not compute."""
+    """The library of each product of a linear layer, and the attention backend with and without dropout. `others`: for
+    the products that oneDNN does not compute."""
 
     forward: Library = "torch"
     input_gradient: Library = "torch"
     weight_gradient: Library = "torch"
     narrow_weight_gradient: Library = "torch"  # of a weight with few rows
     others: General = "torch"
-    attention_products: General = "torch"
     attention_with_dropout: Literal["grouped", "sdpa"] = "grouped"
-    attention_without_dropout: Literal["grouped", "sdpa"] = "sdpa"
+    attention_without_dropout: Literal["grouped", "sdpa"] = "grouped"
 
     def attention(self, dropout_prob: float) -> str:
         return self.attention_with_dropout if dropout_prob else self.attention_without_dropout
@@ -62,7 +61,7 @@ def forced_libraries(environment: Mapping[str, str] = os.environ) -> Libraries |
     if value == "onednn" and torch.backends.mkldnn.is_available():
         return _only("onednn")
     if value == "openblas" and openblas.kernels() is not None:
-        return replace(_only("openblas"), others="openblas", attention_products="openblas")
+        return replace(_only("openblas"), others="openblas")
     if value == MEASURED:
         return None
     raise UserError(

@@ -1,8 +1,7 @@
 """Candidates for the same work, timed in turns; and the products of linear layers timed by each library.
 
 The clock counts the processor time of the calling thread, so that other work on the machine does not decide. It counts
-waiting for the other threads of a product, which are busy in between, but not waiting for Python's lock: for attention
-by `grouped` on several threads it is up to a tenth too short.
+waiting for the other threads of a product, which are busy in between.
 """
 
 import math

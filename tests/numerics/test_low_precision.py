@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nvidia.attention import grouped, plain, runs, sdpa
+from nvidia.attention import grouped, plain, sdpa
 from nvidia.attention.backend import AttentionInputs
 from nvidia.config import BertConfig
 from nvidia.layers import LayerNorm
@@ -22,13 +22,13 @@ TYPES = list(EPSILON)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("backend", "short"), [("grouped", 1 << 17), ("grouped", 0), ("plain", 0), ("sdpa", 0)])
+@pytest.mark.parametrize(("backend", "min_skipped"), [("grouped", 1 << 40), ("grouped", 0), ("plain", 0), ("sdpa", 0)])
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
 def test_loss_and_gradients_stay_near_fp32(
-    kind: type[PreTrainingModel], backend: str, short: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kind: type[PreTrainingModel], backend: str, min_skipped: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`short`: with 0 no sequence counts as short, so the last block skips queries that are not read."""
-    monkeypatch.setattr(runs, "SHORT", short)
+    """`min_skipped`: with 0 the last block skips queries that are not read."""
+    monkeypatch.setattr(grouped, "_MIN_SKIPPED", min_skipped)
     torch.manual_seed(0)
     half = kind(tiny_config(attention_backend=backend, initializer_range=0.1)).to(dtype)
     single = kind(tiny_config(initializer_range=0.1))

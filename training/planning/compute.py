@@ -6,6 +6,7 @@ B rows, S padded length, T real tokens, U used tokens, M masked tokens, H hidden
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nvidia.attention.backend import WINDOW_QUERIES
 from nvidia.config import BertConfig
 from training.planning.accelerators import Accelerator
 from training.planning.workload import Batch, Execution, wide_size
@@ -120,6 +121,8 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
         yield Product("projection", batch.tokens, hidden, 2 * hidden)
         # sdpa pads keys to one length.
         keys = width if execution.backend == "sdpa" else pairs / batch.tokens
+        if window := config.window(layers - 1):  # queries of a tile are far from each other
+            keys = min(keys, WINDOW_QUERIES * batch.tokens / batch.used + window)
         yield Product("attention", batch.used * keys, hidden, 1, 2)
     yield Product("head", batch.masked, hidden, hidden)
     yield Product("head", batch.masked, hidden, config.vocab_size)
@@ -130,12 +133,11 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
 
 def leaves_queries_out(config: BertConfig, batch: Batch, execution: Execution) -> bool:
     """Whether the last block's attention computes the used queries alone."""
-    if execution.has_own_window(config, config.num_hidden_layers - 1, batch.lengths.width):
-        return False
     if execution.device != "cpu" or 2 * batch.used > batch.tokens:
         return False
+    backend = execution.in_layer(config, config.num_hidden_layers - 1, batch.lengths.width).backend
     scores = config.num_attention_heads * batch.lengths.mean_square * batch.rows
-    return execution.backend == "sdpa" or (execution.backend == "grouped" and scores >= MIN_SKIPPED_SCORES)
+    return backend == "sdpa" or (backend == "grouped" and scores >= MIN_SKIPPED_SCORES)
 
 
 def num_passes(product: Product, execution: Execution) -> float:
@@ -207,9 +209,8 @@ def _attention_traffic(config: BertConfig, batch: Batch, execution: Execution, r
         # Written by the product, masked, softmax in fp32, cast, dropped and read again; backward as much.
         per_score = 24 if execution.has_fused_norm else 60
         return around + fused + config.num_attention_heads * batch.padded_pairs * per_score
-    if execution.backend == "grouped":  # softmax in both passes and its backward; masks drawn and applied three times
-        per_score = e * (7 + (11 if config.attention_probs_dropout_prob else 0))
-        return around + fused + config.num_attention_heads * pairs * per_score
+    if execution.backend == "grouped":  # scores are in a cache: what the loops over them take, in bytes of memory
+        return around + fused + config.num_attention_heads * pairs * 16
     if execution.pads_attention:  # unpack, and pack the context, in both directions
         return around + fused + 16 * hidden * e * batch.padded_tokens
     return around + fused

@@ -185,9 +185,10 @@ def _attention_half(
     inner = config.num_heads(layer) * config.head_size
     rows_out = tokens if used is None else used
     dropout = rows_out * config.hidden_size if config.hidden_dropout_prob and execution.keeps_masks else 0
-    is_some = used is not None and execution.backend == "sdpa" and leaves_queries_out(config, batch, execution)
+    is_some = used is not None and leaves_queries_out(config, batch, execution)
     # Keys and values of sdpa with few queries are padded.
-    projected = inner * execution.bytes * (rows_out + 2 * batch.padded_tokens if is_some else 3 * tokens)
+    kept_keys = batch.padded_tokens if execution.backend == "sdpa" else tokens
+    projected = inner * execution.bytes * (rows_out + 2 * kept_keys if is_some else 3 * tokens)
     if config.qk_norm:  # the norms keep their input in fp32 and the input divided by its size
         kinds = 3 if execution.bytes == 4 else 2  # in fp32 values are part of the same tensor
         projected += inner * tokens * 4 * (2 + kinds)
@@ -203,8 +204,11 @@ def _attention_internals(
 ) -> float:
     """What the attention backend itself stores beyond its input and the packed context."""
     e, heads = execution.bytes, inner // config.head_size
-    if execution.backend == "grouped":
-        return 0.0
+    if (
+        execution.backend == "grouped"
+    ):  # two numbers per softmax; its context, if that is not what the next product reads
+        kept_context = 0 if used is None else inner * e
+        return (batch.used if is_some else batch.tokens) * (8 * heads + kept_context)
     if execution.backend in ("varlen", "flex", "jagged"):
         copied = 3 if execution.backend == "jagged" else 0
         selected = batch.tokens * inner * e if used is not None else 0  # all rows' context, of which some are taken

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,22 @@ def make_batch(lengths: tuple[int, ...] = (11, 7, 11, 1, 4), width: int = 11, se
     sentence = torch.randint(0, 2, (rows,), generator=generator)
     sentence[-1] = -1
     return 2, ids, mask, segments, sentence, labels
+
+
+def kept_elements(seed: int, num_rows: int, num_columns: int, probability: float) -> Tensor:
+    """1 for the elements [rows, columns] that dropout keeps, by the definition of its random bits: SplitMix64 of a
+    number for each row, and of a number from there on for every four elements."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+
+    def mix(z: np.ndarray) -> np.ndarray:
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+        return z ^ (z >> np.uint64(31))
+
+    starts = mix(np.uint64(seed) + np.arange(num_rows, dtype=np.uint64))
+    words = mix(starts[:, None] + np.arange(-(-num_columns // 4), dtype=np.uint64) * golden)
+    bits = torch.from_numpy(words.view(np.uint16).astype(np.int32))[:, :num_columns]
+    return (bits >= round(probability * 65536)).float()
 
 
 def packing_of(*lengths: int) -> Packing:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from nvidia.attention import runs
+from nvidia.attention import grouped
 from nvidia.checkpointing import Checkpointing, default_chunk
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
@@ -36,12 +36,12 @@ CASES += [(BertForPreTraining, choice) for choice in CHOICES if not choice.norm]
 
 
 @pytest.mark.parametrize(("kind", "choice"), CASES, ids=str)
-@pytest.mark.parametrize(("backend", "short"), [("auto", 1 << 17), ("auto", 0), ("plain", 0), ("sdpa", 0)])
+@pytest.mark.parametrize(("backend", "min_skipped"), [("auto", 1 << 40), ("auto", 0), ("plain", 0), ("sdpa", 0)])
 def test_gradients_are_bit_equal_with_dropout(
-    kind: type[PreTrainingModel], backend: str, short: int, choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
+    kind: type[PreTrainingModel], backend: str, min_skipped: int, choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`short`: with 0 no sequence counts as short, so the last block skips queries that are not read."""
-    monkeypatch.setattr(runs, "SHORT", short)
+    """`min_skipped`: with 0 the last block skips queries that are not read."""
+    monkeypatch.setattr(grouped, "_MIN_SKIPPED", min_skipped)
     config = tiny_config(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, attention_backend=backend)
     model = kind(config)
     spread_weights(model)

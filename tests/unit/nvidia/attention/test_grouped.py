@@ -1,36 +1,47 @@
-"""Attention by length on a CPU: results and gradients equal the formula, however sequences are grouped or skipped."""
+"""Attention by compiled loops on a CPU: results and gradients equal the formula, however the work is divided."""
 
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from nvidia.attention import grouped, runs, sdpa
+from nvidia.attention import grouped, sdpa
 from nvidia.attention.backend import AttentionInputs
 from nvidia.checkpointing import Checkpointing
-from nvidia.cpu import openblas
-from nvidia.cpu.dropout import MaskStream, draw_seed
-from nvidia.cpu.libraries import Libraries, in_use, use
+from nvidia.cpu.dropout import draw_seed
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.pretraining import PreTrainingModel
-from nvidia.unpadding import plan_packing
-from tests.unit.nvidia.helpers import largest_difference, make_batch, packing_of, spread_weights, tiny_config
+from nvidia.unpadding import Packing, plan_packing
+from tests.unit.nvidia.helpers import (
+    kept_elements,
+    largest_difference,
+    make_batch,
+    packing_of,
+    spread_weights,
+    tiny_config,
+)
 
-TOGETHER, ALONE = 1 << 17, 0  # values of runs.SHORT: all sequences together, or each by itself
+ALWAYS, NEVER = 0, 1 << 40  # scores of a batch from which on queries are skipped
 
 
-@pytest.fixture(autouse=True, params=["torch", "openblas"])
-def products(request: pytest.FixtureRequest) -> Generator[None]:
-    """Every test by each library of products."""
-    if request.param == "openblas" and not openblas.is_available():
-        pytest.skip("a numpy without OpenBLAS")
-    before = in_use()
-    use(Libraries(attention_products=request.param))
-    yield
-    use(before)
+def attend(qkv: Tensor, packing: Packing, dropout: float = 0.0, window: int = 0) -> Tensor:
+    return grouped.attend(qkv, AttentionInputs(packing, dropout, window))[0]
+
+
+def attend_some(q: Tensor, kv: Tensor, packing: Packing, rows: list[int], dropout: float = 0.0) -> Tensor:
+    """`q` [U, A, D] are the queries at the packed positions `rows`."""
+    starts = packing.boundaries.tolist()
+    counts = [sum(start <= row < stop for row in rows) for start, stop in pairwise(starts)]
+    return grouped.attend_some(q, kv, AttentionInputs(packing, dropout, rows=torch.tensor(rows)), counts)
+
+
+def divide_finely(monkeypatch: pytest.MonkeyPatch, tile: int, min_rows: int = 1) -> None:
+    """Tiles of few scores, and of at least `min_rows` queries."""
+    monkeypatch.setattr(grouped, "_TILE", tile)
+    monkeypatch.setattr(grouped, "WINDOW_QUERIES", min_rows)
 
 
 def random_tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -51,80 +62,107 @@ def assert_near(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], bound: f
     assert [largest_difference(*pair) <= bound for pair in zip(ours, expected, strict=True)] == [True] * len(ours)
 
 
-@pytest.mark.parametrize("short", [TOGETHER, ALONE])
-@pytest.mark.parametrize("tile", [1, 30, 200, 1 << 19])
-def test_the_size_of_tiles_does_not_change_the_result(tile: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("min_rows", [1, 4])
+@pytest.mark.parametrize("tile", [1, 30, 1 << 16])
+def test_the_size_of_tiles_does_not_change_the_result(
+    tile: int, min_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packing = plan_packing(make_batch()[2].bool())
     qkv = random_tensor(packing.num_tokens, 3, 3, 8)
     expected = value_and_gradients(lambda x: sdpa.attend(x, AttentionInputs(packing))[0], qkv)
-    monkeypatch.setattr(runs, "TILE", tile)
-    monkeypatch.setattr(runs, "SHORT", short)
-    assert_near(value_and_gradients(lambda x: grouped.grouped_attention(x, packing, 0.0), qkv), expected)
+    divide_finely(monkeypatch, tile, min_rows)
+    assert_near(value_and_gradients(lambda x: attend(x, packing), qkv), expected)
 
 
-@pytest.mark.parametrize("short", [TOGETHER, ALONE])
-def test_attention_with_dropout_equals_the_formula_with_its_mask(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "SHORT", short)
-    qkv = random_tensor(14, 3, 3, 8)
+def dropped_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """[A, R, D], [A, L, D] twice, and a scaled mask [A, R, L] → [R, A, D]"""
+    probabilities = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+    return ((probabilities * mask) @ v).transpose(0, 1)
+
+
+@pytest.mark.parametrize("tile", [1, 30, 1 << 16])
+def test_attention_with_dropout_equals_the_formula_with_its_mask(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The masks are a function of the seed, the head, the query and the key: not of the tiles."""
+    divide_finely(monkeypatch, tile)
+    qkv, lengths = random_tensor(12, 3, 3, 8), [7, 5]
     torch.manual_seed(5)
-    ours = value_and_gradients(lambda x: grouped.grouped_attention(x, packing_of(7, 7), 0.4), qkv)
+    ours = value_and_gradients(lambda x: attend(x, packing_of(*lengths), 0.4), qkv)
     torch.manual_seed(5)
-    seed, sequences = draw_seed(), [2] if short == TOGETHER else [1, 1]
-    masks = [MaskStream((seed, run), 0.4).draw((3 * count, 7, 7), torch.float32) for run, count in enumerate(sequences)]
-    mask = torch.cat(masks).view(2, 3, 7, 7) * MaskStream(seed, 0.4).scale
+    mask = kept_elements(draw_seed(), 3 * 12, 7, 0.4).view(3, 12, 7) / 0.6
     assert 0 < int((mask == 0).sum()) < mask.numel()
 
     def formula(x: Tensor) -> Tensor:
-        q, k, v = x.view(2, 7, 3, 3, 8).permute(2, 0, 3, 1, 4)
-        probabilities = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
-        return ((probabilities * mask) @ v).transpose(1, 2).flatten(0, 1)
+        sequences = zip(x.permute(1, 2, 0, 3).split(lengths, 2), mask.split(lengths, 1), strict=True)
+        return torch.cat([dropped_formula(*qkv, mask[..., : mask.shape[1]]) for qkv, mask in sequences])
 
-    assert_near(ours, value_and_gradients(formula, qkv))
+    assert_near(ours, value_and_gradients(formula, qkv), 1e-4)  # the rate is rounded to 1/65536
 
 
-@pytest.mark.parametrize("short", [TOGETHER, ALONE])
-@pytest.mark.parametrize("tile", [1, 30, 1 << 19])
-def test_some_queries_get_the_same_context_as_among_all(tile: int, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tile", [1, 30, 1 << 16])
+def test_some_queries_get_the_same_context_as_among_all(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two, none and all of the queries of three sequences."""
-    packing, rows = packing_of(6, 6, 3), torch.tensor([1, 5, 12, 13, 14])
+    packing, rows = packing_of(6, 6, 3), [1, 5, 12, 13, 14]
+    chosen = torch.tensor(rows)
     q, kv = random_tensor(15, 3, 8), random_tensor(15, 2, 3, 8, seed=2)
     together = value_and_gradients(
-        lambda q, kv: grouped.grouped_attention(torch.cat([q.unsqueeze(1), kv], 1), packing, 0.0).index_select(0, rows),
-        q,
-        kv,
+        lambda q, kv: attend(torch.cat([q.unsqueeze(1), kv], 1), packing).index_select(0, chosen), q, kv
     )
-    monkeypatch.setattr(runs, "TILE", tile)
-    monkeypatch.setattr(runs, "SHORT", short)
+    divide_finely(monkeypatch, tile)
     context, q_gradient, kv_gradient = value_and_gradients(
-        lambda q, kv: grouped.attention_of_some(q, kv, packing.groups, [2, 0, 3], 0.0), q.index_select(0, rows), kv
+        lambda q, kv: attend_some(q, kv, packing, rows), q.index_select(0, chosen), kv
     )
-    assert_near((context, torch.zeros_like(q).index_copy(0, rows, q_gradient), kv_gradient), together)
+    assert_near((context, torch.zeros_like(q).index_copy(0, chosen, q_gradient), kv_gradient), together)
     assert not kv_gradient[6:12].any()
 
 
-@pytest.mark.parametrize("tile", [1, 30, 1 << 19])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_gradients_of_some_queries_pass_gradcheck(tile: int, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "TILE", tile)
-
-    def compute(q: Tensor, kv: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        return grouped.attention_of_some(q, kv, ((1, 4), (1, 3)), [3, 1], dropout)
-
-    q, kv = random_tensor(4, 2, 3).double().requires_grad_(), random_tensor(7, 2, 2, 3, seed=2).double()
-    assert torch.autograd.gradcheck(compute, (q, kv.requires_grad_()))
-
-
-def test_some_queries_get_the_scaled_dropout_of_the_formula() -> None:
+def test_some_queries_get_the_dropout_of_the_formula() -> None:
     q, kv = random_tensor(3, 2, 8), random_tensor(5, 2, 2, 8, seed=2)
     torch.manual_seed(5)
-    context = grouped.attention_of_some(q, kv, ((1, 5),), [3], 0.4)
+    ours = value_and_gradients(lambda q, kv: attend_some(q, kv, packing_of(5), [0, 1, 4], 0.4), q, kv)
     torch.manual_seed(5)
-    masks = MaskStream((draw_seed(), 0), 0.4)
-    mask = masks.draw((2, 3, 5), torch.float32) / 0.6  # the rate is rounded to 1/65536
-    k, v = kv.permute(1, 2, 0, 3)
-    probabilities = (q.transpose(0, 1) @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
-    assert largest_difference(context, ((probabilities * mask) @ v).transpose(0, 1)) <= 1e-4
+    mask = kept_elements(draw_seed(), 2 * 3, 5, 0.4).view(2, 3, 5) / 0.6
+    expected = value_and_gradients(
+        lambda q, kv: dropped_formula(q.transpose(0, 1), *kv.permute(1, 2, 0, 3), mask), q, kv
+    )
+    assert_near(ours, expected, 1e-4)
+
+
+def test_probabilities_far_below_the_largest_are_zero_and_not_denormal() -> None:
+    """Products that meet denormal numbers take thirty times as long."""
+    context, _ = one_head_with_scores(torch.tensor([0.0, -40.0, -50.0, -90.0]))
+    torch.testing.assert_close(context, torch.tensor([1.0, 4.248354e-18, 0.0, 0.0]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e12, 1e30])
+def test_the_softmax_of_large_scores_is_exact(size: float) -> None:
+    """In both passes: a learning rate that is far too large must not look like NaN."""
+    context, gradient = one_head_with_scores(torch.tensor([-size, size, size, 0.3 * size]))
+    assert torch.equal(context, torch.tensor([0.0, 0.5, 0.5, 0.0]))
+    assert gradient.tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+def one_head_with_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The probabilities of a query with these scores, and the gradient of the values for an output gradient of 1."""
+    qkv = torch.zeros(4, 3, 1, 4)
+    qkv[0, 0, 0, 0], qkv[:, 1, 0, 0] = 2.0, scores
+    qkv[:, 2, 0] = torch.eye(4)  # with these values the context is the probabilities
+    context = attend(qkv.requires_grad_(), packing_of(4))
+    context[0].sum().backward()
+    assert qkv.grad is not None
+    assert qkv.grad.isfinite().all()
+    return context[0, 0].detach(), qkv.grad[:, 2, 0, 0]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(float("nan"), True), (float("inf"), True), (3e38, False)])
+def test_broken_scores_are_not_hidden(value: float, expected: bool) -> None:
+    """A loss must show that a model has NaN; scores that are only large have a softmax."""
+    qkv = random_tensor(20, 3, 2, 4)
+    qkv[13, 1, 1, 2], qkv[:, 0, 1, 2] = value, 1.0
+    context = attend(qkv.requires_grad_(), packing_of(20))
+    context.sum().backward()
+    assert qkv.grad is not None
+    assert bool(context[:, 1].isnan().all()) is bool(qkv.grad[:, 1, 1].isnan().all()) is expected
+    assert context[:, 0].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", [BertForPreTrainingPreLN, BertForPreTraining])
@@ -132,7 +170,7 @@ def test_the_last_block_has_dropout_only_in_training(
     kind: type[PreTrainingModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the attention of the last block has dropout."""
-    monkeypatch.setattr(runs, "SHORT", ALONE)
+    monkeypatch.setattr(grouped, "_MIN_SKIPPED", ALWAYS)
     model = kind(tiny_config(attention_backend="grouped"))
     spread_weights(model)
     without = float(model(make_batch()))
@@ -156,8 +194,8 @@ def test_gradients_arrive_in_the_same_order_with_and_without_skipped_queries(
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
     orders = []
-    for short in (TOGETHER, ALONE):
-        monkeypatch.setattr(runs, "SHORT", short)
+    for limit in (NEVER, ALWAYS):
+        monkeypatch.setattr(grouped, "_MIN_SKIPPED", limit)
         came.clear()
         model(make_batch()).backward()
         orders.append(list(came))
@@ -175,40 +213,39 @@ def test_the_last_block_computes_only_queries_that_are_read(
     model.to(dtype)
     asked: list[int] = []
 
-    original = grouped.attention_of_some
+    original = grouped.list_sequences
 
-    def spy(q: Tensor, *others: object) -> Tensor:
-        asked.append(len(q))
-        return original(q, *others)
+    def spy(*arguments: object) -> grouped.Sequences:
+        sequences = original(*arguments)
+        asked.append(len(sequences.rows))
+        return sequences
 
-    monkeypatch.setattr(grouped, "attention_of_some", spy)
+    monkeypatch.setattr(grouped, "list_sequences", spy)
     results = []
-    for short in (TOGETHER, ALONE):
-        monkeypatch.setattr(runs, "SHORT", short)
+    for limit in (NEVER, ALWAYS):
+        monkeypatch.setattr(grouped, "_MIN_SKIPPED", limit)
         model.zero_grad()
         loss = model(make_batch())
         loss.backward()
         results.append((loss, *[parameter.grad.clone() for parameter in model.parameters()]))
-    num_masked, num_rows = int((make_batch()[5] != -1).sum()), 5
-    assert asked == [num_masked + num_rows]
+    num_tokens, num_masked, num_rows = 34, int((make_batch()[5] != -1).sum()), 5
+    assert asked == [num_tokens, num_tokens, num_masked + num_rows]  # once per batch, and for the last block
     assert_near(results[1], results[0], bound)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "heads", "num_queries", "window", "expected"),
+    ("lengths", "heads", "num_queries", "expected"),
     [
-        ((128, 100, 90), 2, 60, 0, True),
-        ((128, 100, 90), 2, 60, 16, False),
-        ((128, 100, 90), 2, 300, 0, False),
-        ((64, 64, 64), 2, 60, 0, False),
-        ((64, 64, 64), 12, 60, 0, True),
-        ((300, 9, 9), 2, 300, 0, True),
+        ((128, 100, 90), 2, 60, True),
+        ((128, 100, 90), 2, 300, False),
+        ((64, 64, 64), 2, 60, False),
+        ((64, 64, 64), 12, 60, True),
     ],
 )
 def test_queries_are_skipped_where_sequences_have_many_scores(
-    lengths: tuple[int, ...], heads: int, num_queries: int, window: int, expected: bool
+    lengths: tuple[int, ...], heads: int, num_queries: int, expected: bool
 ) -> None:
-    assert grouped.should_skip_queries(packing_of(*lengths), heads, num_queries, window) is expected
+    assert grouped.should_skip_queries(packing_of(*lengths), heads, num_queries, 0) is expected
 
 
 def test_a_batch_without_rows_has_no_loss_and_gradients_of_zero() -> None:
@@ -220,62 +257,70 @@ def test_a_batch_without_rows_has_no_loss_and_gradients_of_zero() -> None:
     assert not any(parameter.grad.any() for parameter in model.parameters())
 
 
-def test_sequences_are_computed_together_unless_padding_costs_more_than_another_run() -> None:
-    def sizes(*arguments: Any, **options: Any) -> list[tuple[int, int, int]]:
-        return [(run.pairs, run.length, run.queries_each) for run in runs.make_runs(*arguments, **options)]
+@pytest.mark.parametrize(
+    ("lengths", "heads", "window", "expected"),
+    [
+        ((128,) * 16, 12, 0, [24] * 8),
+        ((512, 64, 64), 2, 0, [1, 1, 4]),  # a long sequence is divided by its heads
+        ((8192, 64), 12, 128, [2, 2, 1, 2, 1, 2, 1, 13]),
+        ((30, 20), 2, 0, [4]),  # too small to be divided
+        ((), 2, 0, []),
+    ],
+)
+def test_parts_have_about_as_many_scores(
+    lengths: tuple[int, ...], heads: int, window: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(grouped.team, "is_available", lambda: True)
+    table = [[0, length, 0, length] for length in lengths]
+    reach = window // 2 or sum(lengths)
+    sequences = grouped.Sequences(None, torch.tensor(table).view(-1, 4).numpy(), reach)
+    parts = grouped._divide(sequences, heads)
+    assert [stop - first for first, stop in parts] == expected
+    assert [first for first, _ in parts[1:]] == [stop for _, stop in parts[:-1]]
 
-    lengths = packing_of(*[128] * 9, 127, 120, 97, 78, 9, 9).groups
-    assert sizes(lengths, 2) == [(16, 128, 128), (8, 128, 128), (6, 78, 78)]  # at most TOGETHER scores
-    some = packing_of(300, 40, 40, 40).groups
-    assert sizes(some, 8, counts=[90, 1, 20, 3]) == [(8, 300, 90), (24, 40, 20)]
-    assert sizes(packing_of(300, 300).groups, 2) == [(2, 300, 300), (2, 300, 300)]
 
-
-@pytest.mark.parametrize(("length", "heads", "counts"), [(512, 12, [2] * 6), (400, 12, [3] * 4), (700, 3, [1] * 3)])
-def test_the_heads_of_a_long_sequence_are_divided(length: int, heads: int, counts: list[int]) -> None:
-    made = runs.make_runs(packing_of(length).groups, heads)
-    assert [run.pairs for run in made] == counts
-    assert [run.heads for run in made] == [slice(at * counts[0], (at + 1) * counts[0]) for at in range(len(counts))]
-    assert all(len(list(run.tiles())) == 1 for run in made)
-
-
-@pytest.mark.parametrize(("short", "tile"), [(TOGETHER, 1 << 19), (ALONE, 1 << 19), (ALONE, 300)])
-def test_the_number_of_threads_does_not_change_a_bit(short: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several runs, with dropout: each has its own masks, whoever computes it."""
-    monkeypatch.setattr(runs, "SHORT", short)
-    monkeypatch.setattr(runs, "TOGETHER", 3 * 2 * 30**2)
-    monkeypatch.setattr(runs, "TILE", tile)
+@pytest.mark.parametrize("window", [0, 20])
+def test_the_number_of_threads_does_not_change_a_bit(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_MIN_PART", 100)
     qkv, before = random_tensor(200, 3, 3, 8), torch.get_num_threads()
+    parts = []
+    run = grouped.team.run
+    monkeypatch.setattr(grouped.team, "run", lambda work: (parts.append(len(work)), run(work)))
 
     def compute(threads: int) -> tuple[Tensor, ...]:
         torch.set_num_threads(threads)
         torch.manual_seed(5)
-        return value_and_gradients(lambda x: grouped.grouped_attention(x, packing_of(*[30] * 5, 28, 22), 0.4), qkv)
+        return value_and_gradients(lambda x: attend(x, packing_of(*[30] * 5, 28, 22), 0.4, window), qkv)
 
     try:
         alone, others = compute(1), [compute(threads) for threads in (2, 3)]
     finally:
         torch.set_num_threads(before)
+    assert parts[0] == 1
+    assert min(parts[2:]) > 1 or not grouped.team.is_available()
     for result in others:
         assert all(torch.equal(*pair) for pair in zip(result, alone, strict=True))
 
 
-def test_inference_mode_reaches_all_threads() -> None:
+def test_inference_mode_computes_the_same() -> None:
     qkv, before = random_tensor(1200, 3, 4, 8), torch.get_num_threads()
-    expected = grouped.grouped_attention(qkv, packing_of(*[300] * 4), 0.0)
+    expected = attend(qkv, packing_of(*[300] * 4))
     torch.set_num_threads(2)
     try:
         with torch.inference_mode():
-            found = grouped.grouped_attention(qkv.clone(), packing_of(*[300] * 4), 0.0)
+            found = attend(qkv.clone(), packing_of(*[300] * 4))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, expected)
 
 
-def test_an_error_in_a_run_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Tensor:
+def test_an_error_in_a_part_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvidia.cpu import loops
+
+    def fail(*_: object) -> None:
         raise MemoryError("no memory for the scores")
 
-    monkeypatch.setattr(grouped, "_probabilities", fail)
+    monkeypatch.setattr(loops, "make_scratch", fail)
     with pytest.raises(MemoryError, match="no memory for the scores"):
-        grouped.grouped_attention(random_tensor(600, 3, 12, 8), packing_of(300, 300), 0.0)
+        attend(random_tensor(600, 3, 12, 8), packing_of(300, 300))

@@ -14,7 +14,7 @@ HALF = BackendContext("cuda", torch.float16, head_size=64)
     [
         (BackendContext("cpu", torch.float32, 64, dropout_prob=0.1), "grouped"),
         (BackendContext("cpu", torch.bfloat16, 64, dropout_prob=0.1), "grouped"),
-        (BackendContext("cpu", torch.float32, 64), "sdpa"),
+        (BackendContext("cpu", torch.float32, 64), "grouped"),
         (BackendContext("cpu", torch.float32, 64, needs_plain=True), "plain"),
         (BackendContext("cpu", torch.float32, 64, dropout_prob=0.1, is_sparse=True), "plain"),
         (HALF, "varlen"),

@@ -1,17 +1,28 @@
 """Attention windows: each backend against the plain formula, at odd sizes and for odd packings."""
 
+import math
+from types import ModuleType
+
 import pytest
 import torch
 from torch import Tensor
 
-from nvidia.attention import flex, grouped, plain, runs, sdpa, varlen
-from nvidia.attention.backend import AttentionInputs, BackendContext
+from nvidia.attention import flex, grouped, plain, sdpa, varlen
+from nvidia.attention.backend import AttentionInputs, BackendContext, in_window
 from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
+from nvidia.cpu.dropout import draw_seed
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.unpadding import make_packing, plan_packing
-from tests.unit.nvidia.attention.test_grouped import assert_near, random_tensor, value_and_gradients
-from tests.unit.nvidia.helpers import largest_difference, make_batch, packing_of, spread_weights, tiny_config
+from tests.unit.nvidia.attention.test_grouped import assert_near, divide_finely, random_tensor, value_and_gradients
+from tests.unit.nvidia.helpers import (
+    kept_elements,
+    largest_difference,
+    make_batch,
+    packing_of,
+    spread_weights,
+    tiny_config,
+)
 
 LENGTHS, WIDTH = (37, 9, 1, 37, 20, 2), 41
 MASK = make_batch(LENGTHS, WIDTH)[2].bool()
@@ -44,15 +55,14 @@ def test_the_plain_formula_is_the_written_out_one_with_holes_in_the_mask_too(win
 
 
 @pytest.mark.parametrize("window", [2, 7, 16, 73, 80])
-@pytest.mark.parametrize(("tile", "queries", "short"), [(1 << 19, 64, 1 << 17), (200, 5, 0), (1, 1, 1 << 17)])
+@pytest.mark.parametrize(("tile", "queries"), [(1 << 16, 64), (200, 5), (1, 1)])
 def test_grouped_sdpa_and_flex_equal_the_plain_formula(
-    tile: int, queries: int, short: int, window: int, monkeypatch: pytest.MonkeyPatch
+    tile: int, queries: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packing = plan_packing(MASK)
     qkv, inputs = random_tensor(packing.num_tokens, 3, 3, 8), AttentionInputs(packing, window=window)
     expected = value_and_gradients(lambda x: plain.attend(x, inputs)[0], qkv)
-    for name, value in {"TILE": tile, "WINDOW_QUERIES": queries, "SHORT": short}.items():
-        monkeypatch.setattr(runs, name, value)
+    divide_finely(monkeypatch, tile, queries)
     for backend in (grouped, sdpa):
         assert_near(value_and_gradients(lambda x, b=backend: b.attend(x, inputs)[0], qkv), expected)
     with torch.no_grad():
@@ -61,8 +71,12 @@ def test_grouped_sdpa_and_flex_equal_the_plain_formula(
 
 @pytest.mark.parametrize("window", [0, 2, 7, 36, 80])
 @pytest.mark.parametrize("rows", [[0, 36, 40, 73, 90, 93, 96, 104], [38, 39], list(range(53))])
-def test_some_queries_of_sdpa_get_the_context_that_the_plain_formula_gives_them(rows: list[int], window: int) -> None:
+@pytest.mark.parametrize("backend", [sdpa, grouped])
+def test_some_queries_get_the_context_that_the_plain_formula_gives_them(
+    backend: ModuleType, rows: list[int], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Queries of some sequences, of none but one, and many more of the longest than of the others."""
+    divide_finely(monkeypatch, 200, 5)
     packing, chosen = plan_packing(MASK), torch.tensor(rows)
     counts = torch.histc(chosen.float(), bins=packing.num_tokens, min=0, max=packing.num_tokens).long()
     counts = [int(part.sum()) for part in counts.split(packing.boundaries.diff().tolist())]
@@ -73,20 +87,27 @@ def test_some_queries_of_sdpa_get_the_context_that_the_plain_formula_gives_them(
         return plain.attend(torch.cat([q.unsqueeze(1), kv], 1), inputs)[0].index_select(0, chosen)
 
     def of_some(q: Tensor, kv: Tensor) -> Tensor:
-        return sdpa.attend_some(q.index_select(0, chosen), kv, inputs, counts)
+        return backend.attend_some(q.index_select(0, chosen), kv, inputs, counts)
 
     assert_near(value_and_gradients(of_some, q, kv), value_and_gradients(of_all, q, kv))
 
 
-def test_gradients_with_dropout_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "TILE", 20)
-    monkeypatch.setattr(runs, "WINDOW_QUERIES", 2)
+def test_dropout_with_a_window_has_the_masks_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    divide_finely(monkeypatch, 200, 5)
+    qkv = random_tensor(40, 3, 2, 8)
+    torch.manual_seed(5)
+    packing, inputs = packing_of(40), AttentionInputs(packing_of(40), 0.4, window=8)
+    ours = value_and_gradients(lambda x: grouped.attend(x, inputs)[0], qkv)
+    torch.manual_seed(5)
+    mask = kept_elements(draw_seed(), 2 * 40, 40, 0.4).view(2, 40, 40) / 0.6
+    seen = in_window(packing.position_of, 8)
 
-    def compute(qkv: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        return grouped.grouped_attention(qkv, packing_of(5, 2), 0.4, window=4)
+    def formula(x: Tensor) -> Tensor:
+        q, k, v = x.permute(1, 2, 0, 3)
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(~seen, -math.inf)
+        return ((scores.softmax(-1) * mask) @ v).transpose(0, 1)
 
-    assert torch.autograd.gradcheck(compute, random_tensor(7, 3, 2, 2).double().requires_grad_())
+    assert_near(ours, value_and_gradients(formula, qkv), 1e-4)
 
 
 def test_dropout_drops_probabilities_inside_the_window_and_scales_the_others() -> None:
@@ -94,23 +115,12 @@ def test_dropout_drops_probabilities_inside_the_window_and_scales_the_others() -
     qkv = random_tensor(length, 3, 5, length)
     qkv[:, 2] = torch.eye(length)[:, None]  # with these values the context is the probabilities
     torch.manual_seed(0)
-    dropped = grouped.grouped_attention(qkv, packing_of(length), 0.25, window=10)
-    exact = grouped.grouped_attention(qkv, packing_of(length), 0.0, window=10)
+    dropped, _ = grouped.attend(qkv, AttentionInputs(packing_of(length), 0.25, window=10))
+    exact, _ = grouped.attend(qkv, AttentionInputs(packing_of(length), window=10))
     kept = dropped > 0
     assert largest_difference(dropped[kept], exact[kept] / 0.75) <= 1e-4
     assert (exact > 0).sum() == 5 * (length * 11 - 30)
     assert 1 - float(kept.sum() / (exact > 0).sum()) == pytest.approx(0.25, abs=0.03)
-
-
-@pytest.mark.parametrize(("others", "num_runs"), [([], 2), ([8192] * 3, 4)])
-def test_work_and_scratch_grow_with_the_window_not_with_the_length(others: list[int], num_runs: int) -> None:
-    """Scores that are computed, by the tiles of sequences of 8,192 tokens and 12 heads; one alone is divided."""
-    made = runs.make_runs(packing_of(8192, *others).groups, 12, window=128)
-    assert len(made) == num_runs
-    sizes = [run.pairs * (tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start)
-             for run in made for tile in run.tiles()]  # fmt: skip
-    assert sum(sizes) <= 12 * 8192 * (1 + len(others)) * (128 + 1 + runs.WINDOW_QUERIES)
-    assert max(sizes) <= runs.TILE
 
 
 HALF = BackendContext("cuda", torch.bfloat16, 64, has_window=True)
@@ -121,7 +131,7 @@ HALF = BackendContext("cuda", torch.bfloat16, 64, has_window=True)
     [
         (BackendContext("cpu", torch.float32, 64, has_window=True), "grouped"),
         (BackendContext("cpu", torch.float32, 64, has_window=True, dropout_prob=0.1), "grouped"),
-        (BackendContext("cpu", torch.float32, 64, has_window=True, has_wide_window=True), "sdpa"),
+        (BackendContext("cpu", torch.float32, 64, has_window=True, has_wide_window=True), "grouped"),
         (BackendContext("cpu", torch.float32, 64, 0.1, has_window=True, has_wide_window=True), "grouped"),
         (HALF, "varlen"),
         (HALF._replace(dtype=torch.float32), "flex"),
@@ -151,7 +161,7 @@ def test_varlen_gets_the_window_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_with_windows_rotary_positions_and_norms_is_the_same_in_each_backend(
     norm: bool, choice: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SHORT", 0)  # so that the last block, which has no window, skips queries
+    monkeypatch.setattr(grouped, "_MIN_SKIPPED", 0)  # so that the last block skips queries
     results = []
     for backend in ("plain", "grouped"):
         model = BertForPreTrainingPreLN(

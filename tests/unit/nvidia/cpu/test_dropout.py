@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nvidia.cpu.dropout import MaskStream, dropout, dropout_add
+from nvidia.cpu.dropout import draw_seed, dropout, dropout_add
+from tests.unit.nvidia.helpers import kept_elements
 
 
 @pytest.mark.parametrize("probability", [0.002, 0.1, 0.5, 0.9, 0.998])
@@ -19,16 +20,32 @@ def test_share_and_scale(probability: float) -> None:
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 def test_neighbours_and_rows_are_independent(probability: float) -> None:
-    """At 0.1 rows have one of two thresholds, which must not be noticeable."""
-    kept = MaskStream(3, probability).draw((2000, 1000), torch.float32) - (1 - probability)
+    torch.manual_seed(3)
+    kept = (dropout(torch.ones(2000, 1000), probability, training=True) > 0).float() - (1 - probability)
     bound = 5 / kept.numel() ** 0.5 * probability * (1 - probability)
     of_rows = kept.mean(1).var() / (probability * (1 - probability) / kept.shape[1])
-    assert abs(float(of_rows) - 1) < 5 * (2 / len(kept)) ** 0.5 + kept.shape[1] / 16_000
+    assert abs(float(of_rows) - 1) < 5 * (2 / len(kept)) ** 0.5
     for left, right in ((kept[:, 1:], kept[:, :-1]), (kept[1:], kept[:-1]), (kept[:, 4:], kept[:, :-4])):
         assert abs(float((left * right).mean())) < bound
 
 
-@pytest.mark.parametrize("shape", [(37, 23), (3, 5, 7), (700, 1000), (0, 4), (9,)])  # the third in several blocks
+@pytest.mark.parametrize("threads", [1, 3])
+def test_masks_are_those_of_the_definition_on_any_number_of_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvidia.cpu.dropout._MIN_PART", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(1)
+        found = dropout(torch.ones(10, 7), 0.3, training=True)
+    finally:
+        torch.set_num_threads(before)
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, kept_elements(draw_seed(), 10, 7, 0.3) / 0.7, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(37, 23), (3, 5, 7), (700, 1000), (0, 4), (9,)])
 def test_both_passes_use_one_mask(shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     x = torch.randn(shape, requires_grad=True)
@@ -37,7 +54,7 @@ def test_both_passes_use_one_mask(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(y, x * gradient)
 
 
-@pytest.mark.parametrize("shape", [(11, 7), (3, 5, 7), (700, 1000), (0, 4)])  # the third in several blocks
+@pytest.mark.parametrize("shape", [(11, 7), (3, 5, 7), (700, 1000), (0, 4)])
 def test_dropout_add_is_dropout_and_a_sum(shape: tuple[int, ...]) -> None:
     x, residual = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
     torch.manual_seed(2)

@@ -6,9 +6,15 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nvidia.attention import runs
 from nvidia.checkpointing import Checkpointing
-from tests.unit.training.planning.measuring import build_model, executed_flops, make_batch, small_batch, small_config
+from tests.unit.training.planning.measuring import (
+    build_model,
+    counted_attention,
+    executed_flops,
+    make_batch,
+    small_batch,
+    small_config,
+)
 from training.planning.workload import plan_execution
 
 LONG = ((400, 300), 400, 60)
@@ -26,14 +32,16 @@ CASES: list[tuple[dict[str, Any], Checkpointing, Any]] = [
 
 def main() -> None:
     torch.set_num_threads(1)  # products on other threads are not counted
-    runs.MAX_PADDING = 0  # padding replaces calls, which the plan does not count either
     for changes, choice, rows in CASES:
         config = small_config(**changes)
         model = build_model(config, choice=choice)
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, counted_attention() as attention:
             model(make_batch(*(rows or ()))).backward()
         execution = plan_execution(config, "fp32", "cpu", None, True, choice)
-        found, counted = executed_flops(config, small_batch(*(rows or ())), execution), counter.get_total_flops()
+        found, counted = (
+            executed_flops(config, small_batch(*(rows or ())), execution),
+            counter.get_total_flops() + sum(attention),
+        )
         assert math.isclose(found, counted, rel_tol=0.005), (changes, choice, rows, found, counted)
 
 

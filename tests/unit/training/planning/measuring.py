@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nvidia import unpadding
+from nvidia.attention import grouped
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
 from nvidia.modeling import BertForPreTraining
@@ -71,6 +72,24 @@ def stored_bytes(model: PreTrainingModel, batch: tuple[Any, ...]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model(batch)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in parameters)
+
+
+@contextmanager
+def counted_attention() -> Generator[list[float]]:
+    """FLOPs of the products in compiled loops, of which torch knows nothing, from the work that they are given."""
+    original, counted = grouped._compute, list[float]()
+
+    def compute(name: str, arrays: Sequence[Any], sequences: grouped.Sequences, masks: Any) -> None:
+        _, heads, size = arrays[0].shape
+        pairs = heads * int((sequences.table[:, 1] * sequences.table[:, 3]).sum())
+        counted.append(2 * size * pairs * {"attend": 2, "attend_backward": 5}[name])
+        original(name, arrays, sequences, masks)
+
+    grouped._compute = compute
+    try:
+        yield counted
+    finally:
+        grouped._compute = original
 
 
 def executed_flops(config: BertConfig, batch: Batch, execution: Execution) -> float:
