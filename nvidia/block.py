@@ -58,7 +58,7 @@ class BertBlock(nn.Module):
         if not torch.is_grad_enabled():  # there are kernels that compute W1 and the activation together
             return self.output(then(norm, self.intermediate)(a))
         wide = recomputed(self.checkpointing.norm, then(norm, self.intermediate.project), a)
-        return recomputed(self.checkpointing.activation, then(self.intermediate.dense_act.act, self.output), wide)
+        return recomputed(self.checkpointing.activation, then(self.intermediate.activate, self.output), wide)
 
     def add(self, residual: Tensor, branch: Tensor, scale: float) -> Tensor:
         """residual + scale · dropout(branch)"""

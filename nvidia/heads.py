@@ -58,11 +58,10 @@ class PredictionHead(nn.Module):
         self.bias = nn.Parameter(word_embeddings.weight.new_zeros(config.vocab_size)) if config.decoder_bias else None
         self.num_tokens = config.num_tokens
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, H] → [N, tokens]"""
+    def forward(self, x: Tensor, with_padding: bool = False) -> Tensor:
+        """[N, H] → [N, tokens], or [N, V]: the backward pass of a part of the scores would copy its gradient."""
         scores = self.decoder(self.transform(x), self.bias)
-        # Without padding there is nothing to cut off, and the backward pass of a view would copy the gradient.
-        return scores if scores.shape[1] == self.num_tokens else scores.narrow(1, 0, self.num_tokens)
+        return scores if with_padding else scores.narrow(1, 0, self.num_tokens)
 
 
 class PreTrainingHeads(nn.Module):

@@ -10,7 +10,7 @@ from torch.nn import functional
 from nvidia.activations import activation, is_gated
 from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout
-from nvidia.cpu.linear import Linear, linear, linear_activation
+from nvidia.cpu.linear import Linear, activate, linear_activation, project
 from nvidia.unpadding import Packing
 
 
@@ -53,10 +53,12 @@ class LinearActivation(nn.Module):
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
         self.act_name, self.act = act, activation(act)
 
-    def forward(self, x: Tensor, activate: bool = True) -> Tensor:
-        """`activate=False` leaves the activation to the caller."""
-        if not activate:
-            return linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, half: str | None = None) -> Tensor:
+        """`half`: "product" computes what "activation" needs; None computes both."""
+        if half == "product":
+            return project(x, self.weight, self.bias, self.act_name)
+        if half == "activation":
+            return activate(x, self.bias, self.act_name, self.act)
         return linear_activation(x, self.weight, self.bias, self.act_name, self.act)
 
 
@@ -113,12 +115,16 @@ class BertIntermediate(nn.Module):
             config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.has_mlp_bias
         )
 
-    def forward(self, x: Tensor, activate: bool = True) -> Tensor:
-        return self.dense_act(x, activate)
+    def forward(self, x: Tensor, half: str | None = None) -> Tensor:
+        return self.dense_act(x, half)
+
+    # Both halves are calls of the module, because ZeRO-3 gathers parameters when their module is called.
 
     def project(self, x: Tensor) -> Tensor:
-        """The product alone. A call of the module, as ZeRO-3 gathers parameters when their module is called."""
-        return self(x, activate=False)
+        return self(x, "product")
+
+    def activate(self, product: Tensor) -> Tensor:
+        return self(product, "activation")
 
 
 def initialize_weights(model: nn.Module, config: BertConfig) -> None:

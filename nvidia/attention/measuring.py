@@ -44,4 +44,6 @@ def time_attention(
         return work
 
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        for backend in BACKENDS.values():  # loads, or compiles, what it needs
+            backend.attend(qkv[:1], AttentionInputs(plan_packing(torch.ones(1, 1, dtype=torch.bool)), dropout_prob))
         return time_in_turns({backend: run(backend) for backend in BACKENDS}, clock)

@@ -7,7 +7,6 @@ so `torch.manual_seed` and the random state that gradient checkpointing saves de
 fp64 use torch's own dropout.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from nvidia.cpu import team
+from nvidia.cpu.by_rows import Blocks, as_rows, run_by_rows
 
 _LEVELS = 1 << 16  # 16 bits per element: a probability is rounded to 1/65536
-_MIN_PART = 1 << 16  # elements that one thread computes
 
 
 class Masks(NamedTuple):
@@ -78,23 +76,14 @@ def _drop(x: Tensor, masks: Masks, scale: float = 1.0, residual: Tensor | None =
     """residual + scale · dropout(x), computed in fp32."""
     from nvidia.cpu import loops  # here, because loading them takes half a second, which a run on GPUs does not need
 
-    out = torch.empty(x.shape)
-    width = x.shape[-1]
-    arrays = [_as_rows(tensor, width) for tensor in (x, x if residual is None else residual, out)]
-    num_rows = len(arrays[0])
-    each = max(1, -(-num_rows // torch.get_num_threads()), _MIN_PART // max(1, width))
+    out, width = torch.empty(x.shape), x.shape[-1]
+    arrays = [as_rows(tensor) for tensor in (x, x if residual is None else residual, out)]
 
-    def drop(start: int) -> None:
-        scratch = loops.make_scratch(0, width)
-        stop = min(start + each, num_rows)
-        loops.drop(*arrays, start, stop, masks.as_numbers(), scale, residual is not None, scratch)
+    def drop(blocks: Blocks) -> None:
+        loops.drop(*arrays, blocks, masks.as_numbers(), scale, residual is not None, loops.make_scratch(0, width))
 
-    team.run([partial(drop, start) for start in range(0, num_rows, each)])
+    run_by_rows(drop, len(arrays[0]), width)
     return out.to(x.dtype if residual is None else torch.result_type(x, residual))
-
-
-def _as_rows(x: Tensor, width: int) -> Any:
-    return x.detach().float().contiguous().view(-1, width).numpy()
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nvidia.cpu import openblas
+from nvidia.cpu.gelu import gelu, is_compiled
 from nvidia.cpu.libraries import Library, in_use
 
 # What a product is for. For the gradient of a weight, oneDNN needs that of the output in another order. The copy is
@@ -49,12 +50,22 @@ def linear_activation(
 ) -> Tensor:
     """act(x·Wᵀ + b) for the activation of that name.
 
-    One kernel where oneDNN has it and gradients are off: they need the input of `act`.
+    One kernel where oneDNN has it and gradients are off, which need the input of `act`.
     """
     fused = None if torch.is_grad_enabled() else _FUSED.get(name)
     if fused is not None and choose("forward", x, weight, (len(x), *weight.shape)) == "onednn":
         return _onednn(x, weight, bias, fused)
-    return act(linear(x, weight, bias))
+    return activate(project(x, weight, bias, name), bias, name, act)
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    """What `activate` needs for the activation of that name: x·Wᵀ + b, or x·Wᵀ where it adds the bias itself."""
+    return linear(x, weight, None if is_compiled(x, name) else bias)
+
+
+def activate(product: Tensor, bias: Tensor | None, name: str, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """The second half of `linear_activation`."""
+    return gelu(product, bias, name) if is_compiled(product, name) else act(product)
 
 
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:

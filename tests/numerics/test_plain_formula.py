@@ -231,7 +231,7 @@ def test_relative_positions(kind: str) -> None:
 def test_chunked_feed_forward(chunk: int) -> None:
     chunked, whole = make_encoder(chunk_size_feed_forward=chunk), make_encoder()
     sizes: list[int] = []
-    chunked.encoder.layer[0].intermediate.register_forward_hook(lambda _, taken, __: sizes.append(len(taken[0])))
+    chunked.encoder.layer[0].output.register_forward_hook(lambda _, taken, __: sizes.append(len(taken[0])))
     num_tokens = int(inputs()["attention_mask"].sum())
     assert largest_difference(chunked(**inputs()).last_hidden_state, whole(**inputs()).last_hidden_state) <= BOUND
     assert sizes == [min(chunk, num_tokens - start) for start in range(0, num_tokens, chunk)]

@@ -223,6 +223,8 @@ def _wide_traffic(config: BertConfig, execution: Execution) -> float:
     # Of a gated activation: gelu, product, their backward, both halves joined.
     activation = inner * e * (17 if is_gated else 5)
     bias = wide_size(config) * e if config.has_mlp_bias else 0
+    if execution.has_compiled_gelu(config):  # with the bias: read and write, read twice and write
+        activation, bias = inner * e * (8 if is_gated else 5), 0
     again = inner * e * 2 if execution.checkpointing.activation else 0
     return _norm_bytes(config, execution) + _residual_bytes(config, execution) + activation + bias + again
 

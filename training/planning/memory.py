@@ -234,7 +234,8 @@ def _wide_half(config: BertConfig, rows: float, execution: Execution) -> float:
     second_norm = 0.0 if execution.is_pre_ln else _norm(config, rows, execution) - _stream(config, rows, execution)
     is_gated = wide_size(config) > config.intermediate_size
     # The activation's output, and of a gated one the first factor.
-    activated = 0.0 if choice.activation else rows * config.intermediate_size * e * (2 if is_gated else 1)
+    has_factor = is_gated and not execution.has_compiled_gelu(config)
+    activated = 0.0 if choice.activation else rows * config.intermediate_size * e * (1 + has_factor)
     dropout = rows * config.hidden_size if config.hidden_dropout_prob and execution.keeps_masks else 0
     return norm + wide + activated + dropout + second_norm
 

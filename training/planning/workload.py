@@ -13,6 +13,7 @@ from nvidia.attention.backend import WINDOW_QUERIES, is_wide_window
 from nvidia.attention.registry import choose_backend
 from nvidia.checkpointing import Checkpointing
 from nvidia.config import BertConfig
+from nvidia.cpu.gelu import GATED
 from nvidia.modeling import BertForPreTraining
 from nvidia.modelingpreln import BertForPreTrainingPreLN
 from nvidia.self_attention import training_context
@@ -108,6 +109,10 @@ class Execution:
     def keeps_masks(self) -> bool:
         """Dropout on a CPU draws its mask again in the backward pass."""
         return self.device != "cpu"
+
+    def has_compiled_gelu(self, config: BertConfig) -> bool:
+        """Whether a loop computes the activation together with its bias, in one pass each way."""
+        return self.device == "cpu" and self.precision == "fp32" and config.hidden_act in GATED
 
     @property
     def pads_attention(self) -> bool:

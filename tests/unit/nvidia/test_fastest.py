@@ -113,9 +113,12 @@ def test_the_work_of_measuring_attention_is_bounded(
 
     monkeypatch.setattr(measuring, "BACKENDS", dict.fromkeys(("grouped", "sdpa"), Backend(attend, lambda _: None)))
     candidates = measuring.time_attention(rows, length, heads, 4, 0.1)
-    assert len(candidates) < len(scores) <= MAX_ROUNDS * len(candidates)
+    first, timed = scores[: len(candidates)], scores[len(candidates) :]
+    assert set(first) == {heads_measured := first[0]}  # a token each, to load what is loaded once
+    assert heads_measured <= heads
+    assert len(candidates) < len(timed) <= MAX_ROUNDS * len(candidates)
     most = measuring.MAX_SCORES * torch.get_num_threads()
-    assert most // 4 < scores[0] <= most
+    assert most // 4 < timed[0] <= most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

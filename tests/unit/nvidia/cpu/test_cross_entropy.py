@@ -15,8 +15,9 @@ def test_value_and_gradient_equal_those_of_torch(spread: float, num_padding: int
     labels = torch.randint(37, (13,), generator=generator)
     expected = functional.cross_entropy(scores, labels, reduction="sum")
     (expected_gradient,) = torch.autograd.grad(expected / 7, scores)
-    overwritten = functional.pad(scores * 1, (0, num_padding)).narrow(1, 0, 37)
-    loss = cross_entropy_sum(overwritten, labels)
+    overwritten = functional.pad(scores * 1, (0, num_padding), value=1e9)
+    loss, correct = cross_entropy_sum(overwritten, labels, 37)
+    assert correct == (scores.argmax(-1) == labels).sum()
     (gradient,) = torch.autograd.grad(loss / 7, scores, retain_graph=True)
     assert torch.allclose(loss, expected, rtol=1e-6)
     assert torch.allclose(gradient, expected_gradient, atol=1e-6)
@@ -26,5 +27,27 @@ def test_value_and_gradient_equal_those_of_torch(spread: float, num_padding: int
 
 def test_no_tokens_give_zero() -> None:
     scores = torch.zeros(0, 5, requires_grad=True)
-    cross_entropy_sum(scores * 1, torch.zeros(0, dtype=torch.long)).backward()
+    loss, correct = cross_entropy_sum(scores * 1, torch.zeros(0, dtype=torch.long), 4)
+    loss.backward()
     assert scores.grad.shape == (0, 5)
+    assert (loss, correct) == (0, 0)
+
+
+@pytest.mark.parametrize("device_form", [False, True])
+def test_a_prediction_is_correct_if_the_first_maximum_is_at_the_label(
+    device_form: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: device_form)
+    scores = torch.tensor([[0.5, 2.0, 2.0, 9.0]])  # the last one is padding
+    assert [int(cross_entropy_sum(scores.clone(), torch.tensor([label]), 3)[1]) for label in range(3)] == [0, 1, 0]
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(300, 11, generator=generator)
+    labels = torch.where(torch.rand(300, generator=generator) < 0.5, scores.argmax(-1), 3)
+    expected = (scores.argmax(-1) == labels).sum()
+    assert cross_entropy_sum(scores, labels, 11)[1] == expected > 150
+
+
+def test_a_nan_is_not_hidden() -> None:
+    scores = torch.zeros(3, 5)
+    scores[1, 2] = float("nan")
+    assert cross_entropy_sum(scores, torch.tensor([0, 2, 1]), 5)[0].isnan()

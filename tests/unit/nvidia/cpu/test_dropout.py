@@ -33,7 +33,7 @@ def test_neighbours_and_rows_are_independent(probability: float) -> None:
 def test_masks_are_those_of_the_definition_on_any_number_of_threads(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nvidia.cpu.dropout._MIN_PART", 1)
+    monkeypatch.setattr("nvidia.cpu.by_rows._BLOCK", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
