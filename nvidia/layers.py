@@ -10,6 +10,7 @@ from torch.nn import functional
 from nvidia.activations import activation, is_gated
 from nvidia.config import BertConfig
 from nvidia.cpu.dropout import dropout
+from nvidia.cpu.gelu import has_loop
 from nvidia.cpu.linear import Linear, activate, linear_activation, project
 from nvidia.unpadding import Packing
 
@@ -124,7 +125,9 @@ class BertIntermediate(nn.Module):
         return self(x, "product")
 
     def activate(self, product: Tensor) -> Tensor:
-        return self(product, "activation")
+        layer = self.dense_act
+        reads_bias = layer.bias is not None and has_loop(product, layer.act_name)
+        return self(product, "activation") if reads_bias else activate(product, None, layer.act_name, layer.act)
 
 
 def initialize_weights(model: nn.Module, config: BertConfig) -> None:

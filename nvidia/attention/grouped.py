@@ -1,4 +1,4 @@
-"""Attention on a CPU without padding and without storing the scores, in loops that are compiled (nvidia/cpu/loops.py).
+"""Attention on a CPU without padding and without storing the scores, in compiled loops (nvidia/cpu/attention_loops.py).
 
 T real tokens, A heads, D head size, U queries that are read, n sequences.
 torch's own kernel for CPUs has no dropout. Here each head of a sequence is computed by one thread from beginning to
@@ -69,8 +69,8 @@ class _GroupedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         packed, some, context, softmaxes = ctx.saved_tensors
-        gradients = torch.empty(packed.shape)
-        of_some = None if some is None else torch.empty(some.shape)
+        gradients = packed.new_empty(packed.shape, dtype=torch.float32)
+        of_some = None if some is None else gradients.new_empty(some.shape)
         inputs = [_as_array(x) for x in (*_split(packed, some), context, gradient.contiguous())]
         outputs = [x.numpy() for x in _split(gradients, of_some)]
         _compute("attend_backward", [*inputs, softmaxes.numpy(), *outputs], ctx.sequences, ctx.masks)
@@ -90,13 +90,15 @@ def _as_array(x: Tensor) -> Any:
 
 def _compute(name: str, arrays: Sequence[Any], sequences: Sequences, masks: Masks) -> None:
     """Run a loop for all pairs of sequence and head, on all threads. Which thread computes a pair changes no bit."""
-    from nvidia.cpu import loops  # here, because loading them takes half a second, which a run on GPUs does not need
+    from nvidia.cpu import (
+        attention_loops,
+    )  # here, because loading it takes half a second, which runs on GPUs do not need
 
-    loop = getattr(loops, name)
+    loop = getattr(attention_loops, name)
     longest, reach, heads = sequences.longest, sequences.reach, arrays[0].shape[1]
 
     def compute(first: int, stop: int) -> None:
-        scratch = loops.make_scratch(max(_TILE, WINDOW_QUERIES * longest), longest + 4)
+        scratch = attention_loops.make_scratch(max(_TILE, WINDOW_QUERIES * longest), longest + 4)
         division = first, stop, reach, _TILE, WINDOW_QUERIES
         loop(*arrays, (sequences.rows, sequences.table), division, masks.as_numbers(), scratch)
 

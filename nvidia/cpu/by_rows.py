@@ -15,6 +15,20 @@ Blocks = tuple[int, int, int]  # the first, one past the last, and the rows of e
 _BLOCK = 1 << 16  # elements: a thread needs as long for them as for starting
 
 
+def loops() -> Any:
+    """The compiled loops. Loading them takes half a second, which a run on GPUs does not need."""
+    from nvidia.cpu import loops
+
+    return loops
+
+
+def has_loops(x: Tensor) -> bool:
+    """Whether a loop computes on `x` instead of torch. Not in a traced graph, which needs what torch can compile, and
+    not on one thread where torch would use several."""
+    uses_threads = torch.get_num_threads() == 1 or team.is_available()
+    return x.device.type == "cpu" and x.dtype == torch.float32 and uses_threads and not torch.compiler.is_compiling()
+
+
 def num_blocks(num_rows: int, width: int) -> int:
     """Blocks of a matrix. They do not depend on the number of threads, so neither do sums over each."""
     return -(-num_rows // _rows_each(width))

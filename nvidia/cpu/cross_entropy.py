@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from nvidia.cpu.by_rows import run_by_rows
+from nvidia.cpu.by_rows import has_loops, loops, run_by_rows
 
 
 def cross_entropy_sum(scores: Tensor, labels: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def cross_entropy_sum(scores: Tensor, labels: Tensor, num_tokens: int) -> tuple[
 
     The first `num_tokens` scores of a row count. The caller must not use `scores` afterwards.
     """
-    if scores.device.type == "cpu" and scores.dtype == torch.float32 and not torch.compiler.is_compiling():
+    if has_loops(scores):
         return _CrossEntropySum.apply(scores, labels, num_tokens)
     scores = scores.narrow(1, 0, num_tokens)
     correct = (scores.detach().argmax(-1) == labels).sum()
@@ -29,14 +29,15 @@ def cross_entropy_sum(scores: Tensor, labels: Tensor, num_tokens: int) -> tuple[
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        from nvidia.cpu import (
-            loops,
-        )  # here, because loading them takes half a second, which a run on GPUs does not need
-
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_tokens <= scores.shape[1]:
+            raise IndexError(f"labels from {labels.min()} to {labels.max()}, expected 0 to {num_tokens - 1}")
+        scores, labels = scores.contiguous(), labels.contiguous()
         losses, correct = scores.new_empty(len(scores)), torch.empty_like(labels)
         ctx.mark_non_differentiable(correct_sum := correct.new_zeros(()))
         arrays = [tensor.detach().numpy() for tensor in (scores, labels, losses, correct)]
-        run_by_rows(lambda blocks: loops.cross_entropy(*arrays, blocks, num_tokens), *scores.shape)
+        run_by_rows(lambda blocks: loops().cross_entropy(*arrays, blocks, num_tokens), *scores.shape)
+        if not scores.is_inference():
+            torch.autograd.graph.increment_version(scores)  # for others that have saved them
         ctx.save_for_backward(scores)  # now the gradients of the losses
         return losses.sum(), correct_sum.copy_(correct.sum())
 

@@ -2,9 +2,9 @@
 
 On CPUs torch draws one Mersenne Twister number per element, serially: 7 ns each, a tenth of a training step. Here the
 bits of an element are a function of the seed, its row and its column, computed where they are used in both passes
-(nvidia/cpu/loops.py): 0.1 ns per element, no memory, and any number of threads. The seed comes from torch's generator,
-so `torch.manual_seed` and the random state that gradient checkpointing saves determine the masks. Other devices and
-fp64 use torch's own dropout.
+(nvidia/cpu/loops.py): less than 0.1 ns per element, no memory, any number of threads. The seed comes from torch's
+generator, so `torch.manual_seed` and the random state that gradient checkpointing saves determine the masks. Other
+devices and fp64 use torch's own dropout.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from nvidia.cpu.by_rows import Blocks, as_rows, run_by_rows
+from nvidia.cpu.by_rows import Blocks, as_rows, loops, run_by_rows
 
 _LEVELS = 1 << 16  # 16 bits per element: a probability is rounded to 1/65536
 
@@ -74,13 +74,13 @@ class _Dropout(torch.autograd.Function):
 
 def _drop(x: Tensor, masks: Masks, scale: float = 1.0, residual: Tensor | None = None) -> Tensor:
     """residual + scale · dropout(x), computed in fp32."""
-    from nvidia.cpu import loops  # here, because loading them takes half a second, which a run on GPUs does not need
-
-    out, width = torch.empty(x.shape), x.shape[-1]
+    assert residual is None or residual.shape == x.shape
+    out, width = torch.empty(x.shape, dtype=torch.float32), x.shape[-1]
     arrays = [as_rows(tensor) for tensor in (x, x if residual is None else residual, out)]
 
     def drop(blocks: Blocks) -> None:
-        loops.drop(*arrays, blocks, masks.as_numbers(), scale, residual is not None, loops.make_scratch(0, width))
+        words = np.empty(-(-width // 4), dtype=np.uint64)
+        loops().drop(*arrays, blocks, masks.as_numbers(), scale, residual is not None, words)
 
     run_by_rows(drop, len(arrays[0]), width)
     return out.to(x.dtype if residual is None else torch.result_type(x, residual))
@@ -99,7 +99,7 @@ def dropout_add(x: Tensor, residual: Tensor, probability: float, training: bool,
     """residual + scale · dropout(x)"""
     if not training or probability == 0.0:
         return torch.add(residual, x, alpha=scale)
-    if has_fast_masks(x):
+    if has_fast_masks(x) and has_fast_masks(residual):
         return _DropoutAdd.apply(x, residual, probability, scale)
     return torch.add(residual, functional.dropout(x, probability, training=True), alpha=scale)
 

@@ -8,13 +8,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from common.errors import UserError
-from nvidia.cpu import openblas
+from nvidia.cpu import openblas, team
 
 Library = Literal["torch", "onednn", "openblas"]
 General = Literal["torch", "openblas"]  # for products of any size
@@ -33,10 +33,15 @@ class Libraries:
     narrow_weight_gradient: Library = "torch"  # of a weight with few rows
     others: General = "torch"
     attention_with_dropout: Literal["grouped", "sdpa"] = "grouped"
-    attention_without_dropout: Literal["grouped", "sdpa"] = "grouped"
+    attention_without_dropout: Literal["grouped", "sdpa"] = field(default_factory=lambda: _faster_without_dropout())
 
     def attention(self, dropout_prob: float) -> str:
         return self.attention_with_dropout if dropout_prob else self.attention_without_dropout
+
+
+def _faster_without_dropout() -> Literal["grouped", "sdpa"]:
+    """`grouped`, unless it would use one thread where sdpa uses several."""
+    return "grouped" if torch.get_num_threads() == 1 or team.is_available() else "sdpa"
 
 
 _in_use = Libraries()

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nvidia.cpu import openblas
-from nvidia.cpu.gelu import gelu, is_compiled
+from nvidia.cpu.gelu import gelu, has_loop
 from nvidia.cpu.libraries import Library, in_use
 
 # What a product is for. For the gradient of a weight, oneDNN needs that of the output in another order. The copy is
@@ -60,12 +60,12 @@ def linear_activation(
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
     """What `activate` needs for the activation of that name: x·Wᵀ + b, or x·Wᵀ where it adds the bias itself."""
-    return linear(x, weight, None if is_compiled(x, name) else bias)
+    return linear(x, weight, None if has_loop(x, name) else bias)
 
 
 def activate(product: Tensor, bias: Tensor | None, name: str, act: Callable[[Tensor], Tensor]) -> Tensor:
     """The second half of `linear_activation`."""
-    return gelu(product, bias, name) if is_compiled(product, name) else act(product)
+    return gelu(product, bias, name) if has_loop(product, name) else act(product)
 
 
 def times_weight(gradient: Tensor, weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 B rows, S padded length, T real tokens, U used tokens, M masked tokens, H hidden size, I intermediate size, V tokens.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -119,10 +120,11 @@ def forward_products(config: BertConfig, batch: Batch, execution: Execution) -> 
     if some:
         yield Product("projection", batch.used, hidden, hidden)
         yield Product("projection", batch.tokens, hidden, 2 * hidden)
-        # sdpa pads keys to one length.
-        keys = width if execution.backend == "sdpa" else pairs / batch.tokens
-        if window := config.window(layers - 1):  # queries of a tile are far from each other
-            keys = min(keys, WINDOW_QUERIES * batch.tokens / batch.used + window)
+        window = config.window(layers - 1)
+        if execution.in_layer(config, layers - 1, width).backend == "sdpa":  # pads keys to one length
+            keys = float(width)
+        else:  # with a window, the queries of a tile are far from each other
+            keys = min(pairs / batch.tokens, WINDOW_QUERIES * batch.tokens / batch.used + (window or math.inf))
         yield Product("attention", batch.used * keys, hidden, 1, 2)
     yield Product("head", batch.masked, hidden, hidden)
     yield Product("head", batch.masked, hidden, config.vocab_size)

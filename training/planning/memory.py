@@ -204,9 +204,8 @@ def _attention_internals(
 ) -> float:
     """What the attention backend itself stores beyond its input and the packed context."""
     e, heads = execution.bytes, inner // config.head_size
-    if (
-        execution.backend == "grouped"
-    ):  # two numbers per softmax; its context, if that is not what the next product reads
+    if execution.backend == "grouped":
+        # Two numbers per softmax; its context, if that is not what the next product reads.
         kept_context = 0 if used is None else inner * e
         return (batch.used if is_some else batch.tokens) * (8 * heads + kept_context)
     if execution.backend in ("varlen", "flex", "jagged"):

@@ -303,6 +303,16 @@ def test_the_number_of_threads_does_not_change_a_bit(window: int, monkeypatch: p
         assert all(torch.equal(*pair) for pair in zip(result, alone, strict=True))
 
 
+def test_a_single_row_may_have_any_stride() -> None:
+    qkv, weights = random_tensor(1, 3, 2, 4), random_tensor(64).as_strided((1, 2, 4), (1, 4, 1))
+    odd = qkv.as_strided((1, 3, 2, 4), (1, 8, 4, 1)).requires_grad_()
+    context = attend(odd, packing_of(1))
+    (gradient,) = torch.autograd.grad(context, odd, weights)
+    assert torch.equal(context, qkv[:, 2])
+    assert torch.equal(gradient[:, 2], weights)
+    assert not gradient[:, :2].any()
+
+
 def test_inference_mode_computes_the_same() -> None:
     qkv, before = random_tensor(1200, 3, 4, 8), torch.get_num_threads()
     expected = attend(qkv, packing_of(*[300] * 4))
@@ -316,11 +326,11 @@ def test_inference_mode_computes_the_same() -> None:
 
 
 def test_an_error_in_a_part_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvidia.cpu import loops
+    from nvidia.cpu import attention_loops
 
     def fail(*_: object) -> None:
         raise MemoryError("no memory for the scores")
 
-    monkeypatch.setattr(loops, "make_scratch", fail)
+    monkeypatch.setattr(attention_loops, "make_scratch", fail)
     with pytest.raises(MemoryError, match="no memory for the scores"):
         attend(random_tensor(600, 3, 12, 8), packing_of(300, 300))

@@ -47,6 +47,20 @@ def test_a_prediction_is_correct_if_the_first_maximum_is_at_the_label(
     assert cross_entropy_sum(scores, labels, 11)[1] == expected > 150
 
 
+@pytest.mark.parametrize("label", [-100, -1, 4, 5, 10**9])
+def test_a_label_that_is_no_token_is_an_error(label: int) -> None:
+    with pytest.raises(IndexError, match=f"labels from .*{label}.* expected 0 to 3"):
+        cross_entropy_sum(torch.zeros(2, 5), torch.tensor([2, label]), 4)
+
+
+def test_another_user_of_the_scores_gets_an_error_and_no_wrong_gradient() -> None:
+    scores = torch.randn(3, 5, requires_grad=True) * 1
+    squared = scores * scores
+    cross_entropy_sum(scores, torch.zeros(3, dtype=torch.long), 5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squared.sum().backward()
+
+
 def test_a_nan_is_not_hidden() -> None:
     scores = torch.zeros(3, 5)
     scores[1, 2] = float("nan")

@@ -78,6 +78,18 @@ def test_a_sum_of_two_types_has_the_wider_type_in_training_too() -> None:
         assert dropout_add(x, residual, 0.5, training).dtype == torch.float32
 
 
+def test_a_nan_is_not_hidden_by_dropping_it() -> None:
+    assert dropout(torch.full((20, 20), float("nan")), 0.5, training=True).isnan().all()
+
+
+def test_the_default_type_of_torch_changes_nothing() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert set(dropout(torch.ones(9, 9, dtype=torch.float32), 0.5, training=True).unique().tolist()) == {0.0, 2.0}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_probability_near_one_keeps_some_elements() -> None:
     y = dropout(torch.ones(1000, 1000), 0.999999, training=True)
     assert 0 < int((y != 0).sum()) < 100
