@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from nvidia.attention.backend import AttentionInputs, Backend, BackendContext, is_wide_window
 from nvidia.attention.registry import BACKENDS, choose_backend, cuda_capability
+from nvidia.attention.rotary import rotate, rotation
 from nvidia.attention.sparsity import SparseHeads
 from nvidia.checkpointing import Checkpointing, recomputed, then
 from nvidia.config import BertConfig
 from nvidia.cpu.joined_linear import joined_linear, joined_linear_of_some
 from nvidia.layers import BranchOutput, RMSNorm
-from nvidia.rotary import rotate, rotation
 from nvidia.unpadding import Packing, select_rows
 
 
