@@ -101,10 +101,11 @@ def _num_tiles(sequence: Array, reach: int, tile_scores: int, min_rows: int) -> 
 
 
 @helper
-def _keys(rows: Array, sequence: Array, first: int, stop: int, reach: int) -> tuple[int, int]:
-    """The keys that some queries see, from a multiple of 4 on."""
-    start, length = sequence[0], sequence[1]
-    return max(0, rows[first] - start - reach) & ~3, min(length, rows[stop - 1] - start + reach + 1)
+def _tile(rows: Array, sequence: Array, number: int, count: int, reach: int) -> tuple[int, int, int, int]:
+    """The queries of a tile (first, one past the last), and the keys that they see, from a multiple of 4 on."""
+    start, length, queries, num_queries = sequence
+    first, stop = queries + num_queries * number // count, queries + num_queries * (number + 1) // count
+    return first, stop, max(0, rows[first] - start - reach) & ~3, min(length, rows[stop - 1] - start + reach + 1)
 
 
 @helper
@@ -133,9 +134,7 @@ def attend(
         sequence, head = sequences[pair // heads], pair % heads
         count = _num_tiles(sequence, reach, tile_scores, min_rows)
         for tile in range(count):
-            begin = sequence[2] + sequence[3] * tile // count
-            end = sequence[2] + sequence[3] * (tile + 1) // count
-            low, high = _keys(rows, sequence, begin, end, reach)
+            begin, end, low, high = _tile(rows, sequence, tile, count, reach)
             num_queries, num_keys, start = end - begin, high - low, sequence[0] + low
             scores = buffers[0, : num_queries * num_keys].reshape((num_queries, num_keys))
             score_rows, q_rows, k_rows = (
@@ -179,9 +178,7 @@ def attend_backward(
             of_keys[sequence[0] : sequence[0] + sequence[1], head] = 0
             of_values[sequence[0] : sequence[0] + sequence[1], head] = 0
         for tile in range(count):
-            begin = sequence[2] + sequence[3] * tile // count
-            end = sequence[2] + sequence[3] * (tile + 1) // count
-            low, high = _keys(rows, sequence, begin, end, reach)
+            begin, end, low, high = _tile(rows, sequence, tile, count, reach)
             num_queries, num_keys, start = end - begin, high - low, sequence[0] + low
             scores = buffers[0, : num_queries * num_keys].reshape((num_queries, num_keys))
             of_scores = buffers[1, : num_queries * num_keys].reshape((num_queries, num_keys))
