@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import llvmlite.binding
@@ -34,9 +35,12 @@ def compiled(*arguments: Any) -> Callable[[Callable[..., None]], Callable[..., N
 
     def compile_loop(function: Callable[..., None]) -> Callable[..., None]:
         options, given = {**_FLAGS, "fastmath": False}, _CONFIG.CACHE_DIR
-        for folder in (given or Path(__file__).parent / "__pycache__", Path("~/.cache/bert_pretraining").expanduser()):
-            _CONFIG.CACHE_DIR = str(Path(folder, _digest()))
+        for parent in (given or Path(__file__).parent / "__pycache__", Path("~/.cache/bert_pretraining").expanduser()):
+            folder = Path(parent, _digest())
             try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=folder):  # numba would use its own folder if it cannot write here
+                    _CONFIG.CACHE_DIR = str(folder)
                 return numba.njit(types.void(*arguments), cache=True, **options)(function)
             except (RuntimeError, OSError, EOFError):  # it cannot be written to, is full, or has a damaged file
                 continue
