@@ -35,9 +35,9 @@ def compiled(*arguments: Any) -> Callable[[Callable[..., None]], Callable[..., N
 
     def compile_loop(function: Callable[..., None]) -> Callable[..., None]:
         options, given = {**_FLAGS, "fastmath": False}, _CONFIG.CACHE_DIR
-        for parent in (given or Path(__file__).parent / "__pycache__", Path("~/.cache/bert_pretraining").expanduser()):
-            folder = Path(parent, _digest())
+        for parent in (given or Path(__file__).parent / "__pycache__", "~/.cache/bert_pretraining"):
             try:
+                folder = Path(parent, _digest()).expanduser()
                 folder.mkdir(parents=True, exist_ok=True)
                 with TemporaryFile(dir=folder):  # numba would use its own folder if it cannot write here
                     _CONFIG.CACHE_DIR = str(folder)
