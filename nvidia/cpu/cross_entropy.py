@@ -29,9 +29,10 @@ def cross_entropy_sum(scores: Tensor, labels: Tensor, num_tokens: int) -> tuple[
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_tokens <= scores.shape[1]:
-            raise IndexError(f"labels from {labels.min()} to {labels.max()}, expected 0 to {num_tokens - 1}")
         scores, labels = scores.contiguous(), labels.contiguous()
+        numbers = labels.numpy()
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < num_tokens <= scores.shape[1]:
+            raise IndexError(f"labels from {numbers.min()} to {numbers.max()}, expected 0 to {num_tokens - 1}")
         losses, correct = scores.new_empty(len(scores)), torch.empty_like(labels)
         ctx.mark_non_differentiable(correct_sum := correct.new_zeros(()))
         arrays = [tensor.detach().numpy() for tensor in (scores, labels, losses, correct)]
