@@ -14,6 +14,8 @@ import llvmlite.binding
 import numba
 from numba import types
 
+from common.console import console
+
 Array = Any  # of numpy
 Number = Any  # of a type of numpy's
 
@@ -46,9 +48,18 @@ def compiled(*arguments: Any) -> Callable[[Callable[..., None]], Callable[..., N
                 continue
             finally:
                 _CONFIG.CACHE_DIR = given
+        _warn()
         return numba.njit(types.void(*arguments), **options)(function)
 
     return compile_loop
+
+
+@cache
+def _warn() -> None:
+    console.warn(
+        "compiled loops cannot be kept, so each start takes 5 s longer: neither the project's folder nor ~/.cache can "
+        "be written to; set NUMBA_CACHE_DIR to a folder that can"
+    )
 
 
 @cache
