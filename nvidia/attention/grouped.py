@@ -90,9 +90,7 @@ def _as_array(x: Tensor) -> Any:
 
 def _compute(name: str, arrays: Sequence[Any], sequences: Sequences, masks: Masks) -> None:
     """Run a loop for all pairs of sequence and head, on all threads. Which thread computes a pair changes no bit."""
-    from nvidia.cpu import (
-        attention_loops,
-    )  # here, because loading it takes half a second, which runs on GPUs do not need
+    from nvidia.cpu import attention_loops  # loading it takes half a second, which runs on GPUs do not need
 
     loop = getattr(attention_loops, name)
     longest, reach, heads = sequences.longest, sequences.reach, arrays[0].shape[1]

@@ -137,11 +137,8 @@ def attend(
             begin, end, low, high = _tile(rows, sequence, tile, count, reach)
             num_queries, num_keys, start = end - begin, high - low, sequence[0] + low
             scores = buffers[0, : num_queries * num_keys].reshape((num_queries, num_keys))
-            score_rows, q_rows, k_rows = (
-                (scores.ctypes.data, num_keys),
-                _matrix(queries, begin, head),
-                _matrix(keys, start, head),
-            )
+            score_rows = (scores.ctypes.data, num_keys)
+            q_rows, k_rows = _matrix(queries, begin, head), _matrix(keys, start, head)
             _multiply(sizes, score_rows, (num_queries, num_keys, size), False, q_rows, False, k_rows, True)
             for query in range(begin, end):
                 row = scores[query - begin]
